@@ -1,0 +1,1 @@
+"""foredraft: causal language models write faster by speculation."""

@@ -1,0 +1,110 @@
+"""Laws that tensors hold: dense rows, point masses, and draft laws over a smaller vocabulary.
+
+They implement the protocols of `types.laws`. Nothing here knows where the numbers came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..types import Law
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLaw:
+    """Probabilities written out, [B, V]."""
+
+    probs: Tensor
+
+    def prob(self, token: Tensor) -> Tensor:
+        return self.probs.gather(1, token[:, None])[:, 0]
+
+    def dense(self) -> Tensor:
+        return self.probs.clone()
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        return inverse_cdf(self.probs, uniform)
+
+
+@dataclass(frozen=True, slots=True)
+class PointLaw:
+    """All mass on one token per sequence: the limit of temperature 0, without a row of zeros to carry."""
+
+    token: Tensor  # [B]
+    vocab: int
+    dtype: torch.dtype = torch.float32
+
+    def prob(self, token: Tensor) -> Tensor:
+        return (token == self.token).to(self.dtype)
+
+    def dense(self) -> Tensor:
+        out = torch.zeros((self.token.shape[0], self.vocab), dtype=self.dtype, device=self.token.device)
+        return out.scatter_(1, self.token[:, None], 1.0)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        return self.token
+
+
+@dataclass(frozen=True, slots=True)
+class MappedLaw:
+    """A law over a reduced draft vocabulary, seen in target ids: zero wherever the drafter has no such token."""
+
+    inner: Law
+    ids: Tensor  # [Vd] target id of each draft id
+    index: Tensor  # [V] draft id of each target id, -1 where there is none
+
+    def prob(self, token: Tensor) -> Tensor:
+        local = self.index[token]
+        return torch.where(local >= 0, self.inner.prob(local.clamp(min=0)), 0.0)
+
+    def dense(self) -> Tensor:
+        local = self.inner.dense()
+        out = torch.zeros((local.shape[0], self.index.shape[0]), dtype=local.dtype, device=local.device)
+        return out.index_copy_(1, self.ids, local)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        return self.ids[self.inner.draw(uniform)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLaws:
+    """Probabilities of every row written out, [B, R, V]; for tests, analysis and small drafters."""
+
+    probs: Tensor
+
+    def at(self, row: Tensor) -> Law:
+        index = row[:, None, None].expand(-1, 1, self.probs.shape[2])
+        return DenseLaw(self.probs.gather(1, index)[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLaws:
+    """Laws worked out by a function when a row is visited."""
+
+    work_out: Callable[[Tensor], Law]
+
+    def at(self, row: Tensor) -> Law:
+        return self.work_out(row)
+
+
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one token per row of [B, V] by its uniform. Rows need not be normalised.
+
+    The sum runs in float64: a float32 sum over 10^5 entries is off by more than the rare tokens' probabilities.
+    """
+    cdf = probs.to(torch.float64).cumsum(dim=1)
+    total = cdf[:, -1:]
+    token = torch.searchsorted(cdf, uniform.to(torch.float64)[:, None] * total, right=True)[:, 0]
+    # Guard: rounding may push u * total up to the total itself; the last token with any mass is the right answer.
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).to(torch.int8).argmax(dim=1)
+    return torch.minimum(token, last)
+
+
+def normalise(weights: Tensor, fallback: Tensor) -> Tensor:
+    """weights / sum per row; rows without mass (p == q up to rounding) take `fallback`. Negatives must be clamped."""
+    total = weights.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, weights / total.clamp(min=torch.finfo(weights.dtype).tiny), fallback)

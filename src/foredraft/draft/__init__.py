@@ -1,0 +1,5 @@
+"""Drafters: whatever guesses the next tokens. They see sequences and target states, never the engine."""
+
+from .base import Drafter, Round
+
+__all__ = ["Drafter", "Round"]

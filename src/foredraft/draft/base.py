@@ -1,0 +1,69 @@
+"""The contract of a drafter, and the record of a round that it may learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ..core.dice import Dice
+from ..runtime import Output
+from ..types import DraftBatch, Kind, Sequence, Topology, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What verification revealed, for the sequences of one drafter. Tensors are valid until the next round."""
+
+    sequences: list[Sequence]  # their tokens do not hold this round's yet
+    drafts: DraftBatch
+    out: Output  # the target's logits and states at *every* drafted node, also below rejected ones
+    verdict: Verdict
+    accepted: list[int]  # accepted nodes per sequence, on the host
+
+
+class Drafter(Protocol):
+    """Proposes drafts for a batch of sequences of different lengths."""
+
+    name: str
+    kinds: frozenset[Kind]  # kinds of sibling groups that it makes: decides which rules are exact with it
+    topology: Topology
+    taps: frozenset[int]  # target states that it wants to see (runtime.FINAL, or a layer's entry)
+    nodes: int  # most nodes that it ever drafts for a sequence
+    max_length: int  # longest text that it can follow; sequences beyond it go on without drafts
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        """New requests; their prompts are in `tokens`."""
+
+    def observe_prefill(self, sequences: Seq[Sequence], hidden: list[dict[int, Tensor]]) -> None:
+        """Tapped target states of all prompt tokens but the last, [tokens, d] per tap."""
+
+    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        """At most `draft_limit` nodes for each sequence; none is always allowed."""
+
+    def observe(self, round: Round) -> None:
+        """Look at a verified round. Called after every round in which the drafter proposed."""
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        """Requests that are over, finished or cancelled; forget what belongs to them."""
+
+
+class QuietDrafter:
+    """The verbs that many drafters leave empty."""
+
+    taps: frozenset[int] = frozenset()
+    max_length: int = 1 << 30
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        pass
+
+    def observe_prefill(self, sequences: Seq[Sequence], hidden: list[dict[int, Tensor]]) -> None:
+        pass
+
+    def observe(self, round: Round) -> None:
+        pass
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        pass

@@ -1,0 +1,46 @@
+"""Prompt lookup: copy what followed the last n tokens the last time they stood in the text (Saxena 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from ..core.dice import Dice
+from ..types import DraftBatch, Kind, Sequence, Topology
+from ..types.drafts import chains
+from .base import QuietDrafter
+
+
+class PromptLookup(QuietDrafter):
+    """Tries the longest n-gram first; the most recent occurrence wins. A miss drafts nothing."""
+
+    def __init__(self, max_nodes: int = 10, max_ngram: int = 3, name: str = "prompt-lookup") -> None:
+        self.name, self.nodes, self.max_ngram = name, max_nodes, max_ngram
+        self.kinds = frozenset({Kind.CHOSEN})
+        self.topology = Topology.CHAIN
+        # Sequence id -> (tokens indexed so far, n-gram -> position behind its latest occurrence).
+        self._seen: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._seen[sequence.id] = (0, {})
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._seen.pop(sequence.id, None)
+
+    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        return chains([self._look(s) for s in sequences])
+
+    def _look(self, sequence: Sequence) -> list[int]:
+        tokens = sequence.tokens
+        done, index = self._seen[sequence.id]
+        # The n-grams that end at the last token are the query itself and wait for the next round.
+        for end in range(done + 1, len(tokens)):
+            for n in range(1, min(self.max_ngram, end) + 1):
+                index[tuple(tokens[end - n : end])] = end
+        self._seen[sequence.id] = (max(done, len(tokens) - 1), index)
+        for n in range(min(self.max_ngram, len(tokens)), 0, -1):
+            behind = index.get(tuple(tokens[-n:]))
+            if behind is not None:
+                return tokens[behind : behind + sequence.draft_limit]
+        return []

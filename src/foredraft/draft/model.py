@@ -1,0 +1,131 @@
+"""A language model as drafter: any executor of a smaller model with the target's tokenizer, driven by a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.dice import Dice
+from ..core.sampling import ParamBlock, law_of
+from ..core.shape import Frontier, Shape, Step
+from ..errors import ForedraftError
+from ..runtime import FINAL, Executor, Output, Rows
+from ..types import DraftBatch, Kind, Law, SamplingParams, Sequence, Topology
+from .base import QuietDrafter, Round
+
+# A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
+TREE_TEMPERATURE = 0.6
+# Text that the draft model has not read yet goes with the first draft step unless it is longer than this.
+CATCH_UP = 32
+
+
+class ModelDrafter(QuietDrafter):
+    """Keeps the draft model's K/V in step with the committed text and lets the shape grow drafts on top."""
+
+    def __init__(self, executor: Executor, shape: Shape, name: str = "draft-model") -> None:
+        self.name, self.executor, self.shape = name, executor, shape
+        self.kinds: frozenset[Kind] = frozenset({shape.kind})
+        self.topology: Topology = shape.topology
+        self.nodes = shape.nodes
+        self.max_length = executor.max_length
+        self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's store
+        self._free = list(range(executor.max_slots))[::-1]
+        self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            if not self._free:
+                raise ForedraftError(f"drafter {self.name!r} has no free slot; lower the batch size")
+            slot = self._slots[sequence.id] = self._free.pop()
+            self.executor.rollback([slot], [0])
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._read.pop(sequence.id, None)
+            slot = self._slots.pop(sequence.id, None)
+            if slot is not None:
+                self._free.append(slot)
+
+    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        slots = [self._slots[s.id] for s in sequences]
+        params = [self._draft_params(s.params) for s in sequences]
+        block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
+        stepper = ModelStepper(self.executor, slots, [s.tokens for s in sequences], block, self.shape)
+        drafts = self.shape.grow(stepper, [s.draft_limit for s in sequences], dice)
+        self._read = {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
+        return drafts
+
+    def observe(self, round: Round) -> None:
+        """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
+        slots = [self._slots[s.id] for s in round.sequences]
+        row_of = torch.stack([self._read[s.id] for s in round.sequences])  # [B, N]
+        path = round.verdict.path
+        rows = torch.where(path >= 0, row_of.gather(1, path.clamp(min=0)), -1)
+        counts = (rows >= 0).sum(dim=1).tolist()  # read nodes are a prefix of every path
+        self.executor.commit(slots, counts, None if self.topology is Topology.CHAIN else rows)
+
+    def _draft_params(self, params: SamplingParams) -> SamplingParams:
+        """Draft laws take the request's temperature and truncation, not what depends on its history."""
+        if self.topology is Topology.TREE:
+            return SamplingParams(temperature=params.temperature or TREE_TEMPERATURE)
+        return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStep:
+    """Laws behind w nodes of every sequence, from one call of the draft model."""
+
+    out: Output
+    rows: Tensor  # [B, w] packed rows of the call's output
+    block: ParamBlock
+
+    @property
+    def hidden(self) -> Tensor:
+        return self.out.hidden[FINAL][self.rows]
+
+    def law(self, column: int) -> Law:
+        return law_of(self.out.logits[self.rows[:, column]].to(torch.float32), self.block)
+
+
+class ModelStepper:
+    """One round of a draft model over its sequences."""
+
+    def __init__(
+        self, executor: Executor, slots: list[int], tokens: list[list[int]], block: ParamBlock, shape: Shape
+    ) -> None:
+        self.executor, self.slots, self.tokens, self.block = executor, slots, tokens, block
+        self.batch, self.device = len(slots), executor.device
+        self.row_of = torch.full((self.batch, max(shape.nodes, 1)), -1, dtype=torch.int64, device=self.device)
+        self._rows = 0  # scratch rows so far, the same for every sequence
+        self._chain = shape.topology is Topology.CHAIN
+
+    def root(self) -> Step:
+        """Read what was committed since the last round, the pending token included."""
+        missing = [t[self.executor.length(s) :] for t, s in zip(self.tokens, self.slots, strict=True)]
+        long = [b for b, run in enumerate(missing) if len(run) > CATCH_UP]
+        if long:
+            self.executor.prefill([self.slots[b] for b in long], [missing[b][:-1] for b in long])
+            missing = [run[-1:] if b in long else run for b, run in enumerate(missing)]
+        out = self.executor.forward(Rows.chains(self.slots, missing, self.device))
+        self.executor.commit(self.slots, [len(run) for run in missing])
+        last = torch.tensor([[len(run) - 1] for run in missing], device=self.device)
+        return ModelStep(out, out.index.gather(1, last), self.block)
+
+    def expand(self, frontier: Frontier) -> Step:
+        batch, width = frontier.token.shape
+        above = torch.where(frontier.parent >= 0, self.row_of.gather(1, frontier.parent.clamp(min=0)), -1)
+        new = torch.arange(self._rows, self._rows + width, device=self.device).expand(batch, width)
+        self.row_of.scatter_(1, frontier.node, new)
+        self._rows += width
+        placed = Rows(
+            slots=tuple(self.slots),
+            counts=(width,) * batch,
+            token=frontier.token.reshape(-1),
+            depth=frontier.depth.reshape(-1) - 1,
+            parent=None if self._chain else above.reshape(-1),
+        )
+        out = self.executor.forward(placed)
+        return ModelStep(out, out.index, self.block)

@@ -1,0 +1,167 @@
+"""Drafts from text that was written before: the longest suffix that occurred earlier, and what followed it how often.
+
+Two texts are searched: the request's own (prompt and output) and the outputs of earlier requests. The length of a
+draft grows with the length of the match; a miss drafts nothing and costs nothing. After SuffixDecoding (Oliaro et al.
+2024), with suffix automata in place of suffix trees.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from ..core.dice import Dice
+from ..core.tree import trees
+from ..types import DraftBatch, Kind, Sequence, Topology
+from ..types.drafts import chains
+from .automaton import ROOT, SuffixAutomaton
+from .base import QuietDrafter
+
+END = -1  # stands between the outputs of different requests; never drafted
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A candidate draft: tokens with parents (-1 = root) and the chance that each is right."""
+
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
+
+    @property
+    def score(self) -> float:
+        """Expected number of accepted tokens, if frequencies were probabilities."""
+        return sum(self.chances)
+
+
+NOTHING = Guess([], [], [])
+
+
+@dataclass(slots=True)
+class _Request:
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    shared_state: int = ROOT
+    shared_match: int = 0
+    shared_age: int = 0  # which generation of the shared automaton the pointer belongs to
+
+
+class SuffixDrafter(QuietDrafter):
+    """Frequency-scored suffix matches, as a chain or as a tree."""
+
+    def __init__(
+        self,
+        max_nodes: int = 16,
+        per_match: float = 1.0,
+        min_match: int = 1,
+        min_chance: float = 0.1,
+        tree: bool = False,
+        shared_tokens: int = 100_000,
+        name: str = "suffix",
+    ) -> None:
+        self.name, self.nodes = name, max_nodes
+        self.per_match, self.min_match, self.min_chance, self.tree = per_match, min_match, min_chance, tree
+        self.kinds = frozenset({Kind.CHOSEN})
+        self.topology = Topology.TREE if tree else Topology.CHAIN
+        self._requests: dict[int, _Request] = {}
+        self._shared = SuffixAutomaton()
+        self._shared_limit, self._shared_age = shared_tokens, 0
+        self._outputs: deque[list[int]] = deque()
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._requests[sequence.id] = _Request(shared_age=self._shared_age)
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            if self._requests.pop(sequence.id, None) is not None and sequence.generated:
+                self._remember(sequence.output)
+
+    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        guesses = [self._guess(s) for s in sequences]
+        if not self.tree:
+            return chains([g.tokens for g in guesses])
+        return trees([(g.tokens, g.parents) for g in guesses])
+
+    def _guess(self, sequence: Sequence) -> Guess:
+        request = self._requests[sequence.id]
+        new = sequence.tokens[request.own.size :]
+        request.own.extend(new)
+        self._follow_shared(request, sequence.tokens, new)
+        own = request.own.link[request.own.last]
+        best = self._best(request.own, own, request.own.length[own], sequence.draft_limit, counted=1)
+        shared = self._best(self._shared, request.shared_state, request.shared_match, sequence.draft_limit, counted=0)
+        return shared if shared.score > best.score else best
+
+    def _follow_shared(self, request: _Request, tokens: list[int], new: list[int]) -> None:
+        if request.shared_age != self._shared_age:  # the automaton was rebuilt: match the recent text again
+            request.shared_state, request.shared_match, request.shared_age = ROOT, 0, self._shared_age
+            new = tokens[-64:]
+        for token in new:
+            request.shared_state, request.shared_match = self._shared.follow(
+                request.shared_state, request.shared_match, token
+            )
+
+    def _best(self, text: SuffixAutomaton, state: int, matched: int, limit: int, counted: int) -> Guess:
+        """The best continuation over all suffixes of the match. `counted` occurrences are the request's own end."""
+        best = NOTHING
+        while state > ROOT and matched >= self.min_match:
+            budget = min(limit, int(self.per_match * matched))
+            grow = self._grow_tree if self.tree else self._grow_chain
+            guess = grow(text, state, budget, text.count[state] - counted)
+            if guess.score > best.score:
+                best = guess
+            state = text.link[state]
+            matched = text.length[state]
+        return best
+
+    def _grow_chain(self, text: SuffixAutomaton, state: int, budget: int, total: int) -> Guess:
+        tokens: list[int] = []
+        chances: list[float] = []
+        chance = 1.0
+        while len(tokens) < budget and total > 0:
+            options = [(text.count[s], token) for token, s in text.next[state].items() if token != END]
+            if not options:
+                break
+            count, token = max(options)
+            chance *= min(1.0, count / total)
+            if chance < self.min_chance:
+                break
+            tokens.append(token)
+            chances.append(chance)
+            state = text.next[state][token]
+            total = text.count[state]
+        return Guess(tokens, list(range(-1, len(tokens) - 1)), chances)
+
+    def _grow_tree(self, text: SuffixAutomaton, state: int, budget: int, total: int) -> Guess:
+        """Best-first: always the likeliest node that is not in the tree yet."""
+        guess = Guess([], [], [])
+        heap: list[tuple[float, int, int, int]] = []  # (-chance, parent, token, state)
+
+        def push(parent: int, chance: float, state: int, total: int) -> None:
+            for token, child in text.next[state].items():
+                odds = chance * min(1.0, text.count[child] / total) if total > 0 else 0.0
+                if token != END and odds >= self.min_chance:
+                    heapq.heappush(heap, (-odds, parent, token, child))
+
+        push(-1, 1.0, state, total)
+        while heap and len(guess.tokens) < budget:
+            odds, parent, token, child = heapq.heappop(heap)
+            guess.tokens.append(token)
+            guess.parents.append(parent)
+            guess.chances.append(-odds)
+            push(len(guess.tokens) - 1, -odds, child, text.count[child])
+        return guess
+
+    def _remember(self, output: list[int]) -> None:
+        """Add a finished output to the shared text; beyond the limit the older half is forgotten."""
+        self._outputs.append(list(output))
+        self._shared.extend([*output, END])
+        if self._shared.size > self._shared_limit:
+            while sum(map(len, self._outputs)) > self._shared_limit // 2 and len(self._outputs) > 1:
+                self._outputs.popleft()
+            self._shared = SuffixAutomaton()
+            for text in self._outputs:
+                self._shared.extend([*text[-self._shared_limit // 2 :], END])
+            self._shared_age += 1

@@ -1,0 +1,7 @@
+"""The engine: requests in, tokens out. `loop.py` holds the whole idea on one page."""
+
+from .loop import Engine
+from .method import Method
+from .request import Request
+
+__all__ = ["Engine", "Method", "Request"]

@@ -1,0 +1,174 @@
+"""The whole idea on one page: draft, let the target look at all drafts in one pass, keep what stands.
+
+`step` is the loop; everything else is a part behind one of its words. The engine knows no tokenizer and no text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import torch
+
+from ..core.dice import Dice, KeyedDice
+from ..core.rules import BatchCase
+from ..draft import Drafter, Round
+from ..errors import UsageError
+from ..runtime import FINAL, Executor, Rows
+from ..types import Event, Sequence
+from ..types.drafts import empty_drafts
+from .clock import Clock
+from .request import Request
+from .sampler import Sampler
+from .scheduler import Scheduler
+from .turn import Turn
+
+DiceMaker = Callable[[Seq[Sequence]], Dice]
+
+
+class Engine:
+    """Runs requests on one target. Methods and rules are per request; requests that share one take turns together."""
+
+    def __init__(self, executor: Executor, dice: DiceMaker | None = None) -> None:
+        self.executor = executor
+        self.scheduler = Scheduler(executor.max_slots, executor.max_length, executor.max_scratch - 1)
+        self.sampler = Sampler(executor.vocab_size, executor.device)
+        self._dice = dice or self._keyed_dice
+        self._clock = Clock()
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One round for every running request; returns what it wrote."""
+        self._clock.start()
+        self.admit(self.scheduler.admit())  # new prompts are read
+        turns = self.scheduler.next_turns()  # sequences by method, and a draft budget for each
+        self.propose(turns)  # a tree per sequence; an empty one is plain decoding
+        self.scheduler.select(turns)  # which drafted nodes fit the shared verification budget
+        self.forward(turns)  # logits and states at every node: one pass of the target
+        self.judge(turns)  # each rule, pure: accepted path, next token, a reason per position
+        self.commit(turns)  # keep the K/V of the accepted path, drop the rest
+        self.observe(turns)  # heads, pools and online learners look here
+        return self.advance(turns)  # streamed, finished
+
+    def admit(self, new: list[Request]) -> None:
+        """Read new prompts, all but their last token, which the first round reads with its drafts."""
+        if not new:
+            return
+        slots = [r.sequence.slot for r in new]
+        self.executor.rollback(slots, [0] * len(slots))
+        hidden = self.executor.prefill(slots, [r.sequence.tokens[:-1] for r in new], _taps(new))
+        for drafter, members in _by_drafter(new):
+            drafter.begin([new[i].sequence for i in members])
+            if drafter.taps:
+                drafter.observe_prefill([new[i].sequence for i in members], [hidden[i] for i in members])
+        self._clock.lap("prefill", new)
+
+    def propose(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            if turn.method.drafter is None or not turn.drafting:
+                turn.drafts = empty_drafts(len(turn.requests), self.executor.device)
+            else:
+                drafts = turn.method.drafter.propose(turn.sequences, self._dice(turn.sequences))
+                turn.drafts = drafts.to(self.executor.device)
+        self._clock.lap("draft", _requests(turns))
+
+    def forward(self, turns: list[Turn]) -> None:
+        if not turns:
+            return
+        rows = []
+        for turn in turns:
+            root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
+            rows.append(Rows.trees([s.slot for s in turn.sequences], root, turn.drafts))
+        out = self.executor.forward(Rows.join(rows), _taps(_requests(turns)))
+        begin = 0
+        for turn in turns:
+            end = begin + len(turn.requests)
+            turn.out = out.part(begin, end)
+            turn.rows = self.sampler.rows(turn.requests, turn.drafts, turn.out)
+            begin = end
+
+    def judge(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            rule = turn.method.rule
+            hidden = turn.out.states(FINAL) if rule.needs_hidden else None
+            turn.verdict = rule.verify_batch(BatchCase(turn.drafts, turn.rows, self._dice(turn.sequences), hidden))
+            turn.read_back()  # the one small copy to the host
+        self._clock.lap("verify", _requests(turns))
+
+    def commit(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            keep = None
+            if turn.drafts.branching > 1:  # scratch row 0 is the root, node i lies in row i + 1
+                keep = torch.cat((torch.zeros_like(turn.verdict.path[:, :1]), turn.verdict.path + 1), dim=1)
+            self.executor.commit([s.slot for s in turn.sequences], [len(v.path) + 1 for v in turn.decided], keep)
+        self._clock.lap("host", _requests(turns))
+
+    def observe(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            if turn.method.drafter is not None and turn.drafting:
+                accepted = [len(v.path) for v in turn.decided]
+                turn.method.drafter.observe(Round(turn.sequences, turn.drafts, turn.out, turn.verdict, accepted))
+        self._clock.lap("draft", _requests(turns))
+
+    def advance(self, turns: list[Turn]) -> list[Event]:
+        events = []
+        for turn in turns:
+            for b, request in enumerate(turn.requests):
+                events.append(turn.advance(b, self.executor.max_length))
+                if request.finish_reason is not None:
+                    self._release(request)
+        self._clock.lap("host", _requests(turns))
+        return events
+
+    def add(self, request: Request) -> None:
+        """Queue a request; refuses one that can never run."""
+        sequence = request.sequence
+        if not sequence.tokens:
+            raise UsageError("the prompt is empty; give at least one token")
+        if len(sequence.tokens) >= self.executor.max_length:
+            raise UsageError(
+                f"the prompt has {len(sequence.tokens)} tokens, but the context holds {self.executor.max_length};"
+                " shorten it or raise max_length"
+            )
+        if request.method.rule.greedy_only and sequence.params.temperature > 0:
+            raise UsageError("rule 'greedy' is exact only at temperature 0; use rule 'sample-and-match'")
+        request.started = time.perf_counter()
+        request.stats.executor = self.executor.name
+        self.scheduler.add(request)
+
+    def cancel(self, request: Request, reason: str = "cancelled") -> None:
+        """Stop a request between two steps; its slot is free at once."""
+        if request.finish_reason is None:
+            request.finish_reason = reason
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self.scheduler.release(request)
+        request.close()
+        if request.method.drafter is not None:
+            request.method.drafter.end([request.sequence])
+
+    def _keyed_dice(self, sequences: Seq[Sequence]) -> KeyedDice:
+        keys = [[s.seed for s in sequences], [s.round for s in sequences], [len(s.tokens) - 1 for s in sequences]]
+        return KeyedDice(*torch.tensor(keys, dtype=torch.int64, device=self.executor.device))
+
+
+def _requests(turns: list[Turn]) -> list[Request]:
+    return [request for turn in turns for request in turn.requests]
+
+
+def _taps(requests: list[Request]) -> frozenset[int]:
+    """Target states that some drafter among the requests wants."""
+    drafters = (r.method.drafter for r in requests)
+    return frozenset().union(*(drafter.taps for drafter in drafters if drafter is not None))
+
+
+def _by_drafter(requests: list[Request]) -> list[tuple[Drafter, list[int]]]:
+    """Indices of the requests that share a drafter."""
+    found: dict[int, tuple[Drafter, list[int]]] = {}
+    for i, request in enumerate(requests):
+        drafter = request.method.drafter
+        if drafter is not None:
+            found.setdefault(id(drafter), (drafter, []))[1].append(i)
+    return list(found.values())

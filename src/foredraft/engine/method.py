@@ -1,0 +1,36 @@
+"""A drafter and a rule that fit together: what a request decodes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.rules import Rule, check_pair
+from ..draft import Drafter
+from ..types import Kind, Topology
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Method:
+    """Refuses at construction a pair that would change the target's law (DESIGN law 1)."""
+
+    name: str
+    rule: Rule
+    drafter: Drafter | None = None  # None = plain decoding
+    draft_length: int = 0  # most nodes per round; 0 = the drafter's own limit
+
+    def __post_init__(self) -> None:
+        if self.drafter is not None:
+            check_pair(self.rule, self.drafter.kinds, self.drafter.topology)
+        else:
+            check_pair(self.rule, frozenset({Kind.CHOSEN}), Topology.CHAIN)
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes that a round may draft for one sequence."""
+        if self.drafter is None:
+            return 0
+        return min(self.drafter.nodes, self.draft_length or self.drafter.nodes)
+
+    @property
+    def exact(self) -> bool:
+        return not self.rule.lossy

@@ -1,0 +1,74 @@
+"""One request's life inside the engine: its sequence, its method, when it ends, and what it has cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..types import Reason, Sequence, Stats, TreeVerdict
+from .method import Method
+
+# Told the output so far, answers how many of its tokens to keep, or None to go on. For stop strings.
+StopCheck = Callable[[list[int]], int | None]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence with everything the scheduler needs to finish it."""
+
+    sequence: Sequence
+    method: Method
+    stop_ids: frozenset[int]
+    stop_check: StopCheck | None = None
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: str | None = None
+    error: str | None = None
+    reasons: list[Reason] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    started: float = 0.0
+
+    @property
+    def id(self) -> int:
+        return self.sequence.id
+
+    def take(self, tokens: list[int], verdict: TreeVerdict, max_length: int) -> int:
+        """Append a round's tokens up to the first stop; returns how many were taken."""
+        kept = self._until_stop(tokens, max_length)
+        self.sequence.tokens += tokens[:kept]
+        self.reasons += verdict.reasons[:kept]
+        self.sequence.round += 1
+        if self.stop_check is not None:
+            length = self.stop_check(self.sequence.output)
+            if length is not None:
+                surplus = self.sequence.generated - length
+                kept -= surplus
+                del self.sequence.tokens[len(self.sequence.tokens) - surplus :]
+                del self.reasons[len(self.reasons) - surplus :]
+                self.finish_reason = "stop"
+        return kept
+
+    def _until_stop(self, tokens: list[int], max_length: int) -> int:
+        room = min(self.sequence.room, max_length - len(self.sequence.tokens))
+        for i, token in enumerate(tokens[:room], start=1):
+            if token in self.stop_ids:
+                self.finish_reason = "stop"
+                return i
+        if len(tokens) >= room:
+            self.finish_reason = "length"
+        return min(len(tokens), room)
+
+    def count(self, depths: int, accepted: int, drafted: int, emitted: int) -> None:
+        """Book one verification round."""
+        stats = self.stats
+        stats.steps += 1
+        stats.drafted += drafted
+        stats.accepted += accepted
+        stats.emitted += emitted
+        for line, upto in ((stats.drafted_by_position, depths), (stats.accepted_by_position, accepted)):
+            line += [0] * (depths - len(line))
+            for position in range(upto):
+                line[position] += 1
+
+    def close(self) -> None:
+        self.stats.seconds = time.perf_counter() - self.started

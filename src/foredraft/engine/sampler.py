@@ -1,0 +1,49 @@
+"""The sampler of a batch: hands each rule the target's laws, with the options of each request applied."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.sampling import LogitLaws, ParamBlock, TokenCounts
+from ..runtime import Output
+from ..types import DraftBatch
+from .request import Request
+
+
+class Sampler:
+    """Keeps the option tensors of a group of requests while the group stays the same."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size, self.device = vocab_size, device
+        self._blocks: dict[tuple[int, ...], ParamBlock] = {}
+
+    def rows(self, requests: list[Request], drafts: DraftBatch, out: Output) -> LogitLaws:
+        """The law p of every row, worked out when a rule visits it."""
+        block = self._block(requests)
+        counts = None
+        if block.penalised:
+            texts = [(r.sequence.tokens, r.sequence.prompt_length) for r in requests]
+            counts = TokenCounts.of(texts, self.vocab_size, self.device)
+        return LogitLaws(out.logits, out.index, block, drafts, counts)
+
+    def _block(self, requests: list[Request]) -> ParamBlock:
+        key = tuple(r.id for r in requests)
+        if key not in self._blocks:
+            if len(self._blocks) > 64:
+                self._blocks.clear()
+            self._blocks[key] = ParamBlock.of([r.sequence.params for r in requests], self.vocab_size, self.device)
+        return self._blocks[key]
+
+
+def logprobs_of(logits: Tensor, rows: Tensor, tokens: list[int], top: int) -> list[dict[int, float]]:
+    """Per emitted token: its own log-probability under the raw logits, then the `top` likeliest ones'."""
+    scores = torch.log_softmax(logits[rows].to(torch.float32), dim=1)
+    found = []
+    for line, token in zip(scores, tokens, strict=True):
+        entry = {token: float(line[token])}
+        if top:
+            values, ids = line.topk(top)
+            entry |= {int(i): float(v) for i, v in zip(ids, values, strict=True)}
+        found.append(entry)
+    return found

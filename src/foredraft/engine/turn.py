@@ -1,0 +1,64 @@
+"""One method's part of a step: its requests, and what each stage of the loop adds for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..core.sampling import LogitLaws
+from ..runtime import Output
+from ..types import DraftBatch, Event, Sequence, TreeVerdict, Verdict
+from .method import Method
+from .request import Request
+from .sampler import logprobs_of
+
+DAMAGED = "the model produced NaN or allowed no token at all; its weights or the grammar may be damaged"
+
+
+@dataclass(slots=True)
+class Turn:
+    """Filled in from left to right by `Engine.step`."""
+
+    method: Method
+    requests: list[Request]
+    drafting: bool  # False: no room or no drafter, so the round is plain decoding
+    drafts: DraftBatch = field(init=False)
+    out: Output = field(init=False)
+    rows: LogitLaws = field(init=False)
+    verdict: Verdict = field(init=False)
+    decided: list[TreeVerdict] = field(init=False)  # the verdict on the host
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [request.sequence for request in self.requests]
+
+    def read_back(self) -> None:
+        self.decided = [self.verdict.row(b) for b in range(len(self.requests))]
+
+    def advance(self, b: int, max_length: int) -> Event:
+        """Hand one request its tokens."""
+        request, verdict = self.requests[b], self.decided[b]
+        if bool(self.rows.bad[b]):
+            request.error, request.finish_reason = DAMAGED, "error"
+            return Event(request.id, [], [], None, "error")
+        drafted = self.drafts.lengths()[b]
+        line = self.drafts.token[b, :drafted].tolist()
+        tokens = [line[node] for node in verdict.path] + [verdict.token]
+        taken = request.take(tokens, verdict, max_length)
+        depth = int(self.drafts.depth[b, :drafted].max()) if drafted else 0
+        request.count(depth, min(len(verdict.path), taken), drafted, taken)
+        logprobs = self._logprobs(b, tokens[:taken])
+        return Event(request.id, tokens[:taken], verdict.reasons[:taken], logprobs, request.finish_reason)
+
+    def _logprobs(self, b: int, tokens: list[int]) -> list[dict[int, float]] | None:
+        request = self.requests[b]
+        top = request.sequence.params.logprobs
+        if top is None:
+            return None
+        # The row that predicted a token is the one above it: the root's, then the accepted nodes'.
+        rows = [0, *(node + 1 for node in self.decided[b].path)][: len(tokens)]
+        packed = self.out.index[b, torch.tensor(rows, dtype=torch.int64)]
+        found = logprobs_of(self.out.logits, packed, tokens, top)
+        request.logprobs += found
+        return found

@@ -1,0 +1,26 @@
+"""Errors that a person reads: one line that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForedraftError(Exception):
+    """Something failed although it was asked for correctly; the CLI exits with 1."""
+
+
+class UsageError(ForedraftError, ValueError):
+    """The request itself is wrong; the CLI exits with 2."""
+
+
+class BiasedPairError(UsageError):
+    """A drafter and a rule that together would change the target's distribution."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """An error for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return UsageError(f"unknown {what} {name!r}; {hint}")

@@ -1,0 +1,34 @@
+"""Models: one decoder, the readers that fill it, the tokenizer beside it, and the names that models go by."""
+
+from .config import ModelConfig, runs_natively, why_foreign
+from .decoder import Attend, Decoder, Layer, pack, random_decoder, shallow
+from .folders import Progress, cache_home
+from .linear import Linear
+from .names import DEFAULT, MODELS, resolve, source_file
+from .shapes import SHAPES, shape
+from .tokenizer import TextStream, Tokenizer
+from .weights import load_decoder
+
+__all__ = [
+    "DEFAULT",
+    "MODELS",
+    "SHAPES",
+    "Attend",
+    "Decoder",
+    "Layer",
+    "Linear",
+    "ModelConfig",
+    "Progress",
+    "TextStream",
+    "Tokenizer",
+    "cache_home",
+    "load_decoder",
+    "pack",
+    "random_decoder",
+    "resolve",
+    "runs_natively",
+    "shallow",
+    "shape",
+    "source_file",
+    "why_foreign",
+]

@@ -1,0 +1,159 @@
+"""The shape of a decoder: `ModelConfig`, read from a Hugging Face config.json.
+
+It knows four families (llama, mistral, qwen2, qwen3) and says of any other model why our decoder cannot run it.
+It refuses to know weights and where files come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ForedraftError, UsageError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3")
+QKV_BIAS = {"qwen2"}  # families whose q, k and v projections always carry a bias
+QK_NORM = {"qwen3"}  # families that normalise every q and k head
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the decoder needs to know of a model. Sizes are checked at construction."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None  # None = the plain rotation
+    max_position: int = 2048  # positions 0 .. max_position - 1 exist
+    tied_head: bool = False  # the embedding matrix is the LM head too
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"model config: {name} is {getattr(self, name)}, it must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise UsageError(f"model config: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads")
+        if self.head_dim % 2:
+            raise UsageError(f"model config: head_dim is {self.head_dim}, rotary positions need an even one")
+
+    @property
+    def num_parameters(self) -> int:
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        vocabularies = 1 if self.tied_head else 2
+        return self.num_layers * layer + vocabularies * self.vocab_size * self.hidden_size + self.hidden_size
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read the contents of a config.json; UsageError where our decoder could not run that model."""
+        reason = why_foreign(raw)
+        if reason is not None:
+            raise UsageError(f"the built-in decoder cannot run this model: {reason}")
+        try:
+            return _read(raw)
+        except KeyError as error:
+            raise ForedraftError(f"config.json lacks {error}; the model folder is incomplete") from None
+        except TypeError as error:
+            raise ForedraftError(f"config.json is malformed: {error}") from None
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> ModelConfig:
+        """Read config.json of a model folder; the stop tokens of generation_config.json win, as in transformers."""
+        raw = read_json(Path(folder) / "config.json")
+        generation = Path(folder) / "generation_config.json"
+        if generation.exists():
+            raw |= {k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}
+        return cls.from_hf(raw)
+
+
+def why_foreign(raw: Mapping[str, Any]) -> str | None:
+    """Why our decoder cannot run the model of this config.json; None = it can."""
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        return f"model type {family!r} is not one of {', '.join(FAMILIES)}"
+    rope = _rope(raw)
+    sliding = raw.get("sliding_window") if raw.get("use_sliding_window", family == "mistral") else None
+    checks = (
+        (raw.get("hidden_act", "silu") in ("silu", "swish"), f"activation {raw.get('hidden_act')!r}"),
+        (rope["rope_type"] in ROPE_TYPES, f"rope type {rope['rope_type']!r}"),
+        (rope.get("partial_rotary_factor", 1.0) == 1.0, "partial rotary positions"),
+        (not raw.get("num_experts") and not raw.get("num_local_experts"), "mixture of experts"),
+        (not raw.get("attention_bias") or family == "qwen2", "biased attention projections"),
+        (not raw.get("mlp_bias"), "biased MLP"),
+        (not sliding or sliding >= raw.get("max_position_embeddings", 0), f"sliding window of {sliding}"),
+        (all(t == "full_attention" for t in raw.get("layer_types") or ()), "layers with sliding attention"),
+        (not raw.get("quantization_config"), "quantised weights"),
+    )
+    return next((reason for ok, reason in checks if not ok), None)
+
+
+def runs_natively(raw: Mapping[str, Any]) -> bool:
+    """Whether our decoder can run the model of this config.json (else its own Hugging Face code has to)."""
+    return why_foreign(raw) is None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or a one-line error."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ForedraftError(f"{path} does not exist; is {path.parent} a Hugging Face model folder?") from None
+    except (ValueError, OSError) as error:
+        raise ForedraftError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ForedraftError(f"{path} holds a {type(value).__name__} where a JSON object belongs")
+    return value
+
+
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Rope parameters in one form: transformers 5 writes `rope_parameters`, older files theta and scaling apart."""
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
+    rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
+    rope.setdefault("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    return rope
+
+
+def _read(raw: Mapping[str, Any]) -> ModelConfig:
+    family, heads, rope = str(raw["model_type"]), int(raw["num_attention_heads"]), _rope(raw)
+    max_position = int(raw.get("max_position_embeddings", 2048))
+    scaling = None
+    if rope["rope_type"] != "default":
+        scaling = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
+        if scaling["rope_type"] == "llama3":
+            scaling.setdefault("original_max_position_embeddings", max_position)
+    eos = raw.get("eos_token_id")
+    return ModelConfig(
+        family=family,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        num_layers=int(raw["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+        intermediate_size=int(raw["intermediate_size"]),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope["rope_theta"]),
+        rope_scaling=scaling,
+        max_position=max_position,
+        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=family in QKV_BIAS,
+        qk_norm=family in QK_NORM,
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+        bos_token_id=raw.get("bos_token_id"),
+    )

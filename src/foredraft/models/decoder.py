@@ -1,0 +1,208 @@
+"""One decoder for the Llama-like families: RMS norms, rotary positions, grouped heads, SwiGLU.
+
+It works on packed rows: T tokens of any number of sequences lie in one [T, d] tensor. Attention is injected, so the
+decoder knows no cache, no mask, no batch and no sequence; it never copies anything to the host.
+Shapes: T tokens, d hidden, H heads, Hkv key/value heads, D channels per head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from .config import ModelConfig
+from .linear import Linear, PackedLinear, can_pack
+from .rope import rotate, rotation_table
+
+Device = torch.device | str
+
+
+class Attend(Protocol):
+    """Attention of one layer over rows and whatever came before them; q and k are rotated already."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, H, D], k and v [T, Hkv, D] -> [T, H * D]."""
+
+
+class Layer(nn.Module):
+    """One block. Its two halves may be called apart, for drafters that skip one of them."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: Device) -> None:
+        super().__init__()
+        c = config
+        self.heads, self.kv_heads, self.head_dim, self.eps = c.num_heads, c.num_kv_heads, c.head_dim, c.norm_eps
+        width = c.num_heads * c.head_dim
+        self.attn_norm = _weight(c.hidden_size, dtype, device)
+        self.qkv = Linear(c.hidden_size, width + 2 * c.num_kv_heads * c.head_dim, dtype, device, c.qkv_bias)
+        self.q_norm = _weight(c.head_dim, dtype, device) if c.qk_norm else None
+        self.k_norm = _weight(c.head_dim, dtype, device) if c.qk_norm else None
+        self.out = Linear(width, c.hidden_size, dtype, device)
+        self.mlp_norm = _weight(c.hidden_size, dtype, device)
+        self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, dtype, device)
+        self.down = Linear(c.intermediate_size, c.hidden_size, dtype, device)
+
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
+        """x plus the attention half; `index` is what `attend` is told."""
+        h = F.rms_norm(x, self.attn_norm.shape, self.attn_norm, self.eps)
+        heads = self.qkv(h).view(len(x), -1, self.head_dim)  # [T, H + 2 Hkv, D]
+        qk, v = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = self._norm_heads(qk, self.q_norm, self.k_norm)
+        q, k = rotate(qk, cos, sin).split_with_sizes((self.heads, self.kv_heads), dim=1)
+        return self.out.add_to(x, attend(index, q, k, v))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """x plus the MLP half."""
+        h = F.rms_norm(x, self.mlp_norm.shape, self.mlp_norm, self.eps)
+        gate, up = self.gate_up(h).chunk(2, dim=-1)
+        return self.down.add_to(x, F.silu(gate) * up)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
+        return self.mlp(self.attention(x, cos, sin, attend, index))
+
+    def _norm_heads(self, qk: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+        q, k = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
+        q = F.rms_norm(q, q_norm.shape, q_norm, self.eps)
+        k = F.rms_norm(k, k_norm.shape, k_norm, self.eps)
+        return torch.cat((q, k), dim=1)
+
+
+class Decoder(nn.Module):
+    """The model. Build one with `Decoder.empty`, `load_decoder`, `random_decoder` or `shallow`."""
+
+    rotations: Tensor
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: nn.Parameter,
+        layers: Iterable[Layer],
+        norm: nn.Parameter,
+        head: Linear | PackedLinear,
+        rotations: Tensor,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = embedding  # [V, d]
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm  # [d]
+        self.head = head  # its weight is `embedding` where the model ties them
+        self.register_buffer("rotations", rotations, persistent=False)  # [max_position, 2, D]
+
+    @classmethod
+    def empty(cls, config: ModelConfig, dtype: torch.dtype = torch.float32, device: Device = "cpu") -> Decoder:
+        """A decoder with uninitialised weights, for loaders."""
+        embedding = _weight((config.vocab_size, config.hidden_size), dtype, device)
+        place = "meta" if config.tied_head else device
+        head = Linear(config.hidden_size, config.vocab_size, dtype, place)
+        if config.tied_head:
+            head.weight = embedding
+        layers = [Layer(config, dtype, device) for _ in range(config.num_layers)]
+        rotations = rotation_table(config, dtype, device)
+        return cls(config, embedding, layers, _weight(config.hidden_size, dtype, device), head, rotations)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.device
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, d], the plain rows of the LM head."""
+        return self.embedding if self.config.tied_head else cast(Linear, self.head).weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[T] ids -> [T, d], the stream that enters layer 0."""
+        return F.embedding(ids, self.embedding)
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of [T] positions, [T, 1, D] each; positions beyond `max_position` are the caller's fault."""
+        cos, sin = self.rotations[positions].chunk(2, dim=1)
+        return cos, sin
+
+    def run(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        layers: Sequence[int] | None = None,
+        taps: Collection[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Send the stream x [T, d] through `layers` (None = all); returns it and the tapped streams.
+
+        Tap k is the stream that enters layer k: 0 = embeddings, num_layers = what leaves the last layer.
+        """
+        span = range(len(self.layers)) if layers is None else layers
+        cos, sin = self.rotation(positions)
+        tapped: dict[int, Tensor] = {}
+        for index in span:
+            if index in taps:
+                tapped[index] = x
+            x = self.layers[index](x, cos, sin, attend, index)
+        if span and span[-1] + 1 in taps:
+            tapped[span[-1] + 1] = x
+        return x, tapped
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The final norm: the stream that leaves the last layer -> the features that the head reads, [T, d]."""
+        return F.rms_norm(x, self.norm.shape, self.norm, self.config.norm_eps)
+
+    def logits(self, features: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[T, d] -> [T, V], or [T, len(rows)] for chosen vocabulary rows (which copies those rows at every call)."""
+        if rows is None:
+            return cast(Tensor, self.head(features))
+        return F.linear(features, self.head_weight[rows])
+
+
+def shallow(decoder: Decoder, k: int) -> Decoder:
+    """The first k layers of a decoder as a decoder of its own that shares every parameter: an early-exit drafter."""
+    if not 0 < k <= decoder.config.num_layers:
+        raise UsageError(f"an early exit after layer {k} needs 1 to {decoder.config.num_layers} layers")
+    layers = cast(Iterable[Layer], decoder.layers[:k])
+    config = replace(decoder.config, num_layers=k)
+    return Decoder(config, decoder.embedding, layers, decoder.norm, decoder.head, decoder.rotations)
+
+
+def pack(decoder: Decoder) -> bool:
+    """Make a decoder quicker on a CPU by packing its products, in place; says whether it did.
+
+    Only for inference in bf16; elsewhere it changes nothing. A tied head is packed beside the plain embedding; an
+    untied one stays plain, since drafters look its rows up.
+    """
+    if not can_pack(decoder.norm):
+        return False
+    for layer in decoder.layers:
+        for name, part in list(layer.named_children()):
+            if isinstance(part, Linear):
+                setattr(layer, name, PackedLinear(part))
+    if isinstance(decoder.head, Linear) and decoder.config.tied_head:
+        decoder.head = PackedLinear(decoder.head)
+    return True
+
+
+def random_decoder(
+    config: ModelConfig, dtype: torch.dtype = torch.float32, device: Device = "cpu", seed: int = 0
+) -> Decoder:
+    """A decoder of this shape with random weights: for benchmarks of shapes whose checkpoints are elsewhere."""
+    decoder = Decoder.empty(config, dtype, device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if name.endswith("norm"):
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, 0.02, generator=generator)
+    return decoder.requires_grad_(False)
+
+
+def _weight(shape: int | tuple[int, ...], dtype: torch.dtype, device: Device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))

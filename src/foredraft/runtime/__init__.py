@@ -1,0 +1,6 @@
+"""Running models: executors with their K/V stores. They know slots and rows, and nothing of drafters or rules."""
+
+from .base import FINAL, Executor, Output, Placement, Rows
+from .torch_executor import TorchExecutor
+
+__all__ = ["FINAL", "Executor", "Output", "Placement", "Rows", "TorchExecutor"]

@@ -1,0 +1,134 @@
+"""Attention of new rows over the store: each row sees the committed text, its ancestors among the scratch rows, itself.
+
+Two ways that must agree: `RaggedAttention` goes sequence by sequence over views of exactly the right length (best on a
+CPU, where padding costs time), `PaddedAttention` takes the batch at once with a mask (for devices that dislike loops).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.tree import ancestor_mask
+from .base import Rows
+from .store import KVStore
+
+
+def scratch_masks(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
+    """Per slot [count, first + count] bool, True = visible among the scratch rows; None = the rows are a chain.
+
+    Reads and updates the store's record of which scratch row hangs below which.
+    """
+    masks: list[Tensor | None] = []
+    parents = None if rows.parent is None else rows.parent.tolist()
+    start = 0
+    for slot, count, before in zip(rows.slots, rows.counts, first, strict=True):
+        earlier = store.parents[slot] if before else []
+        chain = list(range(before - 1, before + count - 1))
+        new = chain if parents is None else parents[start : start + count]
+        start += count
+        line = (earlier or []) + new
+        store.parents[slot] = line
+        if line == list(range(-1, before + count - 1)):
+            masks.append(None)
+        else:
+            whole = ancestor_mask(torch.tensor([line]))[0]
+            masks.append(whole[before:].to(store.data.device))
+    return masks
+
+
+class RaggedAttention:
+    """One attention call per sequence, over views."""
+
+    def __init__(self, store: KVStore, rows: Rows, first: tuple[int, ...], masks: MaskBuffers) -> None:
+        self.store = store
+        self.spans = []
+        start = 0
+        visible = scratch_masks(store, rows, first)
+        for b, (slot, count) in enumerate(zip(rows.slots, rows.counts, strict=True)):
+            at = store.lengths[slot] + first[b]
+            mask = masks.view(b, visible[b], count, first[b], store.lengths[slot])
+            self.spans.append((slot, start, start + count, at, at + count, mask))
+            start += count
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.store.layer(layer)
+        out = torch.empty_like(q) if len(self.spans) > 1 else None
+        for slot, begin, end, at, upto, mask in self.spans:
+            key, value = keys[slot], values[slot]
+            key[:, at:upto] = k[begin:end].transpose(0, 1)
+            value[:, at:upto] = v[begin:end].transpose(0, 1)
+            query = q[begin:end].transpose(0, 1)  # [H, count, D]
+            part = F.scaled_dot_product_attention(
+                query[None], key[None, :, :upto], value[None, :, :upto], attn_mask=mask, enable_gqa=True
+            )[0].transpose(0, 1)
+            if out is None:
+                return part.reshape(q.shape[0], -1)
+            out[begin:end] = part
+        assert out is not None
+        return out.flatten(1)
+
+
+class MaskBuffers:
+    """Additive masks without a per-step allocation that grows with the context.
+
+    A buffer row is `reach` zeros followed by the block of scratch columns; a sequence of `length` committed tokens
+    takes the view that begins `reach - length` columns in. Chains share one triangle that never changes.
+    """
+
+    def __init__(self, batch: int, width: int, reach: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.reach, self.width = reach, width
+        self.trees = torch.zeros((batch, width, reach + width), dtype=dtype, device=device)
+        self.triangle = torch.zeros((width, reach + width), dtype=dtype, device=device)
+        above = torch.ones((width, width), dtype=torch.bool, device=device).triu(1)
+        self.triangle[:, reach:].masked_fill_(above, -torch.inf)
+
+    def view(self, b: int, visible: Tensor | None, count: int, before: int, length: int) -> Tensor | None:
+        """[count, length + before + count] or None where every row sees everything."""
+        begin = self.reach - length
+        if visible is None:
+            if count == 1:
+                return None
+            return self.triangle[before : before + count, begin : self.reach + before + count]
+        block = self.trees[b, :count, self.reach : self.reach + before + count]
+        block.zero_()
+        block.masked_fill_(~visible, -torch.inf)
+        return self.trees[b, :count, begin : self.reach + before + count]
+
+
+class PaddedAttention:
+    """One attention call for the whole batch; rows are padded to the longest run and masked."""
+
+    def __init__(self, store: KVStore, rows: Rows, first: tuple[int, ...]) -> None:
+        self.store, self.index = store, rows.index()
+        device = store.data.device
+        visible = scratch_masks(store, rows, first)
+        lengths = [store.lengths[slot] for slot in rows.slots]
+        self.upto = max(n + f + c for n, f, c in zip(lengths, first, rows.counts, strict=True))
+        batch, width = self.index.shape
+        mask = torch.zeros((batch, 1, width, self.upto), dtype=torch.bool, device=device)
+        for b, (length, before, count) in enumerate(zip(lengths, first, rows.counts, strict=True)):
+            mask[b, 0, :, :length] = True
+            block = visible[b]
+            if block is None:
+                block = torch.ones((count, before + count), dtype=torch.bool, device=device).tril(before)
+            mask[b, 0, :count, length : length + before + count] = block
+            mask[b, 0, count:, length] = True  # padding rows must see something
+        self.mask = mask
+        self.slots = torch.tensor(rows.slots, device=device)
+        spread = [(b, i) for b, count in enumerate(rows.counts) for i in range(count)]
+        self.row_of = torch.tensor([b for b, _ in spread], device=device)
+        self.column_of = torch.tensor([i for _, i in spread], device=device)
+        place = [lengths[b] + first[b] + i for b, i in spread]
+        self.place = torch.tensor(place, device=device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.store.layer(layer)
+        slot = self.slots[self.row_of]
+        keys[slot, :, self.place] = k
+        values[slot, :, self.place] = v
+        query = q[self.index].transpose(1, 2)  # [B, H, width, D]
+        key, value = keys[self.slots, :, : self.upto], values[self.slots, :, : self.upto]
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask, enable_gqa=True)
+        return out.transpose(1, 2)[self.row_of, self.column_of].flatten(1)

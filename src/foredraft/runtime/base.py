@@ -1,0 +1,160 @@
+"""The contract of an executor: a model with a K/V store of slots, used by the target and by every drafter with a model.
+
+Life of a slot: `prefill` fills it; each round `forward` appends *scratch rows*, tokens that hang below the committed
+text or below earlier scratch rows of the round; `commit` keeps one path of them and drops the rest. A row's K/V is
+computed once, when the row is placed. Rows are packed: the new rows of all sequences lie behind one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..types import DraftBatch
+
+FINAL = -1  # the tap behind the final norm: the features that the LM head reads
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """New rows for some slots. T rows in all, sequence after sequence."""
+
+    slots: tuple[int, ...]
+    counts: tuple[int, ...]  # new rows per slot, at least 1
+    token: Tensor  # [T] int64
+    depth: Tensor  # [T] int64, distance from the end of the committed text: 0 = directly behind it
+    parent: Tensor | None = None  # [T] int64 scratch row above, -1 = committed text; None = each slot grows a chain
+
+    @classmethod
+    def chains(cls, slots: Sequence[int], tokens: Sequence[Sequence[int]], device: torch.device) -> Rows:
+        """Known tokens, one run per slot: prompts, and text that a drafter has not read yet."""
+        flat = [token for run in tokens for token in run]
+        depth = [i for run in tokens for i in range(len(run))]
+        counts = tuple(len(run) for run in tokens)
+        return cls(tuple(slots), counts, torch.tensor(flat, device=device), torch.tensor(depth, device=device))
+
+    @classmethod
+    def trees(cls, slots: Sequence[int], root: Tensor, drafts: DraftBatch) -> Rows:
+        """Each sequence's pending token with its drafts below: scratch row 0 is the root, row i + 1 is node i."""
+        counts = tuple(n + 1 for n in drafts.lengths())
+        token = torch.cat((root[:, None], drafts.token), dim=1)
+        depth = torch.cat((torch.zeros_like(root)[:, None], drafts.depth), dim=1)
+        parent = torch.cat((torch.full_like(root, -1)[:, None], drafts.parent + 1), dim=1)
+        if min(counts) < token.shape[1]:  # ragged: drop the padding
+            used = torch.cat((torch.ones_like(root, dtype=torch.bool)[:, None], drafts.used()), dim=1)
+            token, depth, parent = token[used], depth[used], parent[used]
+        rows = None if drafts.branching <= 1 else parent.reshape(-1)
+        return cls(tuple(slots), counts, token.reshape(-1), depth.reshape(-1), rows)
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of several groups of sequences as one."""
+        if len(parts) == 1:
+            return parts[0]
+        parent = None
+        if any(part.parent is not None for part in parts):
+            parent = torch.cat([part.depth - 1 if part.parent is None else part.parent for part in parts])
+        return cls(
+            slots=tuple(slot for part in parts for slot in part.slots),
+            counts=tuple(count for part in parts for count in part.counts),
+            token=torch.cat([part.token for part in parts]),
+            depth=torch.cat([part.depth for part in parts]),
+            parent=parent,
+        )
+
+    def index(self) -> Tensor:
+        """[B, max count] int64: packed row of each (sequence, new row); padding points at the sequence's first row."""
+        starts = torch.tensor([0, *self.counts[:-1]]).cumsum(0)
+        column = torch.arange(max(self.counts))[None, :]
+        valid = column < torch.tensor(self.counts)[:, None]
+        return torch.where(valid, starts[:, None] + column, starts[:, None]).to(self.token.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Rows that have been given their places in the store; valid until the next commit or rollback."""
+
+    rows: Rows
+    position: Tensor  # [T] int64
+    first: tuple[int, ...]  # scratch rows that each slot held before
+    attend: Any  # the attention over these places
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a pass over rows yields. `index[b, r]` is the packed row of new row r of sequence b."""
+
+    logits: Tensor  # [T, V]; empty where no logits were asked for
+    hidden: dict[int, Tensor]  # tap -> [T, d]; FINAL is always there
+    index: Tensor  # [B, max count]
+
+    def part(self, begin: int, end: int) -> Output:
+        """The same output, seen by some of its sequences."""
+        return Output(self.logits, self.hidden, self.index[begin:end])
+
+    def states(self, tap: int = FINAL) -> Tensor:
+        """[B, max count, d] states of every row, padded."""
+        return self.hidden[tap][self.index]
+
+
+class Executor(Protocol):
+    """A model on one device with its K/V store. Methods without a remark do not change committed text."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_length: int  # tokens that a slot can hold
+    max_slots: int
+    max_scratch: int  # scratch rows that a slot can hold in one round
+    device: torch.device
+
+    def length(self, slot: int) -> int:
+        """Committed tokens in the slot."""
+
+    def prefill(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
+    ) -> list[dict[int, Tensor]]:
+        """Append known tokens to the committed text, in chunks. Returns the tapped states per slot, [tokens, d]."""
+
+    def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
+        """Append scratch rows and run the model over them: logits and states at every row."""
+
+    def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
+        """The same with given input embeddings, [T, d]."""
+
+    def place(self, rows: Rows) -> Placement:
+        """Append scratch rows without running anything yet, for passes that go layer by layer."""
+
+    def forward_layers(
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Send the stream [T, d] of placed rows through some layers."""
+
+    def embed(self, token: Tensor) -> Tensor:
+        """[T] ids -> [T, d]."""
+
+    def head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream behind the last layer -> (features behind the final norm, logits)."""
+
+    def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
+        """Make scratch rows permanent and drop the others.
+
+        keep: [B, A] scratch rows, increasing along each path; None = the first counts[b] rows as they lie.
+        """
+
+    def rollback(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Forget committed text beyond `lengths`, and all scratch rows."""
+
+    def snapshot(self, slot: int) -> Any:
+        """A copy of the slot's committed text that `restore` takes back."""
+
+    def restore(self, slot: int, snapshot: Any) -> None: ...
+
+    def submit(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Future[Output]:
+        """`forward` in the background; nothing else may touch these slots until it is done."""

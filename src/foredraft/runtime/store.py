@@ -1,0 +1,80 @@
+"""The K/V store: one block of memory, cut into slots, allocated once.
+
+A slot holds its committed rows from 0 on and its scratch rows right behind them, so that accepting a chain moves
+nothing. On the host untouched pages cost no memory, so slots may be as long as the model's context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ForedraftError
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Committed K/V of one slot, copied."""
+
+    data: Tensor  # [L, 2, Hkv, length, D]
+
+
+class KVStore:
+    """Keys and values of every layer and slot, and how much of each slot is in use."""
+
+    def __init__(
+        self, layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        # Zeros, not empty: masked rows are still multiplied by zero, and zero times a stray NaN is NaN.
+        self.data = torch.zeros((layers, 2, slots, heads, capacity, dim), dtype=dtype, device=device)
+        self.capacity = capacity
+        self.lengths = [0] * slots
+        self.scratch = [0] * slots
+        self.parents: list[list[int] | None] = [[] for _ in range(slots)]  # None = the scratch rows are a chain
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [slots, Hkv, capacity, D] each."""
+        return self.data[index, 0], self.data[index, 1]
+
+    def reserve(self, slot: int, count: int) -> int:
+        """Take `count` scratch rows; returns how many there were before."""
+        before = self.scratch[slot]
+        if self.lengths[slot] + before + count > self.capacity:
+            raise ForedraftError(
+                f"K/V slot {slot} is full: {self.lengths[slot]} tokens and {before + count} drafts"
+                f" exceed {self.capacity}; lower the draft length"
+            )
+        self.scratch[slot] = before + count
+        return before
+
+    def keep(self, slot: int, count: int, rows: Tensor | None = None) -> None:
+        """Commit scratch rows: the first `count`, or those listed, which must increase."""
+        base = self.lengths[slot]
+        if rows is not None and count:
+            moved = self.data[:, :, slot].index_select(3, rows[:count] + base)
+            self.data[:, :, slot, :, base : base + count] = moved
+        self.lengths[slot] = base + count
+        self.scratch[slot] = 0
+
+    def truncate(self, slot: int, length: int) -> None:
+        if not 0 <= length <= self.lengths[slot]:
+            raise ValueError(f"slot {slot} holds {self.lengths[slot]} tokens and cannot be cut to {length}")
+        self.lengths[slot] = length
+        self.scratch[slot] = 0
+
+    def snapshot(self, slot: int) -> Snapshot:
+        return Snapshot(self.data[:, :, slot, :, : self.lengths[slot]].clone())
+
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        length = snapshot.data.shape[3]
+        self.data[:, :, slot, :, :length] = snapshot.data
+        self.lengths[slot] = length
+        self.scratch[slot] = 0
+
+    def check(self) -> None:
+        """Raise where the books do not add up."""
+        for slot, (length, scratch) in enumerate(zip(self.lengths, self.scratch, strict=True)):
+            if length < 0 or scratch < 0 or length + scratch > self.capacity:
+                raise ValueError(f"slot {slot}: {length} committed and {scratch} scratch rows of {self.capacity}")

@@ -1,0 +1,141 @@
+"""The executor for our own decoder, on CPU and CUDA. It knows slots and rows, and nothing of drafters or rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from ..models.decoder import Decoder
+from .attention import MaskBuffers, PaddedAttention, RaggedAttention
+from .base import FINAL, Output, Placement, Rows
+from .store import KVStore, Snapshot
+
+CHUNK = 256  # prompt tokens that go through the model at once
+
+
+class TorchExecutor:
+    """A decoder with its K/V store."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        max_slots: int = 1,
+        max_length: int | None = None,
+        max_scratch: int = 96,
+        padded: bool | None = None,
+    ) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.name = f"torch-{decoder.device.type}-{str(decoder.dtype).removeprefix('torch.')}"
+        self.vocab_size, self.hidden_size, self.num_layers = config.vocab_size, config.hidden_size, config.num_layers
+        self.max_length = min(max_length or config.max_position, config.max_position)
+        self.max_slots, self.max_scratch = max_slots, max(max_scratch, CHUNK)
+        self.device, self.dtype = decoder.device, decoder.dtype
+        self.padded = self.device.type != "cpu" if padded is None else padded
+        capacity = self.max_length + self.max_scratch
+        heads, dim = config.num_kv_heads, config.head_dim
+        self.store = KVStore(config.num_layers, max_slots, heads, capacity, dim, self.dtype, self.device)
+        self.masks = None
+        if not self.padded:
+            self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
+        self._worker: ThreadPoolExecutor | None = None
+
+    def length(self, slot: int) -> int:
+        return self.store.lengths[slot]
+
+    @torch.no_grad()
+    def prefill(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
+    ) -> list[dict[int, Tensor]]:
+        parts: list[dict[int, list[Tensor]]] = [{tap: [] for tap in taps} for _ in slots]
+        for who, runs in _chunks(tokens, CHUNK):
+            chosen = [slots[b] for b in who]
+            out = self.forward(Rows.chains(chosen, runs, self.device), taps, logits=False)
+            self.commit(chosen, [len(run) for run in runs])
+            for tap in taps:
+                for b, states in zip(who, torch.split(out.hidden[tap], [len(run) for run in runs]), strict=True):
+                    parts[b][tap].append(states)
+        none = torch.empty((0, self.hidden_size), dtype=self.dtype, device=self.device)
+        return [{tap: torch.cat(seen) if seen else none for tap, seen in part.items()} for part in parts]
+
+    @torch.no_grad()
+    def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
+        return self.forward_embeds(rows, self.decoder.embed(rows.token), taps, logits)
+
+    @torch.no_grad()
+    def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
+        placement = self.place(rows)
+        hidden, tapped = self.forward_layers(placement, embeds, range(self.num_layers), taps)
+        features = self.decoder.finish(hidden)
+        tapped[FINAL] = features
+        scores = self.decoder.logits(features) if logits else features.new_empty((0, self.vocab_size))
+        return Output(scores, tapped, rows.index())
+
+    def place(self, rows: Rows) -> Placement:
+        first = tuple(self.store.reserve(slot, n) for slot, n in zip(rows.slots, rows.counts, strict=True))
+        attend: PaddedAttention | RaggedAttention
+        if self.masks is None:
+            attend = PaddedAttention(self.store, rows, first)
+        else:
+            attend = RaggedAttention(self.store, rows, first, self.masks)
+        base = [self.store.lengths[slot] for slot in rows.slots]
+        if len(base) == 1:
+            return Placement(rows, rows.depth + base[0], first, attend)
+        repeats = torch.tensor(rows.counts, device=self.device)
+        offset = torch.repeat_interleave(torch.tensor(base, device=self.device), repeats)
+        return Placement(rows, rows.depth + offset, first, attend)
+
+    @torch.no_grad()
+    def forward_layers(
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        return self.decoder.run(hidden, placement.position, placement.attend, layers, taps)
+
+    def embed(self, token: Tensor) -> Tensor:
+        return self.decoder.embed(token)
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.decoder.finish(hidden)
+        return features, self.decoder.logits(features)
+
+    def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
+        for b, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            self.store.keep(slot, count, None if keep is None else keep[b])
+
+    def rollback(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        for slot, length in zip(slots, lengths, strict=True):
+            self.store.truncate(slot, length)
+
+    def snapshot(self, slot: int) -> Snapshot:
+        return self.store.snapshot(slot)
+
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        self.store.restore(slot, snapshot)
+
+    def submit(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Future[Output]:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="foredraft-executor")
+        return self._worker.submit(self.forward, rows, taps, logits)
+
+
+def _chunks(tokens: Sequence[Sequence[int]], size: int) -> Iterator[tuple[list[int], list[Sequence[int]]]]:
+    """Cut prompts into passes of at most `size` tokens; short prompts share a pass."""
+    who: list[int] = []
+    runs: list[Sequence[int]] = []
+    room = size
+    for b, prompt in enumerate(tokens):
+        begin = 0
+        while begin < len(prompt):
+            part = prompt[begin : begin + room]
+            who.append(b)
+            runs.append(part)
+            begin, room = begin + len(part), room - len(part)
+            if room == 0:
+                yield who, runs
+                who, runs, room = [], [], size
+    if who:
+        yield who, runs

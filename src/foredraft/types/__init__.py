@@ -1,0 +1,25 @@
+"""The records that travel between the parts. No part's logic lives here, and nothing here imports a part."""
+
+from .drafts import DraftBatch, DraftTree, Kind, Topology
+from .laws import Law, Laws
+from .params import SamplingParams
+from .results import Completion, Event, Stats
+from .sequence import Sequence
+from .verdict import Reason, TreeVerdict, Verdict
+
+__all__ = [
+    "Completion",
+    "DraftBatch",
+    "DraftTree",
+    "Event",
+    "Kind",
+    "Law",
+    "Laws",
+    "Reason",
+    "SamplingParams",
+    "Sequence",
+    "Stats",
+    "Topology",
+    "TreeVerdict",
+    "Verdict",
+]

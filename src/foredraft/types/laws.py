@@ -1,0 +1,32 @@
+"""Probability laws as the rules see them: something to look tokens up in and to draw from.
+
+`Laws` holds one law per tree row and sequence and works a row out only when a rule visits it, so that a walk of
+three nodes through a tree of sixty never pays for sixty softmaxes. `Law` is one visited row of each sequence.
+Rows are numbered like the target's forward pass: row 0 follows the root, row i + 1 follows node i.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Law(Protocol):
+    """One next-token law per sequence of the batch, over the target's vocabulary."""
+
+    def prob(self, token: Tensor) -> Tensor:
+        """Probability of one token per sequence: [B] int64 -> [B] float."""
+
+    def dense(self) -> Tensor:
+        """The whole law, [B, V]; a fresh tensor that the caller may change."""
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """Inverse-CDF draw: [B] uniforms in [0, 1) -> [B] tokens, never one of probability zero."""
+
+
+class Laws(Protocol):
+    """The laws of all rows of a batch of trees, worked out on demand."""
+
+    def at(self, row: Tensor) -> Law:
+        """The law at one row per sequence, [B] int64."""

@@ -1,0 +1,56 @@
+"""How one request wants its tokens drawn. Names follow vLLM and the OpenAI API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling options of one request; checked at construction."""
+
+    temperature: float = 0.0  # 0 = greedy
+    top_k: int = 0  # 0 = all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0  # drop tokens below this share of the likeliest one
+    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    presence_penalty: float = 0.0  # over the output, as in the OpenAI API
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None = a fresh one per request
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # report this many alternatives per emitted token; 0 = the token's own only
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        checks = (
+            (self.temperature >= 0, "temperature must be 0 (greedy) or positive"),
+            (self.top_k >= 0, "top_k must be 0 (off) or positive"),
+            (0 < self.top_p <= 1, "top_p must lie in (0, 1]"),
+            (0 <= self.min_p <= 1, "min_p must lie in [0, 1]"),
+            (self.repetition_penalty > 0, "repetition_penalty must be positive"),
+            (self.max_new_tokens > 0, "max_new_tokens must be at least 1"),
+            (self.logprobs is None or self.logprobs >= 0, "logprobs must be 0 or positive"),
+        )
+        for ok, message in checks:
+            if not ok:
+                raise UsageError(message)
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the law of a row depends on which tokens came before it other than through the model."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def truncated(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [f.name for f in fields(cls)]

@@ -1,0 +1,35 @@
+"""The token state of one request: what drafters and the scheduler may know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Committed tokens of one request. The last one is *pending*: emitted, but with no K/V in any cache yet."""
+
+    id: int
+    tokens: list[int]  # prompt and output
+    prompt_length: int
+    params: SamplingParams
+    seed: int  # key of the request's dice
+    slot: int = -1  # row of the target's K/V store while the sequence runs
+    round: int = 0  # verification rounds so far: part of the key of the dice
+    draft_limit: int = 0  # most nodes worth drafting this round, set by the scheduler
+    notes: dict[str, object] = field(default_factory=dict)  # for drafters that keep small state by request
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def room(self) -> int:
+        """Tokens that the request may still emit."""
+        return self.params.max_new_tokens - self.generated

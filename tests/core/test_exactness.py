@@ -1,0 +1,139 @@
+"""T1 of the spec: every rule on every kind of drafts, in both forms, under the exact interpreter.
+
+A rule is exact where it says so and biased where it does not: the declared table is held to the enumerated one.
+Lengths are one more than the drafted depth, so that the rows behind accepted drafts are tested too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from foredraft.core.rules import RULES, Rule, check_pair, default_rule
+from foredraft.errors import BiasedPairError
+from foredraft.types import Kind, Topology
+from kit.exactness import distortion, first_tokens, is_exact, method_of
+from kit.tables import TableModel, at_temperature_zero, dirichlet
+
+Pair = tuple[TableModel, TableModel]
+EXACT = [rule for rule in RULES.values() if not rule.lossy]
+DECLARED = [(rule, kind, topology) for rule in EXACT for kind, topology in sorted(rule.exact_for, key=str)]
+UNDECLARED = [
+    (rule, kind, topology)
+    for rule in EXACT
+    for kind in Kind
+    for topology in Topology
+    if (kind, topology) not in rule.exact_for
+]
+# With one child per node "the k - 1 likeliest, then one draw" is a single draw from q, so p/q rules happen to be right.
+# They refuse it all the same: a drafter of this kind that ends up with one child may have chosen it.
+EXACT_BUT_REFUSED = {(Kind.TOP_THEN_SAMPLED, Topology.CHAIN)}
+SHAPES = {Topology.CHAIN: ((1,), (1, 1)), Topology.TREE: ((2,), (3,))}
+JOINT_SHAPES = {Topology.CHAIN: (1, 1), Topology.TREE: (2, 2)}
+
+
+def name_of(value: object) -> str:
+    return str(getattr(value, "name", value)).lower()
+
+
+def models(rule: Rule, vocab: int, seeds: range, alphas: tuple[float, ...] = (0.3, 1.0, 3.0)) -> Iterator[Pair]:
+    """Random (target, draft) pairs: full laws, and laws that leave tokens out. Greedy rules get one-hot targets."""
+    for seed in seeds:
+        for alpha in alphas:
+            for support in (None, vocab - 1):
+                target = dirichlet(vocab, 2 * seed, alpha, None if seed % 2 else support)
+                target = at_temperature_zero(target) if rule.greedy_only else target
+                yield target, dirichlet(vocab, 2 * seed + 1, alpha, support)
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
+@pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
+def test_declared_pairs_are_exact(rule: Rule, kind: Kind, topology: Topology, batched: bool) -> None:
+    pairs = models(rule, 3, range(1), (1.0,)) if batched else models(rule, 3, range(2))
+    for target, drafter in pairs:
+        for shape in SHAPES[topology]:
+            assert is_exact(method_of(rule, target, drafter, shape, kind, batched=batched), target, len(shape) + 1)
+
+
+@pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
+def test_declared_pairs_are_exact_jointly(rule: Rule, kind: Kind, topology: Topology) -> None:
+    """Two drafted levels. Independent draws come from two tokens here, or the outcomes would be too many."""
+    target, drafter = dirichlet(3, 7), dirichlet(3, 8, support=2 if kind == Kind.SAMPLED_IID else None)
+    target = at_temperature_zero(target) if rule.greedy_only else target
+    assert is_exact(method_of(rule, target, drafter, JOINT_SHAPES[topology], kind), target, 3)
+
+
+@pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
+def test_batched_forms_are_exact_jointly(rule: Rule, kind: Kind, topology: Topology) -> None:
+    """As above, with draft laws of two tokens, which keep the number of outcomes small."""
+    target, drafter = dirichlet(3, 20), dirichlet(3, 21, support=2)
+    target = at_temperature_zero(target) if rule.greedy_only else target
+    assert is_exact(method_of(rule, target, drafter, JOINT_SHAPES[topology], kind, batched=True), target, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
+@pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
+def test_declared_pairs_are_exact_on_many_laws(rule: Rule, kind: Kind, topology: Topology, batched: bool) -> None:
+    for target, drafter in models(rule, 4, range(100, 117)):
+        for shape in SHAPES[topology]:
+            assert is_exact(method_of(rule, target, drafter, shape, kind, batched=batched), target, len(shape) + 1)
+    for target, drafter in models(rule, 3, range(200, 202)):
+        assert is_exact(method_of(rule, target, drafter, JOINT_SHAPES[topology], kind, batched=batched), target, 3)
+
+
+@pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
+def test_temperature_zero_is_the_limit_of_every_rule(rule: Rule, kind: Kind, topology: Topology) -> None:
+    for seed in range(3):
+        target, drafter = at_temperature_zero(dirichlet(3, seed)), dirichlet(3, 50 + seed)
+        law = first_tokens(method_of(rule, target, drafter, SHAPES[topology][1], kind), target, 2)
+        assert np.array_equal(law.round(12), target.joint(2))
+
+
+@pytest.mark.parametrize(("rule", "kind", "topology"), UNDECLARED, ids=name_of)
+def test_undeclared_pairs_are_refused_and_biased(rule: Rule, kind: Kind, topology: Topology) -> None:
+    with pytest.raises(BiasedPairError, match=rule.name) as refusal:
+        check_pair(rule, frozenset({kind}), topology)
+    assert repr(default_rule(frozenset({kind}), topology).name) in str(refusal.value)
+    worst = max(
+        distortion(method_of(rule, target, drafter, shape, kind), target, 3)
+        for target, drafter in models(rule, 3, range(2))
+        for shape in SHAPES[topology]
+    )
+    assert worst < 1e-10 if (kind, topology) in EXACT_BUT_REFUSED else worst > 1e-3
+
+
+@pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
+def test_declared_pairs_are_let_through(rule: Rule, kind: Kind, topology: Topology) -> None:
+    check_pair(rule, frozenset({kind}), topology)
+    assert rule.exact_with(frozenset({kind}), topology)
+
+
+def test_greedy_alone_needs_temperature_zero() -> None:
+    target, drafter = dirichlet(3, 1), dirichlet(3, 2)
+    for rule in EXACT:
+        method = method_of(rule, target, drafter, (1,), Kind.SAMPLED_WITHOUT_REPLACEMENT)
+        assert is_exact(method, target, 2) != rule.greedy_only
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
+@pytest.mark.parametrize(
+    "kinds",
+    [(Kind.CHOSEN, Kind.SAMPLED_WITHOUT_REPLACEMENT), (Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.CHOSEN)],
+    ids=str,
+)
+def test_the_residual_rule_mixes_chosen_and_drawn_levels(kinds: tuple[Kind, Kind], batched: bool) -> None:
+    target, drafter = dirichlet(3, 5), dirichlet(3, 6)
+    method = method_of(RULES["residual"], target, drafter, (2, 2), kinds, batched=batched)
+    assert is_exact(method, target, 3)
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=name_of)
+def test_plain_decoding_is_every_rule_without_drafts(kind: Kind) -> None:
+    target, drafter = dirichlet(4, 3), dirichlet(4, 4)
+    for rule in EXACT:
+        mine = at_temperature_zero(target) if rule.greedy_only else target
+        for batched in (False, True):
+            assert is_exact(method_of(rule, mine, drafter, (), kind, batched=batched), mine, 2)

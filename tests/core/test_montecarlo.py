@@ -1,0 +1,46 @@
+"""T3 of the spec: the production path, with keyed dice and float32 laws, on a large batch of rounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft.core.rules import RULES, Rule
+from foredraft.types import Kind, Topology
+from kit.rounds import Rounds, chance_of
+from kit.tables import dirichlet, mixed
+
+COUNT = 200_000
+CASES = [
+    (rule, kind, topology)
+    for rule in RULES.values()
+    if not rule.lossy and not rule.greedy_only
+    for kind, topology in sorted(rule.exact_for, key=str)
+]
+LEVEL = 1e-3 / len(CASES)  # one thousandth, shared by all cases
+
+
+def rounds(kind: Kind, topology: Topology, seed: int) -> Rounds:
+    drafter = dirichlet(8, 2 * seed, 0.7)
+    target = mixed(drafter, dirichlet(8, 2 * seed + 1, 0.7, support=7), 0.4)
+    independent = (3,) if kind == Kind.SAMPLED_IID else (3, 2)
+    return Rounds(target, drafter, (1, 1) if topology is Topology.CHAIN else independent, kind, COUNT, seed)
+
+
+@pytest.mark.parametrize(("rule", "kind", "topology"), CASES, ids=lambda value: str(getattr(value, "name", value)))
+def test_emitted_texts_follow_the_target(rule: Rule, kind: Kind, topology: Topology) -> None:
+    sample = rounds(kind, topology, seed=3)
+    assert chance_of(sample.texts(rule), sample.target.joint(2)) > LEVEL
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "topology"),
+    [
+        ("residual-iid", Kind.SAMPLED_WITHOUT_REPLACEMENT, Topology.TREE),
+        ("residual", Kind.TOP_THEN_SAMPLED, Topology.TREE),
+        ("chain", Kind.CHOSEN, Topology.CHAIN),
+        ("greedy", Kind.CHOSEN, Topology.CHAIN),
+    ],
+)
+def test_the_check_flags_biased_pairs(rule: str, kind: Kind, topology: Topology) -> None:
+    sample = rounds(kind, topology, seed=3)
+    assert chance_of(sample.texts(RULES[rule]), sample.target.joint(2)) < LEVEL

@@ -1,0 +1,122 @@
+"""Law 3 of the design: a rule's batched form agrees with its readable form, whatever stands next to it in the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.core.dice import KeyedDice
+from foredraft.core.laws import TableLaws
+from foredraft.core.rules import RULES, BatchCase, Rule, tree_case
+from foredraft.types import Kind, Topology
+from kit.drafting import Draft, batch_case_of, draft_tree
+from kit.exactness import emitted
+from kit.tables import at_temperature_zero, behind, dirichlet, mixed
+
+VOCAB = 50
+EXACT = [rule for rule in RULES.values() if not rule.lossy]
+CASES = [(rule, (kind,), topology) for rule in EXACT for kind, topology in sorted(rule.exact_for, key=str)]
+MIXED = (Kind.CHOSEN, Kind.SAMPLED_WITHOUT_REPLACEMENT)
+CASES += [
+    (RULES[name], MIXED, topology) for name in ("residual", "one-hot", "sample-and-match") for topology in Topology
+]
+
+
+def name_of(value: object) -> str:
+    return "+".join(kind.name for kind in value) if isinstance(value, tuple) else str(getattr(value, "name", value))
+
+
+def dice_of(seed: int, batch: int) -> KeyedDice:
+    rng = np.random.default_rng(seed)
+    keys = torch.from_numpy(rng.integers(-(2**62), 2**62, batch))
+    return KeyedDice(keys, torch.from_numpy(rng.integers(0, 99, batch)), torch.from_numpy(rng.integers(0, 999, batch)))
+
+
+def random_case(
+    rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int, dtype: torch.dtype = torch.float64
+) -> BatchCase:
+    """Up to seven sequences with ragged drafts, some empty, cut anywhere, each level of one of the kinds."""
+    rng = np.random.default_rng(seed)
+    batch = int(rng.integers(1, 8))
+    drafter = dirichlet(VOCAB, seed, 0.1)
+    target = mixed(drafter, dirichlet(VOCAB, seed + 1, 0.1), 0.6)
+    dice = dice_of(seed, batch)
+    drafts: list[Draft] = []
+    for b in range(batch):
+        depth = int(rng.integers(0, 4))
+        shape = [1 if topology is Topology.CHAIN else int(rng.integers(1, 4)) for _ in range(depth)]
+        levels = [Kind(int(rng.choice(kinds))) for _ in range(depth)]
+        drafts.append(draft_tree(drafter, shape, levels, dice.choose(torch.tensor([b]))))
+    model = at_temperature_zero(target) if rule.greedy_only or seed % 5 == 0 else target
+    case = batch_case_of(drafts, model, drafter, dtype)(dice)
+    limits = [int(rng.integers(0, 12)) for _ in range(batch)]
+    return replace(case, drafts=case.drafts.cut(limits))
+
+
+def alone(case: BatchCase, index: int) -> BatchCase:
+    """One sequence of a batch as a batch of its own, padding included."""
+    which = torch.tensor([index])
+    drafts = case.drafts
+    columns = {
+        name: None if getattr(drafts, name) is None else getattr(drafts, name)[which]
+        for name in ("token", "parent", "depth", "order", "length", "multiplicity", "node_kind")
+    }
+    laws, target = drafts.laws, case.target
+    assert isinstance(laws, TableLaws) and isinstance(target, TableLaws)
+    own = replace(drafts, **columns, laws=TableLaws(laws.probs[which]), lengths_host=None)
+    return BatchCase(own, TableLaws(target.probs[which]), case.dice.choose(which))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(("rule", "kinds", "topology"), CASES, ids=name_of)
+def test_batched_form_agrees_with_the_readable_form(
+    rule: Rule, kinds: tuple[Kind, ...], topology: Topology, dtype: torch.dtype
+) -> None:
+    accepted = 0
+    for seed in range(6):
+        case = random_case(rule, kinds, topology, seed, dtype)
+        case.drafts.check()
+        verdict = rule.verify_batch(case)
+        for b in range(case.drafts.batch):
+            own = verdict.row(b)
+            assert own == rule.verify(tree_case(case, b))
+            assert (verdict.path[b, len(own.path) :] == -1).all()
+            assert (verdict.reason[b, len(own.path) + 1 :] == 0).all()
+            accepted += len(own.path)
+    assert accepted > 0, "a comparison that never accepts says little"
+
+
+@pytest.mark.parametrize(("rule", "kinds", "topology"), CASES, ids=name_of)
+def test_a_verdict_does_not_depend_on_batch_mates(rule: Rule, kinds: tuple[Kind, ...], topology: Topology) -> None:
+    for seed in range(20, 24):
+        case = random_case(rule, kinds, topology, seed)
+        verdict = rule.verify_batch(case)
+        for b in range(case.drafts.batch):
+            assert rule.verify_batch(alone(case, b)).row(0) == verdict.row(b)
+
+
+STABLE = [rule for rule in EXACT if rule.seed_stable]
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=name_of)
+@pytest.mark.parametrize("rule", STABLE, ids=name_of)
+def test_seed_stable_rules_write_the_text_of_plain_decoding(rule: Rule, kind: Kind) -> None:
+    plain = text_of(rule, Kind.CHOSEN, ())
+    for shape in ((1, 1, 1), (2, 2), (3,)):
+        assert text_of(rule, kind, shape) == plain
+
+
+def text_of(rule: Rule, kind: Kind, shape: tuple[int, ...], length: int = 16) -> list[int]:
+    """What a seed writes in rounds of such drafts."""
+    drafter = dirichlet(8, 1, 0.5)
+    target = mixed(drafter, dirichlet(8, 2, 0.5), 0.7)
+    text: list[int] = []
+    for turn in range(length):
+        dice = KeyedDice(torch.tensor([77]), torch.tensor([turn]), torch.tensor([len(text)]))
+        p, q = behind(target, text), behind(drafter, text)
+        draft = draft_tree(q, shape, kind, dice)
+        text += emitted(draft, rule.verify_batch(batch_case_of([draft], p, q)(dice)).row(0))
+    return text[:length]

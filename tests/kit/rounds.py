@@ -1,0 +1,155 @@
+"""Many rounds at once, the way production runs them: drafts for a large batch, drawn and judged as tensors.
+
+Contexts are numbered like a heap: the root is 0 and token v behind context c is c * V + v + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from foredraft.core.dice import KeyedDice, Purpose
+from foredraft.core.laws import DenseLaw, LazyLaws
+from foredraft.core.rules import BatchCase, Rule
+from foredraft.core.tree import static_tree
+from foredraft.types import DraftBatch, Kind, Law, Verdict
+
+from .tables import Array, Prefix, TableModel
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """N independent rounds of one (target, draft) pair on shape `shape`; every round has its own seed."""
+
+    target: TableModel
+    drafter: TableModel
+    shape: Sequence[int]
+    kind: Kind
+    count: int
+    seed: int = 0
+
+    @property
+    def dice(self) -> KeyedDice:
+        every = torch.arange(self.count, dtype=torch.int64)
+        return KeyedDice(every * 7919 + self.seed, every % 5, every % 11)
+
+    def texts(self, rule: Rule) -> Tensor:
+        """[N, 2] the first two tokens of every round, continued by the target where the round emitted one."""
+        drafts, context = self.draft()
+        p = table_of(self.target, len(self.shape) + 1)
+        case = BatchCase(drafts, LazyLaws(lambda row: law_at(p, context, row)), self.dice)
+        verdict = rule.verify_batch(case)
+        first = _token_at(drafts, verdict, 0)
+        drawn = DenseLaw(p[first + 1]).draw(torch.rand(self.count, generator=torch.Generator().manual_seed(self.seed)))
+        second = torch.where(verdict.accepted > 0, _token_at(drafts, verdict, 1), drawn)
+        return torch.stack([first, second], dim=1)
+
+    def draft(self) -> tuple[DraftBatch, Tensor]:
+        """The drafts, and the context [N, nodes + 1] behind every row."""
+        q, vocab = table_of(self.drafter, len(self.shape)), self.drafter.vocab
+        shape = static_tree(self.shape)
+        nodes = len(shape.parent)
+        token = torch.zeros((self.count, nodes), dtype=torch.int64)
+        context = torch.zeros((self.count, nodes + 1), dtype=torch.int64)
+        for parent in sorted(set(shape.parent)):
+            children = [i for i, above in enumerate(shape.parent) if above == parent]
+            token[:, children] = self._candidates(q[context[:, parent + 1]], len(children), parent)
+            context[:, [i + 1 for i in children]] = context[:, parent + 1, None] * vocab + token[:, children] + 1
+        depth = [len(_path(shape.parent, i)) for i in range(nodes)]
+        drafts = DraftBatch(
+            token,
+            _wide(shape.parent, self.count),
+            _wide(depth, self.count),
+            _wide(shape.rank, self.count),
+            torch.full((self.count,), nodes),
+            self.kind,
+            branching=max(self.shape),
+            levels=len(self.shape),
+            laws=LazyLaws(lambda row: law_at(q, context, row)),
+        )
+        return (
+            merge_equal(drafts, context) if self.kind == Kind.SAMPLED_IID and max(self.shape) > 1 else (drafts, context)
+        )
+
+    def _candidates(self, law: Tensor, count: int, parent: int) -> Tensor:
+        """[N, count] children of one node in draw order; equal i.i.d. draws are not merged yet."""
+        chosen = {Kind.CHOSEN: count, Kind.TOP_THEN_SAMPLED: count - 1}.get(self.kind, 0)
+        found = list(law.topk(chosen, dim=1).indices.unbind(dim=1))
+        node = torch.full((self.count,), parent)
+        for turn in range(chosen, count):
+            left = law.clone()
+            if found and self.kind != Kind.SAMPLED_IID:
+                left.scatter_(1, torch.stack(found, dim=1), 0.0)
+            found.append(self.dice.draw(DenseLaw(left), Purpose.DRAFT, node, turn))
+        return torch.stack(found, dim=1)
+
+
+def merge_equal(drafts: DraftBatch, context: Tensor) -> tuple[DraftBatch, Tensor]:
+    """Merge equal i.i.d. draws below the root, in the order of first sight. For trees of one level."""
+    assert drafts.levels == 1
+    token = drafts.token
+    same = token[:, :, None] == token[:, None, :]
+    first = ~torch.tril(same, diagonal=-1).any(dim=2)
+    front = (~first).to(torch.int8).argsort(dim=1, stable=True)
+    merged = DraftBatch(
+        token.gather(1, front),
+        drafts.parent,
+        drafts.depth,
+        drafts.order,
+        first.sum(dim=1),
+        drafts.kind,
+        drafts.branching,
+        drafts.levels,
+        drafts.laws,
+        same.sum(dim=2).gather(1, front),
+    )
+    return merged, torch.cat([context[:, :1], context[:, 1:].gather(1, front)], dim=1)
+
+
+def table_of(model: TableModel, depth: int) -> Tensor:
+    """[contexts, V] float32: the laws of all prefixes up to `depth` tokens, in heap order."""
+    level: list[Prefix] = [()]
+    rows = []
+    for _ in range(depth + 1):
+        rows += [model.next_law(prefix) for prefix in level]
+        level = [(*prefix, v) for prefix in level for v in range(model.vocab)]
+    return torch.from_numpy(np.stack(rows)).to(torch.float32)
+
+
+def law_at(table: Tensor, context: Tensor, row: Tensor) -> Law:
+    return DenseLaw(table[context.gather(1, row[:, None])[:, 0]])
+
+
+def chance_of(texts: Tensor, law: Array) -> float:
+    """p-value of a chi-square test of the observed cells; cells that expect fewer than five are merged."""
+    vocab = law.shape[-1]
+    cells = torch.bincount(texts[:, 0] * vocab + texts[:, 1], minlength=vocab * vocab).numpy().astype(float)
+    expected = law.reshape(-1) * len(texts)
+    rare = expected < 5
+    seen = np.append(cells[~rare], cells[rare].sum())
+    hoped = np.append(expected[~rare], expected[rare].sum())
+    if hoped[-1] == 0:
+        assert seen[-1] == 0, "a token of probability zero was emitted"
+        seen, hoped = seen[:-1], hoped[:-1]
+    return float(chisquare(seen, hoped * seen.sum() / hoped.sum()).pvalue)
+
+
+def _token_at(drafts: DraftBatch, verdict: Verdict, place: int) -> Tensor:
+    """[N] token at `place` of each emitted text; the target's own token from the end of the path on."""
+    if place >= verdict.path.shape[1]:
+        return verdict.token
+    node = verdict.path[:, place]
+    return torch.where(node >= 0, drafts.token.gather(1, node.clamp(min=0)[:, None])[:, 0], verdict.token)
+
+
+def _path(parent: list[int], node: int) -> list[int]:
+    return [] if node < 0 else [*_path(parent, parent[node]), node]
+
+
+def _wide(column: list[int], count: int) -> Tensor:
+    return torch.tensor(column).expand(count, -1).contiguous()
