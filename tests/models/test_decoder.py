@@ -108,7 +108,7 @@ def test_layer_ranges_compose() -> None:
     x, positions = decoder.embed(torch.arange(9)), torch.arange(9)
     whole, _ = decoder.run(x, positions, Causal())
     attend = Causal()
-    half, taps = decoder.run(x, positions, attend, range(0, 1), taps=(0, 1, 2))
+    half, taps = decoder.run(x, positions, attend, range(1), taps=(0, 1, 2))
     rest, _ = decoder.run(half, positions, attend, range(1, 2))
     assert torch.equal(rest, whole)
     assert sorted(taps) == [0, 1]
@@ -161,4 +161,6 @@ def test_packing_changes_only_rounding() -> None:
         pytest.skip("this CPU has no bf16 instructions")
     ids = torch.arange(10)
     assert torch.allclose(forward(packed, ids), forward(exact, ids), atol=0.02)
-    assert torch.equal(packed.logits(torch.ones(1, 576).bfloat16(), ids), exact.logits(torch.ones(1, 576).bfloat16(), ids))
+    assert torch.equal(
+        packed.logits(torch.ones(1, 576).bfloat16(), ids), exact.logits(torch.ones(1, 576).bfloat16(), ids)
+    )

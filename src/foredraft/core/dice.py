@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from ..types import Law
-
-_MASK = (1 << 64) - 1
-# Odd constants of the SplitMix64 finaliser (Steele, Lea and Flood, 2014).
-_GOLDEN, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+from .hashing import hashed_uniform, state_of
 
 
 class Purpose(IntEnum):
@@ -43,10 +40,10 @@ class Dice(Protocol):
         """[B] tokens drawn from `law`."""
 
     def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        """[B] tokens drawn with the uniform of the absolute position `depth` tokens behind the root.
+        """[B] tokens drawn with the dice of the absolute position `depth` tokens behind the root.
 
-        Whoever decides that position, in whatever round, rolls the same number: the text of a seed is then the same
-        with speculation on, off or batched.
+        Whoever decides that position, in whatever round, rolls the same dice: the text of a seed is then the same with
+        speculation on, off or batched.
         """
 
     def choose(self, index: Tensor) -> Dice:
@@ -72,45 +69,7 @@ class KeyedDice:
         return law.draw(self.uniform(self.round, purpose, node, turn))
 
     def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        return law.draw(self.uniform(self.position + depth, Purpose.EMIT, torch.zeros_like(depth)))
+        return law.race(state_of(self.seed, self.position + depth, torch.zeros_like(depth), int(Purpose.EMIT), 0))
 
     def choose(self, index: Tensor) -> KeyedDice:
         return KeyedDice(self.seed[index], self.round[index], self.position[index])
-
-
-def hashed_uniform(seed: Tensor, counter: Tensor, node: Tensor, purpose: int, turn: int) -> Tensor:
-    """Uniforms in [0, 1) from int64 keys, elementwise; 53 random bits each."""
-    state = _mix(seed + _signed(_GOLDEN))
-    state = _mix(state ^ (counter * _signed(_MIX_A) + purpose))
-    state = _mix(state ^ (node * _signed(_MIX_B) + turn))
-    return _shift(state, 11).to(torch.float64) * 2.0**-53
-
-
-def uniform_of(seed: int, counter: int, node: int, purpose: int, turn: int) -> float:
-    """`hashed_uniform` on Python integers, the slow twin."""
-    state = _mix_int(seed + _GOLDEN)
-    state = _mix_int(state ^ ((counter * _MIX_A + purpose) & _MASK))
-    state = _mix_int(state ^ ((node * _MIX_B + turn) & _MASK))
-    return (state >> 11) * 2.0**-53
-
-
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _signed(_MIX_A)
-    x = (x ^ _shift(x, 27)) * _signed(_MIX_B)
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64, whose own >> keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix_int(x: int) -> int:
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * _MIX_A) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_B) & _MASK
-    return x ^ (x >> 31)
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 64) if x >> 63 else x

@@ -9,9 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..types import Law
+from .hashing import exponentials
+
+_BLOCK = 256  # tokens per block of a race
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class DenseLaw:
 
     def draw(self, uniform: Tensor) -> Tensor:
         return inverse_cdf(self.probs, uniform)
+
+    def race(self, key: Tensor) -> Tensor:
+        return race(self.probs, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,9 @@ class PointLaw:
         return out.scatter_(1, self.token[:, None], 1.0)
 
     def draw(self, uniform: Tensor) -> Tensor:
+        return self.token
+
+    def race(self, key: Tensor) -> Tensor:
         return self.token
 
 
@@ -69,6 +79,9 @@ class MappedLaw:
     def draw(self, uniform: Tensor) -> Tensor:
         return self.ids[self.inner.draw(uniform)]
 
+    def race(self, key: Tensor) -> Tensor:
+        return self.ids[self.inner.race(key)]
+
 
 @dataclass(frozen=True, slots=True)
 class TableLaws:
@@ -89,6 +102,20 @@ class LazyLaws:
 
     def at(self, row: Tensor) -> Law:
         return self.work_out(row)
+
+
+def race(probs: Tensor, key: Tensor) -> Tensor:
+    """One exponential race per row of [B, V]: the token with the largest p / E wins, E one exponential per token.
+
+    Run as two races, among blocks of tokens by their mass and then inside the winner: the same law for fewer hashes.
+    """
+    batch, vocab = probs.shape
+    blocks = F.pad(probs, (0, -vocab % _BLOCK)).view(batch, -1, _BLOCK)
+    mass = blocks.sum(dim=2)
+    noise = exponentials(key, mass.shape[1] + _BLOCK).to(probs.dtype)
+    block = (mass / noise[:, _BLOCK:]).argmax(dim=1)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, _BLOCK))[:, 0]
+    return block * _BLOCK + (inside / noise[:, :_BLOCK]).argmax(dim=1)
 
 
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from ..types import DraftBatch, Law, SamplingParams
 from .laws import DenseLaw, PointLaw
 
 # Rows are truncated by looking at this many of the likeliest tokens first; almost always they are enough.
 _HEAD = 512
+# Logits divided by a smaller temperature could overflow; at this one every law is a point mass already.
+_COLDEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class ParamBlock:
             return None if tensor is None else tensor[:, None]
 
         greedy = [p.temperature == 0 for p in params]
-        temperature = [1.0 if p.temperature == 0 else p.temperature for p in params]
+        temperature = [1.0 if p.temperature == 0 else max(p.temperature, _COLDEST) for p in params]
         ks = [float(p.top_k if 0 < p.top_k < vocab else vocab) for p in params]
         return cls(
             temperature=torch.tensor(temperature, dtype=torch.float32, device=device),
@@ -90,6 +93,8 @@ def _bias(params: Seq[SamplingParams], vocab: int, device: torch.device | str) -
     bias = torch.zeros((len(params), vocab), device=device)
     for row, p in enumerate(params):
         for token, value in p.logit_bias.items():
+            if not 0 <= token < vocab:
+                raise UsageError(f"logit_bias names token {token}, but the vocabulary has {vocab}")
             bias[row, token] = value
     return bias
 
@@ -124,25 +129,19 @@ def truncate(logits: Tensor, block: ParamBlock) -> Tensor:
 
 def _cut(logits: Tensor, block: ParamBlock, head: int) -> Tensor | None:
     """[B, 1] smallest logit that stays, found among the `head` largest; None if they do not suffice."""
+    vocab = logits.shape[1]
     top = logits.topk(head, dim=1).values  # [B, head], descending
-    whole = head == logits.shape[1]
-    keep = torch.full_like(logits[:, 0], float(head))
-    if block.top_k is not None:
-        if not whole and bool(((block.top_k > head) & (block.top_k < logits.shape[1])).any()):
-            return None
-        keep = torch.minimum(keep, block.top_k.to(keep.dtype))
+    keep = torch.full_like(logits[:, 0], vocab, dtype=torch.int64) if block.top_k is None else block.top_k
     if block.top_p is not None:
         rank = torch.arange(head, device=logits.device)[None, :]
         share = torch.exp(top - _log_mass(logits, top, block, head))
         mass = share.masked_fill(rank >= keep[:, None], 0.0).cumsum(dim=1)
-        short = mass < block.top_p[:, None]  # a token stays while the mass before it is short of top_p
-        if not whole and bool((short[:, -1] & (keep == head)).any()):
-            return None
-        keep = torch.minimum(keep, 1.0 + short.sum(dim=1))
-    elif not whole and bool((keep == head).any()):
+        short = (mass < block.top_p[:, None]).sum(dim=1)  # a token stays while the mass before it is short of top_p
+        keep = torch.minimum(keep, torch.where(block.top_p < 1, short + 1, vocab))
+    if head < vocab and bool(((keep > head) & (keep < vocab)).any()):
         return None
-    index = (keep.to(torch.int64).clamp(min=1, max=head) - 1)[:, None]
-    return top.gather(1, index)
+    cut = top.gather(1, (keep.clamp(max=head) - 1)[:, None])
+    return cut.masked_fill((keep >= vocab)[:, None], -torch.inf)  # such rows keep everything
 
 
 def _log_mass(logits: Tensor, top: Tensor, block: ParamBlock, head: int) -> Tensor:

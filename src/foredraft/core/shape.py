@@ -231,3 +231,6 @@ class PickedLaw:
 
     def draw(self, uniform: Tensor) -> Tensor:
         return self._pick({i: self.laws[i].draw(uniform) for i in set(self.index)})
+
+    def race(self, key: Tensor) -> Tensor:
+        return self._pick({i: self.laws[i].race(key) for i in set(self.index)})

@@ -106,13 +106,13 @@ def static_tree(shape: Seq[int] | Seq[Seq[int]]) -> Shape:
     """
     paths = _rank_paths(shape)
     index = {path: node for node, path in enumerate(paths)}
-    if len(index) != len(paths):
-        raise ValueError("a static tree lists the same path twice")
+    if () in index or len(index) != len(paths):
+        raise ValueError("a static tree lists the root, or one path twice")
+    index[()] = -1
     for path in paths:
-        if len(path) != 1 and path[:-1] not in index:
+        if path[:-1] not in index:
             raise ValueError(f"a static tree holds path {list(path)} without its parent")
-    parent = [index[path[:-1]] if len(path) > 1 else -1 for path in paths]
-    return Shape(parent, [path[-1] for path in paths])
+    return Shape([index[path[:-1]] for path in paths], [path[-1] for path in paths])
 
 
 def _rank_paths(shape: Seq[int] | Seq[Seq[int]]) -> list[tuple[int, ...]]:

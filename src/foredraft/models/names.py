@@ -132,7 +132,7 @@ def _gguf_file(path: Path, progress: Progress) -> Path:
         return folder
     progress(f"checking {path.name}", 0, stat.st_size)
     digest = file_hash(path)
-    folder = cache_home() / "models" / f"{path.stem}-{digest[:16]}"
+    folder = cache_home() / "models" / f"gguf-{digest[:16]}"
     if not is_ready(folder):
         _convert(path, folder, "gguf", progress)
     note.parent.mkdir(parents=True, exist_ok=True)
@@ -153,8 +153,10 @@ def _convert(file: Path, folder: Path, form: str, progress: Progress) -> Path:
 
 
 def _hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ForedraftError("hub ids need another package: pip install foredraft[hf]") from None
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # its exceptions change by version; all of them mean the same to the user

@@ -112,6 +112,7 @@ class TextStream:
     """Text of ids that arrive a few at a time. The pieces add up to the decoding of all ids together.
 
     Ids are decoded from one push back, because a tokenizer may write the first token of a text unlike the others.
+    (A sentencepiece tokenizer takes a character back when bytes that form none follow it; a stream cannot.)
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:

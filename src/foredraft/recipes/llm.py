@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ..engine import Engine, Method, Request
 from ..errors import ForedraftError, UsageError
-from ..models import DEFAULT, Progress, TextStream
-from ..types import Completion, Event, Reason, SamplingParams, Sequence
+from ..models import DEFAULT, Progress
+from ..types import Completion, Reason, SamplingParams, Sequence
 from .loading import Place, load
-from .stops import StopFinder
+from .stops import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, Kitchen, Options, find_recipe
 
 Prompt = str | Seq[int]
@@ -63,8 +63,12 @@ class LLM:
         """A method on this target; built once, so that drafters keep what they have learnt."""
         key = (method, options or Options())
         if key not in self._methods:
-            self._methods[key] = find_recipe(method).build(self._kitchen, key[1])
+            self._methods[key] = self.build_fresh(*key)
         return self._methods[key]
+
+    def build_fresh(self, method: str, options: Options | None = None) -> Method:
+        """A method with drafters that have seen nothing yet; for measurements."""
+        return find_recipe(method).build(self._kitchen, options or Options())
 
     def generate(
         self,
@@ -96,14 +100,18 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None
     ) -> Iterator[Chunk]:
         """Yield an answer piece by piece. Closing the iterator stops the request."""
-        request = self.request(prompt, params or SamplingParams(), method)
+        yield from self.follow(self.request(prompt, params or SamplingParams(), method))
+
+    def follow(self, request: Request) -> Iterator[Chunk]:
+        """Run one request and yield its answer piece by piece."""
         self.engine.add(request)
-        text = TextStream(self.tokenizer)
+        text = StreamedText(self.tokenizer, request.sequence.params.stop)
         try:
             while request.finish_reason is None:
                 for event in self.engine.step():
                     if event.request_id == request.id:
-                        yield self._chunk(event, text)
+                        piece = text.push(event.token_ids, event.finish_reason is not None)
+                        yield Chunk(piece, event.token_ids, event.reasons, event.finish_reason)
             if request.error is not None:
                 raise ForedraftError(request.error)
         finally:
@@ -158,12 +166,6 @@ class LLM:
             logprobs=request.logprobs if request.sequence.params.logprobs is not None else None,
             error=request.error,
         )
-
-    def _chunk(self, event: Event, text: TextStream) -> Chunk:
-        piece = text.push(event.token_ids)
-        if event.finish_reason is not None:
-            piece += text.flush()
-        return Chunk(piece, event.token_ids, event.reasons, event.finish_reason)
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ..models import Tokenizer
+from ..models import TextStream, Tokenizer
 
 
 class StopFinder:
@@ -30,7 +30,31 @@ class StopFinder:
     def _found(self, text: str) -> bool:
         return any(stop in text for stop in self.stops)
 
+    def pending(self, text: str) -> int:
+        """Characters at the end of the text that could still become a stop string."""
+        return max((n for s in self.stops for n in range(1, len(s) + 1) if text.endswith(s[:n])), default=0)
+
     def cut(self, text: str) -> str:
         """The text before the first stop string."""
         places = [text.find(stop) for stop in self.stops if stop in text]
         return text[: min(places)] if places else text
+
+
+class StreamedText:
+    """The text of a streamed answer; holds back what may turn out to be the beginning of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Seq[str]) -> None:
+        self._stream = TextStream(tokenizer)
+        self._finder = StopFinder(tokenizer, stops)
+        self._held = ""
+
+    def push(self, ids: Seq[int], last: bool) -> str:
+        """Text that is certain after these tokens; everything that is left if they are the last."""
+        self._held += self._stream.push(ids)
+        if last:
+            self._held += self._stream.flush()
+            out, self._held = self._finder.cut(self._held), ""
+            return out
+        keep = self._finder.pending(self._held)
+        out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return out

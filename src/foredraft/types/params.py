@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import inf
 
 from ..errors import UsageError
 
@@ -30,7 +31,7 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         checks = (
-            (self.temperature >= 0, "temperature must be 0 (greedy) or positive"),
+            (0 <= self.temperature < inf, "temperature must be 0 (greedy) or positive, and finite"),
             (self.top_k >= 0, "top_k must be 0 (off) or positive"),
             (0 < self.top_p <= 1, "top_p must lie in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p must lie in [0, 1]"),

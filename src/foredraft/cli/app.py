@@ -1,0 +1,72 @@
+"""The table of subcommands, and the one place where errors become a line on stderr and an exit code.
+
+0 = done, 1 = it failed, 2 = it was asked for wrongly.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from ..errors import ForedraftError, UsageError
+from .chat import chat
+from .demo import demo
+from .generate import generate
+from .listing import methods, models
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Causal language models write faster by speculation: cheap drafts, checked by the model many at a time.",
+)
+for command in (generate, chat, demo, methods, models):
+    app.command()(command)
+
+# Typer brings its own copy of click in some versions; its usage error is the base of what it exports.
+BadUsage: Any = typer.BadParameter.__base__
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        result = typer.main.get_command(app).main(list(argv) or ["--help"], "foredraft", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except BadUsage as error:
+        return complain(_one_line(error), 2)
+    except UsageError as error:
+        return complain(str(error), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        return complain("interrupted", 1)
+    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ForedraftError as error:
+        return complain(str(error), 1)
+
+
+def complain(message: str, code: int) -> int:
+    print(f"foredraft: {message}", file=sys.stderr)
+    return code
+
+
+def _one_line(error: Any) -> str:
+    """A usage error of the parser with the nearest name that exists."""
+    message = " ".join(str(error.message).split()).rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "foredraft"
+    known = [name for p in error.ctx.command.params for name in p.opts] if error.ctx is not None else []
+    known += list(getattr(error.ctx.command, "commands", {})) if error.ctx is not None else []
+    wrong = getattr(error, "option_name", None) or message.partition("'")[2].partition("'")[0]
+    near = difflib.get_close_matches(wrong, known, n=1) if wrong else []
+    hint = f"did you mean {near[0]}?" if near else f"see '{command} --help'"
+    return f"{message}; {hint}"

@@ -1,0 +1,157 @@
+"""`foredraft generate`: complete prompts from arguments, a file or a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from ..errors import ForedraftError, UsageError
+from ..recipes import LLM
+from ..types import Completion, SamplingParams, Stats
+from . import options as o
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' or none reads standard input.")] = None,
+    model: o.Model = o.DEFAULT_MODEL,
+    method: o.Method = o.DEFAULT_METHOD_NAME,
+    shape: o.Shape = None,
+    rule: o.Rule = None,
+    drafter: o.Drafter = None,
+    draft_length: o.DraftLength = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="One prompt per line.")] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Through the chat template, or as plain text (default: if any).")
+    ] = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    max_length: o.MaxLength = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts that run at a time.")] = 1,
+    max_new_tokens: o.MaxNewTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    presence_penalty: o.PresencePenalty = 0.0,
+    frequency_penalty: o.FrequencyPenalty = 0.0,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Write on after the end-of-text token.")] = False,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: alternatives to report per token.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> int:
+    """Complete prompts, with speculation."""
+    params = o.sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, stop=stop,
+        max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, logprobs=logprobs,
+    )  # fmt: skip
+    texts = read_prompts(prompts or [], file)
+    with o.LoadingBar() as bar:
+        llm = LLM(
+            model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, dtype=dtype,
+            device=device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
+            max_length=max_length, progress=bar,
+        )  # fmt: skip
+    ids = [encode(llm, text, chat) for text in texts]
+    if as_json:
+        return print_json(llm, texts, run(llm, ids, params))
+    if len(ids) == 1:
+        return print_stream(llm, ids[0], params)
+    return print_texts(texts, run(llm, ids, params))
+
+
+def read_prompts(arguments: list[str], file: Path | None) -> list[str]:
+    """Prompts from arguments, from a file (one per line), or one from standard input."""
+    if file is not None:
+        try:
+            lines = decode(file.read_bytes(), str(file)).split("\n")
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from None
+        arguments = [*arguments, *(line for line in lines if line.strip())]
+    if not arguments or arguments == ["-"]:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("no prompt: give one as an argument, with --file, or through a pipe")
+        arguments = [decode(sys.stdin.buffer.read(), "standard input")]
+    if any(not text.strip() for text in arguments):
+        raise UsageError("the prompt is empty; write something for the model to continue")
+    return arguments
+
+
+def decode(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not valid UTF-8 (byte {error.start}); convert it first") from None
+
+
+def encode(llm: LLM, text: str, chat: bool | None) -> list[int]:
+    if chat is None:
+        chat = llm.tokenizer.chat_template is not None
+    if not chat:
+        return llm.tokenizer.encode(text)
+    return llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+def run(llm: LLM, ids: list[list[int]], params: SamplingParams) -> list[Completion]:
+    """Complete all prompts with a progress bar on stderr."""
+    hidden = len(ids) == 1 or not sys.stderr.isatty()
+    with Progress(console=o.errors, transient=True, disable=hidden) as progress:
+        task = progress.add_task("prompts", total=len(ids))
+        return llm.generate(ids, params, on_finish=lambda *_: progress.advance(task))
+
+
+def print_stream(llm: LLM, ids: list[int], params: SamplingParams) -> int:
+    """Stream one answer to stdout, then its figures to stderr."""
+    request = llm.request(ids, params)
+    written = 0
+    try:
+        for chunk in llm.follow(request):
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+            written += len(chunk.token_ids)
+    except KeyboardInterrupt:
+        print()
+        raise ForedraftError(f"interrupted after {written} tokens") from None
+    print()
+    o.errors.print(summary(llm, request.stats), style="dim", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def print_texts(prompts: list[str], results: list[Completion]) -> int:
+    for prompt, result in zip(prompts, results, strict=True):
+        print(f">>> {prompt}\n{result.text if result.error is None else 'failed: ' + result.error}\n")
+    return 1 if any(result.error is not None for result in results) else 0
+
+
+def print_json(llm: LLM, prompts: list[str], results: list[Completion]) -> int:
+    rows: list[dict[str, Any]] = []
+    for prompt, result in zip(prompts, results, strict=True):
+        row: dict[str, Any] = {"prompt": prompt, "text": result.text, "token_ids": result.token_ids}
+        row |= {"finish_reason": result.finish_reason, "stats": result.stats.as_dict()}
+        if result.logprobs is not None:
+            row["logprobs"] = result.logprobs
+        if result.error is not None:
+            row["error"] = result.error
+        rows.append(row)
+    document: dict[str, Any] = {"model": llm.target.name, "method": llm.method.name, "rule": llm.method.rule.name}
+    document |= {"dtype": llm.target.dtype, "exact": llm.method.exact, "results": rows}
+    print(json.dumps(document, ensure_ascii=False))
+    return 1 if any(result.error is not None for result in results) else 0
+
+
+def summary(llm: LLM, stats: Stats) -> str:
+    """One line of figures."""
+    speed = stats.emitted / stats.seconds if stats.seconds else 0.0
+    per_pass = stats.emitted / stats.steps if stats.steps else 0.0
+    share = f", {stats.accepted}/{stats.drafted} drafts accepted" if stats.drafted else ""
+    return (
+        f"[{stats.emitted} tokens, {speed:.1f} tokens/s, {per_pass:.2f} tokens per pass{share};"
+        f" {llm.target.name} {llm.target.dtype}, {llm.method.name} + {llm.method.rule.name}]"
+    )

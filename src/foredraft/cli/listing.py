@@ -1,0 +1,76 @@
+"""`foredraft methods` and `foredraft models`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..core.rules import RULES
+from ..models import MODELS, cache_home
+from ..models.folders import is_ready
+from ..recipes.table import RECIPES
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def methods(as_json: Json = False) -> int:
+    """The table of methods and rules."""
+    rows = [
+        {
+            "name": recipe.name,
+            "title": recipe.card.title,
+            "paper": recipe.card.paper,
+            "parts": recipe.card.parts,
+            "shapes": list(recipe.shapes),
+            "exact": recipe.card.exact,
+            "claim": recipe.card.claim,
+            "weights": recipe.card.weights,
+        }
+        for recipe in RECIPES.values()
+    ]
+    rules = [{"name": r.name, "summary": r.summary, "exact": not r.lossy} for r in RULES.values()]
+    if as_json:
+        print(json.dumps({"methods": rows, "rules": rules}))
+        return 0
+    console = Console()
+    table = Table("method", "what it is", "exact", "paper", "its claim (not ours)", "weights", title="Methods")
+    for row in rows:
+        table.add_row(*_cells(row, ("name", "parts", "exact", "paper", "claim", "weights")))
+    console.print(table)
+    table = Table("rule", "what it does", "exact", title="Verification rules (--rule)")
+    for rule in rules:
+        table.add_row(*_cells(rule, ("name", "summary", "exact")))
+    console.print(table)
+    return 0
+
+
+def models(as_json: Json = False) -> int:
+    """Models with a short name, and where they are kept."""
+    rows = [
+        {"name": m.name, "title": m.title, "role": m.role, "licence": m.licence, "cached": _cached(m.name)}
+        for m in MODELS.values()
+    ]
+    if as_json:
+        print(json.dumps({"cache": str(cache_home()), "models": rows}))
+        return 0
+    table = Table("name", "model", "role", "licence", "cached", title="Models")
+    for row in rows:
+        table.add_row(*_cells(row, ("name", "title", "role", "licence", "cached")))
+    console = Console()
+    console.print(table)
+    console.print(f"Kept in {cache_home()}. A GGUF file, a Hugging Face folder or a hub id works as well.")
+    return 0
+
+
+def _cached(name: str) -> bool:
+    return is_ready(cache_home() / "models" / name)
+
+
+def _cells(row: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Table cells; booleans become words."""
+    words = {True: "yes", False: "no"}
+    return [words[row[n]] if isinstance(row[n], bool) else str(row[n]) for n in names]
