@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import Tensor
 
-from foredraft.core.dice import Purpose
-from foredraft.core.exact import ExactDice, law_of_outcomes
 from foredraft.core.rules import RULES, default_rule
 from foredraft.types import Kind, Topology
-from kit.drafting import Draft, batch_case_of, tree_case_of
-from kit.exactness import Method, accepted_tokens, first_tokens, method_of
-from kit.tables import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, TableModel, dirichlet
+from tests.kit.drafting import Draft, batch_case_of, tree_case_of
+from tests.kit.exactness import Method, accepted_tokens, emitted_law, first_tokens, method_of
+from tests.kit.ledger import Ledger
+from tests.kit.tables import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, TableModel, dirichlet
 
 SWOR, IID = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID
 FORMS = pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
@@ -60,12 +57,9 @@ def test_g1_acceptance_of_batched_forms(rule: str, kind: Kind, count: int, accep
 @pytest.mark.parametrize("rule", ["chain", "residual", "residual-iid", "block"])
 def test_g1_residual_of_a_single_draft(rule: str) -> None:
     """What is emitted where the draft was rejected: Nrm([p - q]+) = (.75, .125, 0, .125, 0)."""
-    draft_law, weight = law_of_outcomes(g1(rule, SWOR, 1).draft), [0.0] * 5
-    for draft, chance in draft_law.items():
-        for tokens, share in law_of_outcomes(g1(rule, SWOR, 1).judge(draft)).items():
-            if len(tokens) == 1:
-                weight[tokens[0]] += chance * share
-    assert [w / sum(weight) for w in weight] == pytest.approx([0.75, 0.125, 0, 0.125, 0], abs=1e-9)
+    alone = {tokens[0]: chance for tokens, chance in emitted_law(g1(rule, SWOR, 1)).items() if len(tokens) == 1}
+    law = [alone.get(v, 0.0) / sum(alone.values()) for v in range(5)]
+    assert law == pytest.approx([0.75, 0.125, 0, 0.125, 0], abs=1e-9)
 
 
 @FORMS
@@ -89,22 +83,6 @@ def test_g2_and_g3_accepted_tokens(
         assert mean == pytest.approx(means[length - 1], abs=1e-9)
 
 
-class Ledger(ExactDice):
-    """Dice that write down the probability of every flip; the flips themselves fail, so that none is skipped."""
-
-    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        self.tests.append(float(prob[0]))
-        return torch.tensor([False])
-
-    @classmethod
-    def fresh(cls) -> Ledger:
-        ledger = cls()
-        ledger.tests = []
-        return ledger
-
-    tests: list[float]
-
-
 @FORMS
 @pytest.mark.parametrize(
     ("tokens", "tests"),
@@ -112,7 +90,7 @@ class Ledger(ExactDice):
 )
 def test_g2_block_tests(tokens: tuple[int, int], tests: tuple[float, float], batched: bool) -> None:
     """h_1 and h_2 of the four drafts of G2 (M = 2); h_2 is P_2."""
-    draft, ledger = Draft(tokens, (-1, 0), (1, 1), (SWOR, SWOR)), Ledger.fresh()
+    draft, ledger = Draft(tokens, (-1, 0), (1, 1), (SWOR, SWOR)), Ledger()
     if batched:
         RULES["block"].verify_batch(batch_case_of([draft], G2_TARGET, G2_DRAFT)(ledger))
     else:
@@ -126,7 +104,7 @@ def test_g2_block_tests(tokens: tuple[int, int], tests: tuple[float, float], bat
 )
 def test_g2_joint_ratios(tokens: tuple[int, ...], joint: float) -> None:
     """P_1 and P_2 of G2: the last test of a chain is P itself."""
-    draft, ledger = Draft(tokens, (-1, 0)[: len(tokens)], (1,) * len(tokens), (SWOR,) * len(tokens)), Ledger.fresh()
+    draft, ledger = Draft(tokens, (-1, 0)[: len(tokens)], (1,) * len(tokens), (SWOR,) * len(tokens)), Ledger()
     RULES["block"].verify(tree_case_of(draft, G2_TARGET, G2_DRAFT)(ledger))
     assert ledger.tests[-1] == pytest.approx(joint, abs=1e-12)
 

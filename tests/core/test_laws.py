@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.laws import DenseLaw, LazyLaws, MappedLaw, PointLaw, TableLaws, inverse_cdf, normalise
+from foredraft.core.laws import DenseLaw, LazyLaws, MappedLaw, PointLaw, TableLaws, inverse_cdf, normalise, race
 from foredraft.types import Law
+from tests.kit.chance import chance_of
 
 ALMOST_ONE = 1 - 2.0**-53
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -42,6 +43,36 @@ def test_draws_at_the_ends_take_the_first_and_last_possible_token(dtype: torch.d
     assert int(inverse_cdf(law, torch.tensor([0.0]))) == 1
     assert int(inverse_cdf(law, torch.tensor([ALMOST_ONE], dtype=torch.float64))) == 3
     assert int(inverse_cdf(law, torch.tensor([1.0]))) == 3  # a float32 uniform may round up to one
+
+
+def keys(count: int, seed: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
+
+
+@DTYPES
+@pytest.mark.parametrize("vocab", [2, 50, 256, 257, 1000])
+def test_no_race_is_won_by_an_impossible_token(vocab: int, dtype: torch.dtype) -> None:
+    for row in random_laws(3, vocab, vocab, dtype):
+        winner = race(row.expand(2000, -1), keys(2000, vocab))
+        assert (row[winner] > 0).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("vocab", [3, 60, 256, 700])
+def test_races_follow_the_law(vocab: int, dtype: torch.dtype) -> None:
+    """On one block of tokens and on several."""
+    law = random_laws(1, vocab, vocab + 1, dtype)
+    assert chance_of(race(law.expand(20_000, -1), keys(20_000, vocab)), law[0].double().numpy()) > 1e-3
+
+
+@pytest.mark.parametrize("vocab", [100, 700])
+def test_races_hardly_notice_rounding(vocab: int) -> None:
+    """What the race is for: a law off by a rounding error keeps its winner, in float32 as in float64."""
+    law = random_laws(1, vocab, 5).expand(5000, -1)
+    noise = 1 + 1e-6 * torch.randn(law.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    winner = race(law, keys(5000, 6))
+    assert int((race(law * noise, keys(5000, 6)) != winner).sum()) <= 2
+    assert int((race(law.float(), keys(5000, 6)) != winner).sum()) <= 2
 
 
 def test_draws_follow_the_law_at_its_borders() -> None:
@@ -98,9 +129,10 @@ def test_mapped_draws_follow_the_mapped_law() -> None:
     inner = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
     uniform = torch.linspace(0, ALMOST_ONE, 10_000, dtype=torch.float64)
     law = MappedLaw(DenseLaw(inner.expand(len(uniform), -1)), ids, index)
-    shares = torch.bincount(law.draw(uniform), minlength=9) / len(uniform)
-    assert torch.allclose(shares[ids].double(), inner[0], atol=1e-3)
-    assert float(shares.sum()) == pytest.approx(float(shares[ids].sum()))
+    for drawn, slack in ((law.draw(uniform), 1e-3), (law.race(keys(len(uniform), 2)), 0.02)):
+        shares = torch.bincount(drawn, minlength=9) / len(uniform)
+        assert torch.allclose(shares[ids].double(), inner[0], atol=slack)
+        assert float(shares.sum()) == pytest.approx(float(shares[ids].sum()))
 
 
 def check_same(first: Law, second: Law, vocab: int) -> None:
@@ -112,6 +144,8 @@ def check_same(first: Law, second: Law, vocab: int) -> None:
     for uniform in grid(20):
         every = uniform.expand(dense.shape[0])
         assert torch.equal(first.draw(every), second.draw(every))
+    key = keys(dense.shape[0], 9)
+    assert torch.equal(first.race(key), second.race(key))
 
 
 def test_dense_hands_out_a_copy() -> None:

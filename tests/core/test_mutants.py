@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from foredraft.types import Kind
-from kit.exactness import distortion, emitted_law, is_exact
-from kit.mutants import MUTANTS, longest_tail, plain_residual, unchanged_law, wrong_rule
-from kit.tables import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, dirichlet
+from tests.kit.exactness import distortion, emitted_law, is_exact
+from tests.kit.mutants import MUTANTS, longest_tail, plain_residual, unchanged_law, wrong_rule
+from tests.kit.tables import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, dirichlet
 
 INVISIBLE = {"B7 G2"}
 

@@ -48,7 +48,7 @@ def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> 
 
 def theirs(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law of transformers' processors, applied in our order."""
-    ids = torch.zeros((logits.shape[0], 1), dtype=torch.int64)
+    ids: Any = torch.zeros((logits.shape[0], 1), dtype=torch.int64)
     scores = TemperatureLogitsWarper(params.temperature)(ids, logits)
     if params.min_p > 0:
         scores = MinPLogitsWarper(params.min_p)(ids, scores)

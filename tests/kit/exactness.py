@@ -75,6 +75,12 @@ def method_of(
     batched: bool = False,
 ) -> Method:
     """A rule on drafts of a kind and shape, in its readable or its batched form."""
+    judge = judge_of(rule, target, drafter, batched=batched)
+    return Method(lambda dice: draft_tree(drafter, shape, kinds, dice), judge)
+
+
+def judge_of(rule: Rule, target: TableModel, drafter: TableModel, *, batched: bool = False) -> Callable[[Draft], Emit]:
+    """What a rule emits, given drafts that were made by whatever means."""
 
     def judge(draft: Draft) -> Emit:
         if batched:
@@ -83,7 +89,7 @@ def method_of(
         case = tree_case_of(draft, target, drafter)
         return lambda dice: emitted(draft, rule.verify(case(dice)))
 
-    return Method(lambda dice: draft_tree(drafter, shape, kinds, dice), judge)
+    return judge
 
 
 def emitted(draft: Draft, verdict: TreeVerdict) -> Prefix:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import chisquare
 from torch import Tensor
 
 from foredraft.core.dice import KeyedDice, Purpose
@@ -19,7 +18,7 @@ from foredraft.core.rules import BatchCase, Rule
 from foredraft.core.tree import static_tree
 from foredraft.types import DraftBatch, Kind, Law, Verdict
 
-from .tables import Array, Prefix, TableModel
+from .tables import Prefix, TableModel
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Rounds:
         return KeyedDice(every * 7919 + self.seed, every % 5, every % 11)
 
     def texts(self, rule: Rule) -> Tensor:
-        """[N, 2] the first two tokens of every round, continued by the target where the round emitted one."""
+        """[N] the first two tokens of every round as one number, continued by the target where one was emitted."""
         drafts, context = self.draft()
         p = table_of(self.target, len(self.shape) + 1)
         case = BatchCase(drafts, LazyLaws(lambda row: law_at(p, context, row)), self.dice)
@@ -47,7 +46,7 @@ class Rounds:
         first = _token_at(drafts, verdict, 0)
         drawn = DenseLaw(p[first + 1]).draw(torch.rand(self.count, generator=torch.Generator().manual_seed(self.seed)))
         second = torch.where(verdict.accepted > 0, _token_at(drafts, verdict, 1), drawn)
-        return torch.stack([first, second], dim=1)
+        return first * self.target.vocab + second
 
     def draft(self) -> tuple[DraftBatch, Tensor]:
         """The drafts, and the context [N, nodes + 1] behind every row."""
@@ -123,20 +122,6 @@ def table_of(model: TableModel, depth: int) -> Tensor:
 
 def law_at(table: Tensor, context: Tensor, row: Tensor) -> Law:
     return DenseLaw(table[context.gather(1, row[:, None])[:, 0]])
-
-
-def chance_of(texts: Tensor, law: Array) -> float:
-    """p-value of a chi-square test of the observed cells; cells that expect fewer than five are merged."""
-    vocab = law.shape[-1]
-    cells = torch.bincount(texts[:, 0] * vocab + texts[:, 1], minlength=vocab * vocab).numpy().astype(float)
-    expected = law.reshape(-1) * len(texts)
-    rare = expected < 5
-    seen = np.append(cells[~rare], cells[rare].sum())
-    hoped = np.append(expected[~rare], expected[rare].sum())
-    if hoped[-1] == 0:
-        assert seen[-1] == 0, "a token of probability zero was emitted"
-        seen, hoped = seen[:-1], hoped[:-1]
-    return float(chisquare(seen, hoped * seen.sum() / hoped.sum()).pvalue)
 
 
 def _token_at(drafts: DraftBatch, verdict: Verdict, place: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,7 @@ class Module:
                 yield node
 
 
+@cache
 def modules(folder: Path = SOURCE) -> list[Module]:
     found = [Module(path) for path in sorted(folder.rglob("*.py"))]
     assert found, f"no Python files under {folder}"

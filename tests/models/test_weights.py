@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,8 +114,18 @@ def test_the_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
         pass
 
 
-def test_metadata_and_index_are_plain_json(folder: Path) -> None:
-    size = int.from_bytes((folder / WEIGHTS).read_bytes()[:8], "little")
-    header = json.loads((folder / WEIGHTS).read_bytes()[8 : 8 + size])
-    with TensorFile(folder / WEIGHTS) as file:
-        assert set(file.entries) == set(header) - {"__metadata__"}
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
+def test_loading_holds_the_model_once(smollm2: Path) -> None:
+    """bf16 from an fp32 file: the peak may exceed the model itself (269 MB) by little, and not by the file's 538 MB."""
+    script = """
+import re, sys, torch
+from foredraft.models import load_decoder
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+before = peak()
+load_decoder(sys.argv[1], torch.bfloat16)
+print(peak() - before)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(smollm2)]
+    grown = float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    assert 250 < grown < 330

@@ -110,6 +110,8 @@ def race(probs: Tensor, key: Tensor) -> Tensor:
     Run as two races, among blocks of tokens by their mass and then inside the winner: the same law for fewer hashes.
     """
     batch, vocab = probs.shape
+    if vocab <= _BLOCK:
+        return (probs / exponentials(key, vocab).to(probs.dtype)).argmax(dim=1)
     blocks = F.pad(probs, (0, -vocab % _BLOCK)).view(batch, -1, _BLOCK)
     mass = blocks.sum(dim=2)
     noise = exponentials(key, mass.shape[1] + _BLOCK).to(probs.dtype)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..types import DraftBatch, Kind, Law, Topology
+from ..types import Budget, DraftBatch, Kind, Law, Topology
 from ..types.drafts import chain_batch, empty_drafts
 from .dice import Dice, Purpose
 from .laws import DenseLaw, LazyLaws
@@ -66,8 +66,8 @@ class Shape(Protocol):
     def nodes(self) -> int:
         """Most nodes per sequence."""
 
-    def grow(self, stepper: Stepper, limits: Seq[int], dice: Dice) -> DraftBatch:
-        """Draft at most limits[b] nodes for sequence b."""
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+        """Draft within budgets[b] for sequence b."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Chain:
     kind: Kind = Kind.SAMPLED_WITHOUT_REPLACEMENT
     topology: Topology = Topology.CHAIN
 
-    def grow(self, stepper: Stepper, limits: Seq[int], dice: Dice) -> DraftBatch:
-        length = min(self.nodes, max(limits))
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+        length = min(self.nodes, max(budget.chain for budget in budgets))
         if length <= 0:
             return empty_drafts(stepper.batch, stepper.device)
         tokens: list[Tensor] = []
@@ -92,7 +92,7 @@ class Chain:
             if i + 1 < length:
                 here = node[:, None]
                 step = stepper.expand(Frontier(here, tokens[-1][:, None], here - 1, here + 1))
-        lengths = tuple(max(0, min(length, limit)) for limit in limits)
+        lengths = tuple(min(length, budget.chain) for budget in budgets)
         return chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, rows_of(laws))
 
 
@@ -122,20 +122,21 @@ class StaticTree:
             total += width
         return total
 
-    def grow(self, stepper: Stepper, limits: Seq[int], dice: Dice) -> DraftBatch:
-        if max(limits) <= 0:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+        counts = self.counts[: max(budget.depth for budget in budgets)]
+        if not counts or max(budget.nodes for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
         grown = _Growing(stepper.batch, stepper.device)
         step, parents = stepper.root(), [-1]
-        for depth, count in enumerate(self.counts, start=1):
+        for depth, count in enumerate(counts, start=1):
             begin = grown.size
             for column, parent in enumerate(parents):
                 law = step.law(column)
                 grown.add(parent, depth, self._children(law, count, grown.size, dice), law if self.drawn else None)
             parents = list(range(begin, grown.size))
-            if depth < len(self.counts):
+            if depth < len(counts):
                 step = stepper.expand(grown.level(begin))
-        return grown.finish(self.kind, max(self.counts), len(self.counts), limits)
+        return grown.finish(self.kind, max(counts), len(counts), budgets)
 
     def _children(self, law: Law, count: int, first: int, dice: Dice) -> Tensor:
         """[B, count] distinct tokens, in draw order or by falling probability."""
@@ -178,7 +179,7 @@ class _Growing:
         token = torch.cat(self.token, dim=1)[:, begin:]
         return Frontier(node, token, self._spread(self.parent[begin:]), self._spread(self.depth[begin:]))
 
-    def finish(self, kind: Kind, branching: int, levels: int, limits: Seq[int]) -> DraftBatch:
+    def finish(self, kind: Kind, branching: int, levels: int, budgets: Seq[Budget]) -> DraftBatch:
         lengths = (self.size,) * self.batch
         drafts = DraftBatch(
             token=torch.cat(self.token, dim=1),
@@ -192,8 +193,8 @@ class _Growing:
             laws=rows_of([self.laws[r] for r in sorted(self.laws)], sorted(self.laws)) if self.laws else None,
             lengths_host=lengths,
         )
-        # Nodes lie level by level, so a cut by index drops the newest draws whatever their tokens are (law 5).
-        return drafts.cut(limits)
+        # Nodes lie level by level, so a cut by index drops the last draws whatever their tokens are (law 5).
+        return drafts.cut([min(b.nodes, sum(d <= b.depth for d in self.depth)) for b in budgets])
 
     def _spread(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device).expand(self.batch, len(values))

@@ -41,7 +41,7 @@ class Drafter(Protocol):
         """Tapped target states of all prompt tokens but the last, [tokens, d] per tap."""
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
-        """At most `draft_limit` nodes for each sequence; none is always allowed."""
+        """Drafts within each sequence's `budget`; none is always allowed."""
 
     def observe(self, round: Round) -> None:
         """Look at a verified round. Called after every round in which the drafter proposed."""

@@ -42,5 +42,5 @@ class PromptLookup(QuietDrafter):
         for n in range(min(self.max_ngram, len(tokens)), 0, -1):
             behind = index.get(tuple(tokens[-n:]))
             if behind is not None:
-                return tokens[behind : behind + sequence.draft_limit]
+                return tokens[behind : behind + sequence.budget.chain]
         return []

@@ -54,7 +54,7 @@ class ModelDrafter(QuietDrafter):
         params = [self._draft_params(s.params) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         stepper = ModelStepper(self.executor, slots, [s.tokens for s in sequences], block, self.shape)
-        drafts = self.shape.grow(stepper, [s.draft_limit for s in sequences], dice)
+        drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
         self._read = {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
         return drafts
 

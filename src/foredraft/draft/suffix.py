@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..core.dice import Dice
 from ..core.tree import trees
-from ..types import DraftBatch, Kind, Sequence, Topology
+from ..types import Budget, DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import chains
 from .automaton import ROOT, SuffixAutomaton
 from .base import QuietDrafter
@@ -90,8 +90,8 @@ class SuffixDrafter(QuietDrafter):
         request.own.extend(new)
         self._follow_shared(request, sequence.tokens, new)
         own = request.own.link[request.own.last]
-        best = self._best(request.own, own, request.own.length[own], sequence.draft_limit, counted=1)
-        shared = self._best(self._shared, request.shared_state, request.shared_match, sequence.draft_limit, counted=0)
+        best = self._best(request.own, own, request.own.length[own], sequence.budget, counted=1)
+        shared = self._best(self._shared, request.shared_state, request.shared_match, sequence.budget, counted=0)
         return shared if shared.score > best.score else best
 
     def _follow_shared(self, request: _Request, tokens: list[int], new: list[int]) -> None:
@@ -103,24 +103,24 @@ class SuffixDrafter(QuietDrafter):
                 request.shared_state, request.shared_match, token
             )
 
-    def _best(self, text: SuffixAutomaton, state: int, matched: int, limit: int, counted: int) -> Guess:
+    def _best(self, text: SuffixAutomaton, state: int, matched: int, budget: Budget, counted: int) -> Guess:
         """The best continuation over all suffixes of the match. `counted` occurrences are the request's own end."""
         best = NOTHING
         while state > ROOT and matched >= self.min_match:
-            budget = min(limit, int(self.per_match * matched))
+            share = Budget(min(budget.nodes, int(self.per_match * matched)), budget.depth)
             grow = self._grow_tree if self.tree else self._grow_chain
-            guess = grow(text, state, budget, text.count[state] - counted)
+            guess = grow(text, state, share, text.count[state] - counted)
             if guess.score > best.score:
                 best = guess
             state = text.link[state]
             matched = text.length[state]
         return best
 
-    def _grow_chain(self, text: SuffixAutomaton, state: int, budget: int, total: int) -> Guess:
+    def _grow_chain(self, text: SuffixAutomaton, state: int, budget: Budget, total: int) -> Guess:
         tokens: list[int] = []
         chances: list[float] = []
         chance = 1.0
-        while len(tokens) < budget and total > 0:
+        while len(tokens) < budget.chain and total > 0:
             options = [(text.count[s], token) for token, s in text.next[state].items() if token != END]
             if not options:
                 break
@@ -134,24 +134,24 @@ class SuffixDrafter(QuietDrafter):
             total = text.count[state]
         return Guess(tokens, list(range(-1, len(tokens) - 1)), chances)
 
-    def _grow_tree(self, text: SuffixAutomaton, state: int, budget: int, total: int) -> Guess:
+    def _grow_tree(self, text: SuffixAutomaton, state: int, budget: Budget, total: int) -> Guess:
         """Best-first: always the likeliest node that is not in the tree yet."""
         guess = Guess([], [], [])
-        heap: list[tuple[float, int, int, int]] = []  # (-chance, parent, token, state)
+        heap: list[tuple[float, int, int, int, int]] = []  # (-chance, depth, parent, token, state)
 
-        def push(parent: int, chance: float, state: int, total: int) -> None:
-            for token, child in text.next[state].items():
+        def push(parent: int, depth: int, chance: float, state: int, total: int) -> None:
+            for token, child in text.next[state].items() if depth <= budget.depth else ():
                 odds = chance * min(1.0, text.count[child] / total) if total > 0 else 0.0
                 if token != END and odds >= self.min_chance:
-                    heapq.heappush(heap, (-odds, parent, token, child))
+                    heapq.heappush(heap, (-odds, depth, parent, token, child))
 
-        push(-1, 1.0, state, total)
-        while heap and len(guess.tokens) < budget:
-            odds, parent, token, child = heapq.heappop(heap)
+        push(-1, 1, 1.0, state, total)
+        while heap and len(guess.tokens) < budget.nodes:
+            odds, depth, parent, token, child = heapq.heappop(heap)
             guess.tokens.append(token)
             guess.parents.append(parent)
             guess.chances.append(-odds)
-            push(len(guess.tokens) - 1, -odds, child, text.count[child])
+            push(len(guess.tokens) - 1, depth + 1, -odds, child, text.count[child])
         return guess
 
     def _remember(self, output: list[int]) -> None:

@@ -37,5 +37,5 @@ class SyntheticDrafter(QuietDrafter):
 
     def _chain(self, sequence: Sequence, right: list[bool]) -> list[int]:
         answer = self.answers[tuple(sequence.tokens[: sequence.prompt_length])]
-        truth = answer[sequence.generated : sequence.generated + sequence.draft_limit]
+        truth = answer[sequence.generated : sequence.generated + sequence.budget.chain]
         return [token if ok else token + 1 - 2 * (token % 2) for token, ok in zip(truth, right, strict=False)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..types import Budget
 from .request import Request
 from .turn import Turn
 
@@ -41,19 +42,19 @@ class Scheduler:
         """The running requests by method; sets everyone's draft limit for this round."""
         turns: dict[tuple[int, bool], Turn] = {}
         for request in self.running:
-            request.sequence.draft_limit = self._limit(request)
-            drafting = request.sequence.draft_limit > 0
+            request.sequence.budget = self._budget(request)
+            drafting = request.sequence.budget.chain > 0
             key = (id(request.method), drafting)
             turns.setdefault(key, Turn(request.method, [], drafting)).requests.append(request)
         return list(turns.values())
 
-    def _limit(self, request: Request) -> int:
-        """Nodes worth drafting: the last token of a request needs no draft behind it."""
+    def _budget(self, request: Request) -> Budget:
+        """The last token of a request needs no draft behind it, and no draft fits behind the context."""
         sequence, drafter = request.sequence, request.method.drafter
         if drafter is None:
-            return 0
+            return Budget(0, 0)
         ends = min(self.max_length, drafter.max_length) - len(sequence.tokens)
-        return max(0, min(request.method.nodes, self.max_nodes, sequence.room - 1, ends))
+        return Budget(min(request.method.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends)))
 
     def select(self, turns: list[Turn]) -> None:
         """Which drafted nodes are verified. Limits were set before drafting, so nothing drawn is dropped (law 5)."""

@@ -1,6 +1,6 @@
 """Models: one decoder, the readers that fill it, the tokenizer beside it, and the names that models go by."""
 
-from .config import ModelConfig, runs_natively, why_foreign
+from .config import ModelConfig, read_config, runs_natively, why_foreign
 from .decoder import Attend, Decoder, Layer, pack, random_decoder, shallow
 from .folders import Progress, cache_home
 from .linear import Linear
@@ -25,6 +25,7 @@ __all__ = [
     "load_decoder",
     "pack",
     "random_decoder",
+    "read_config",
     "resolve",
     "runs_natively",
     "shallow",

@@ -73,12 +73,16 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ModelConfig:
-        """Read config.json of a model folder; the stop tokens of generation_config.json win, as in transformers."""
-        raw = read_json(Path(folder) / "config.json")
-        generation = Path(folder) / "generation_config.json"
-        if generation.exists():
-            raw |= {k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}
-        return cls.from_hf(raw)
+        """Read the config of a model folder."""
+        return cls.from_hf(read_config(folder))
+
+
+def read_config(folder: Path | str) -> dict[str, Any]:
+    """config.json of a model folder; the stop tokens of generation_config.json win, as in transformers."""
+    raw = read_json(Path(folder) / "config.json")
+    generation = Path(folder) / "generation_config.json"
+    stops = read_json(generation).get("eos_token_id") if generation.exists() else None
+    return raw if stops is None else raw | {"eos_token_id": stops}
 
 
 def why_foreign(raw: Mapping[str, Any]) -> str | None:

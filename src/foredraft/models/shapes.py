@@ -15,24 +15,20 @@ _LLAMA31 = {
 
 
 def _llama3(layers: int, hidden: int, heads: int, inner: int, factor: float = 8.0, tied: bool = False) -> ModelConfig:
-    head_dim = 64 if hidden == 2048 else 128
-    scaling = _LLAMA31 | {"factor": factor}
-    stops = (128001, 128008, 128009)
     return ModelConfig(
-        "llama",
-        128256,
-        hidden,
-        layers,
-        heads,
-        8,
-        head_dim,
-        inner,
-        1e-5,
-        5e5,
-        scaling,
-        131072,
-        tied,
-        eos_token_ids=stops,
+        family="llama",
+        vocab_size=128256,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=64 if hidden == 2048 else 128,
+        intermediate_size=inner,
+        rope_theta=5e5,
+        rope_scaling=_LLAMA31 | {"factor": factor},
+        max_position=131072,
+        tied_head=tied,
+        eos_token_ids=(128001, 128008, 128009),
     )
 
 

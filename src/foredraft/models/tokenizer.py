@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ForedraftError, UsageError
-from .config import read_json
+from .config import read_config, read_json
 
 if TYPE_CHECKING:
     import jinja2
@@ -48,8 +48,7 @@ class Tokenizer:
         texts = {name: _text(config.get(name)) for name in SPECIAL}
         special = {name: text for name, text in texts.items() if text is not None}
         backend = _read_backend(folder) if (folder / "tokenizer.json").exists() else _convert_backend(folder)
-        eos = _optional_json(folder / "config.json") | _optional_json(folder / "generation_config.json")
-        ids = eos.get("eos_token_id")
+        ids = read_config(folder).get("eos_token_id") if (folder / "config.json").exists() else None
         if ids is None and "eos_token" in special:
             ids = backend.token_to_id(special["eos_token"])
         stops = () if ids is None else ids if isinstance(ids, list) else (ids,)

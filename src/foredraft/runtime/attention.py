@@ -48,7 +48,7 @@ class RaggedAttention:
         visible = scratch_masks(store, rows, first)
         for b, (slot, count) in enumerate(zip(rows.slots, rows.counts, strict=True)):
             at = store.lengths[slot] + first[b]
-            mask = masks.view(b, visible[b], count, first[b], store.lengths[slot])
+            mask = masks.view(slot, visible[b], count, first[b], store.lengths[slot])
             self.spans.append((slot, start, start + count, at, at + count, mask))
             start += count
 
@@ -74,27 +74,29 @@ class MaskBuffers:
     """Additive masks without a per-step allocation that grows with the context.
 
     A buffer row is `reach` zeros followed by the block of scratch columns; a sequence of `length` committed tokens
-    takes the view that begins `reach - length` columns in. Chains share one triangle that never changes.
+    takes the view that begins `reach - length` columns in. Chains share one triangle that never changes; of trees,
+    every slot and scratch row has a row of its own, so that masks hold until the slot is committed.
     """
 
-    def __init__(self, batch: int, width: int, reach: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, slots: int, width: int, reach: int, dtype: torch.dtype, device: torch.device) -> None:
         self.reach, self.width = reach, width
-        self.trees = torch.zeros((batch, width, reach + width), dtype=dtype, device=device)
+        self.trees = torch.zeros((slots, width, reach + width), dtype=dtype, device=device)
         self.triangle = torch.zeros((width, reach + width), dtype=dtype, device=device)
         above = torch.ones((width, width), dtype=torch.bool, device=device).triu(1)
         self.triangle[:, reach:].masked_fill_(above, -torch.inf)
 
-    def view(self, b: int, visible: Tensor | None, count: int, before: int, length: int) -> Tensor | None:
+    def view(self, slot: int, visible: Tensor | None, count: int, before: int, length: int) -> Tensor | None:
         """[count, length + before + count] or None where every row sees everything."""
         begin = self.reach - length
         if visible is None:
             if count == 1:
                 return None
             return self.triangle[before : before + count, begin : self.reach + before + count]
-        block = self.trees[b, :count, self.reach : self.reach + before + count]
+        lines = self.trees[slot, before : before + count, : self.reach + before + count]
+        block = lines[:, self.reach :]
         block.zero_()
         block.masked_fill_(~visible, -torch.inf)
-        return self.trees[b, :count, begin : self.reach + before + count]
+        return lines[:, begin:]
 
 
 class PaddedAttention:

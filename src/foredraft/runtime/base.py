@@ -109,7 +109,7 @@ class Executor(Protocol):
     vocab_size: int
     hidden_size: int
     num_layers: int
-    max_length: int  # tokens that a slot can hold
+    max_length: int  # tokens that a slot can hold; scratch rows may overhang it, but what they say means nothing
     max_slots: int
     max_scratch: int  # scratch rows that a slot can hold in one round
     device: torch.device
@@ -120,7 +120,10 @@ class Executor(Protocol):
     def prefill(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
     ) -> list[dict[int, Tensor]]:
-        """Append known tokens to the committed text, in chunks. Returns the tapped states per slot, [tokens, d]."""
+        """Append known tokens to the committed text, in chunks; drops scratch rows.
+
+        Returns the tapped states per slot, [tokens, d].
+        """
 
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
         """Append scratch rows and run the model over them: logits and states at every row."""

@@ -6,6 +6,7 @@ nothing. On the host untouched pages cost no memory, so slots may be as long as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +26,20 @@ class KVStore:
     """Keys and values of every layer and slot, and how much of each slot is in use."""
 
     def __init__(
-        self, layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        slots: int,
+        heads: int,
+        max_length: int,
+        max_scratch: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
+        self.max_length, self.max_scratch = max_length, max_scratch
+        self.capacity = max_length + max_scratch
         # Zeros, not empty: masked rows are still multiplied by zero, and zero times a stray NaN is NaN.
-        self.data = torch.zeros((layers, 2, slots, heads, capacity, dim), dtype=dtype, device=device)
-        self.capacity = capacity
+        self.data = torch.zeros((layers, 2, slots, heads, self.capacity, dim), dtype=dtype, device=device)
         self.lengths = [0] * slots
         self.scratch = [0] * slots
         self.parents: list[list[int] | None] = [[] for _ in range(slots)]  # None = the scratch rows are a chain
@@ -38,16 +48,19 @@ class KVStore:
         """Keys and values of one layer, [slots, Hkv, capacity, D] each."""
         return self.data[index, 0], self.data[index, 1]
 
-    def reserve(self, slot: int, count: int) -> int:
-        """Take `count` scratch rows; returns how many there were before."""
-        before = self.scratch[slot]
-        if self.lengths[slot] + before + count > self.capacity:
-            raise ForedraftError(
-                f"K/V slot {slot} is full: {self.lengths[slot]} tokens and {before + count} drafts"
-                f" exceed {self.capacity}; lower the draft length"
-            )
-        self.scratch[slot] = before + count
+    def reserve(self, slots: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+        """Take scratch rows in every slot or in none; returns how many each held before."""
+        before = tuple(self.scratch[slot] for slot in slots)
+        for slot, held, count in zip(slots, before, counts, strict=True):
+            check_drafts(slot, held + count, self.max_scratch)
+        for slot, held, count in zip(slots, before, counts, strict=True):
+            self.scratch[slot] = held + count
         return before
+
+    def check_growth(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Raise where a slot cannot hold so many more tokens."""
+        for slot, count in zip(slots, counts, strict=True):
+            check_text(slot, self.lengths[slot] + count, self.max_length)
 
     def keep(self, slot: int, count: int, rows: Tensor | None = None) -> None:
         """Commit scratch rows: the first `count`, or those listed, which must increase."""
@@ -76,5 +89,16 @@ class KVStore:
     def check(self) -> None:
         """Raise where the books do not add up."""
         for slot, (length, scratch) in enumerate(zip(self.lengths, self.scratch, strict=True)):
-            if length < 0 or scratch < 0 or length + scratch > self.capacity:
-                raise ValueError(f"slot {slot}: {length} committed and {scratch} scratch rows of {self.capacity}")
+            if not (0 <= length <= self.max_length and 0 <= scratch <= self.max_scratch):
+                limits = f"{self.max_length} and {self.max_scratch}"
+                raise ValueError(f"slot {slot}: {length} committed and {scratch} scratch rows of {limits}")
+
+
+def check_drafts(slot: int, rows: int, limit: int) -> None:
+    if rows > limit:
+        raise ForedraftError(f"K/V slot {slot} is full: {rows} drafts exceed {limit}; lower the draft length")
+
+
+def check_text(slot: int, length: int, limit: int) -> None:
+    if length > limit:
+        raise ForedraftError(f"K/V slot {slot} is full: {length} tokens exceed the context of {limit}")

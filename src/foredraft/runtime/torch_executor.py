@@ -35,9 +35,8 @@ class TorchExecutor:
         self.max_slots, self.max_scratch = max_slots, max(max_scratch, CHUNK)
         self.device, self.dtype = decoder.device, decoder.dtype
         self.padded = self.device.type != "cpu" if padded is None else padded
-        capacity = self.max_length + self.max_scratch
-        heads, dim = config.num_kv_heads, config.head_dim
-        self.store = KVStore(config.num_layers, max_slots, heads, capacity, dim, self.dtype, self.device)
+        heads, sizes, dim = config.num_kv_heads, (self.max_length, self.max_scratch), config.head_dim
+        self.store = KVStore(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
         self.masks = None
         if not self.padded:
             self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
@@ -50,6 +49,8 @@ class TorchExecutor:
     def prefill(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
     ) -> list[dict[int, Tensor]]:
+        self.store.check_growth(slots, [len(prompt) for prompt in tokens])
+        self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that nobody committed
         parts: list[dict[int, list[Tensor]]] = [{tap: [] for tap in taps} for _ in slots]
         for who, runs in _chunks(tokens, CHUNK):
             chosen = [slots[b] for b in who]
@@ -75,18 +76,26 @@ class TorchExecutor:
         return Output(scores, tapped, rows.index())
 
     def place(self, rows: Rows) -> Placement:
-        first = tuple(self.store.reserve(slot, n) for slot, n in zip(rows.slots, rows.counts, strict=True))
+        first = self.store.reserve(rows.slots, rows.counts)
         attend: PaddedAttention | RaggedAttention
         if self.masks is None:
             attend = PaddedAttention(self.store, rows, first)
         else:
             attend = RaggedAttention(self.store, rows, first, self.masks)
+        return Placement(rows, self._positions(rows, first), first, attend)
+
+    def _positions(self, rows: Rows, first: tuple[int, ...]) -> Tensor:
+        """[T] positions of new rows. Rows that overhang the context share its last position."""
         base = [self.store.lengths[slot] for slot in rows.slots]
         if len(base) == 1:
-            return Placement(rows, rows.depth + base[0], first, attend)
-        repeats = torch.tensor(rows.counts, device=self.device)
-        offset = torch.repeat_interleave(torch.tensor(base, device=self.device), repeats)
-        return Placement(rows, rows.depth + offset, first, attend)
+            position = rows.depth + base[0]
+        else:
+            repeats = torch.tensor(rows.counts, device=self.device)
+            position = rows.depth + torch.repeat_interleave(torch.tensor(base, device=self.device), repeats)
+        end = self.decoder.config.max_position
+        if any(sum(sizes) > end for sizes in zip(base, first, rows.counts, strict=True)):
+            position = position.clamp(max=end - 1)
+        return position
 
     @torch.no_grad()
     def forward_layers(
@@ -103,6 +112,7 @@ class TorchExecutor:
         return features, self.decoder.logits(features)
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
+        self.store.check_growth(slots, counts)
         for b, (slot, count) in enumerate(zip(slots, counts, strict=True)):
             self.store.keep(slot, count, None if keep is None else keep[b])
 

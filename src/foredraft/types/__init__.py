@@ -1,6 +1,6 @@
 """The records that travel between the parts. No part's logic lives here, and nothing here imports a part."""
 
-from .drafts import DraftBatch, DraftTree, Kind, Topology
+from .drafts import Budget, DraftBatch, DraftTree, Kind, Topology
 from .laws import Law, Laws
 from .params import SamplingParams
 from .results import Completion, Event, Stats
@@ -8,6 +8,7 @@ from .sequence import Sequence
 from .verdict import Reason, TreeVerdict, Verdict
 
 __all__ = [
+    "Budget",
     "Completion",
     "DraftBatch",
     "DraftTree",

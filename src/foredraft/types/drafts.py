@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,21 @@ class Kind(IntEnum):
     SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft law, each token at most once
     SAMPLED_IID = 2  # drawn independently from the draft law; equal draws are merged and counted
     TOP_THEN_SAMPLED = 3  # the k - 1 likeliest tokens, then one draw from the rest of the law
+
+
+class Budget(NamedTuple):
+    """What a sequence may draft in one round."""
+
+    nodes: int  # most nodes: what verification can carry
+    depth: int  # greatest depth: tokens that the request or the context still has room for
+
+    @property
+    def chain(self) -> int:
+        """The longest chain that it allows."""
+        return max(0, min(self.nodes, self.depth))
+
+
+NO_BUDGET = Budget(0, 0)
 
 
 class Topology(Enum):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from .drafts import NO_BUDGET, Budget
 from .params import SamplingParams
 
 
@@ -18,8 +19,7 @@ class Sequence:
     seed: int  # key of the request's dice
     slot: int = -1  # row of the target's K/V store while the sequence runs
     round: int = 0  # verification rounds so far: part of the key of the dice
-    draft_limit: int = 0  # most nodes worth drafting this round, set by the scheduler
-    notes: dict[str, object] = field(default_factory=dict)  # for drafters that keep small state by request
+    budget: Budget = NO_BUDGET  # what it may draft this round, set by the scheduler
 
     @property
     def output(self) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...types import Kind, Reason, Topology, TreeVerdict, Verdict
+from ..ahead import rolled_ahead
 from ..dice import Purpose
 from ..laws import DenseLaw, normalise
 from .base import Array, BatchCase, Rule, TreeCase, pairs
@@ -69,10 +70,11 @@ def verify_chain_batch(case: BatchCase) -> Verdict:
     drafts, walk = case.drafts, _Rows(case)
     length = torch.zeros_like(drafts.length)
     running = torch.ones_like(length, dtype=torch.bool)
+    dice = rolled_ahead(case.dice, drafts.width)
     for i in range(drafts.levels):
-        p, q, token = walk.p(i), walk.q(i), drafts.token[:, i]
-        node = torch.full_like(length, i)
-        accept = case.dice.flip(_ratio(p.gather(1, token[:, None]), q.gather(1, token[:, None])), Purpose.ACCEPT, node)
+        p, q, node = *walk.probs(i), torch.full_like(length, i)
+        prob = torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
+        accept = dice.flip(prob, Purpose.ACCEPT, node)
         running = running & (i < drafts.length) & accept
         length += running.to(torch.int64)
         if walk.on_host and not bool(running.any()):
@@ -107,11 +109,6 @@ def verify_block_batch(case: BatchCase) -> Verdict:
     return walk.finish(tau, p, normalise((weight * p - walk.q_at(tau)).clamp(min=0), p))
 
 
-def _ratio(p: Tensor, q: Tensor) -> Tensor:
-    p, q = p[:, 0].double(), q[:, 0].double()
-    return torch.where(q > 0, (p / q.clamp(min=1e-300)).clamp(max=1.0), 0.0)
-
-
 class _Rows:
     """Access to p and q of one chain position for the whole batch, and the verdict's last step."""
 
@@ -130,6 +127,13 @@ class _Rows:
         if laws is None:
             raise ValueError("this rule needs the draft's laws, and the drafter gave none")
         return laws.at(self._row(i)).dense()
+
+    def probs(self, i: int) -> tuple[Tensor, Tensor]:
+        """p and q of the token drafted at position i, [B] float64; no row is written out for them."""
+        laws, row, token = self.case.drafts.laws, self._row(i), self.case.drafts.token[:, i]
+        if laws is None:
+            raise ValueError("this rule needs the draft's laws, and the drafter gave none")
+        return self.case.target.at(row).prob(token).double(), laws.at(row).prob(token).double()
 
     def q_at(self, length: Tensor) -> Tensor:
         """q behind each sequence's accepted prefix; rows past the end are read but not used."""

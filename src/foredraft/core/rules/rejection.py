@@ -10,17 +10,20 @@ was drawn from; after a rejection R becomes the normalised positive part of R - 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...types import Kind, Law, Topology
+from ...types import Kind, Law, Topology, Verdict
+from ..ahead import rolled_ahead
 from ..dice import Purpose
-from ..laws import DenseLaw, normalise
-from .base import ANY_TOPOLOGY, EVERY_KIND, Array, Rule, pairs
-from .walk import Child, Node, NodeBatch, Step, StepBatch, walk, walk_batch
+from ..laws import DenseLaw
+from .base import ANY_TOPOLOGY, EVERY_KIND, Array, BatchCase, Rule, pairs
+from .walk import BatchSolver, Child, Node, NodeBatch, Step, StepBatch, walk, walk_batch
 
 
 def residual(r: Array, s: Array) -> Array:
@@ -62,6 +65,8 @@ def solve_residual(node: Node) -> Step:
         return solve_one_hot(node)
     r, s = node.p, node.draft() if node.children else node.p
     for child in node.children:
+        if s[child.token] <= 0:
+            continue  # the draft law was used up: this cannot have been drawn, so it is no candidate
         if node.roll.flip(ratio(r[child.token], s[child.token]), Purpose.ACCEPT, child.node):
             return Step(child, child.token)
         r, s = residual(r, s), residual(s, s[child.token] * point(child.token, s.size))
@@ -75,87 +80,158 @@ def solve_iid(node: Node) -> Step:
     likely, so the order is drawn anew here. Testing equal draws in a row instead is biased from three draws on.
     """
     r, q = node.p, node.draft() if node.children else node.p
-    left = {child: child.multiplicity for child in node.children}
-    for turn in range(sum(left.values())):
-        child = _pick(node, left, turn)
-        left[child] -= 1
+    for turn, child in shuffled(node):
         if node.roll.flip(ratio(r[child.token], q[child.token]), Purpose.ACCEPT, node.index, turn):
             return Step(child, child.token)
         r = residual(r, q)
     return emit(node, r)
 
 
-def _pick(node: Node, left: dict[Child, int], turn: int) -> Child:
-    counts = np.array([float(n) for n in left.values()])
-    return list(left)[node.roll.draw(counts / counts.sum(), Purpose.ORDER, node.index, turn)]
+def shuffled(node: Node) -> Iterator[tuple[int, Child]]:
+    """(turn, child) of every independent draw, in a random order, drawn as it is asked for."""
+    left = {child: child.multiplicity for child in node.children}
+    for turn in range(sum(left.values())):
+        counts = np.array([float(n) for n in left.values()])
+        child = list(left)[node.roll.draw(counts / counts.sum(), Purpose.ORDER, node.index, turn)]
+        left[child] -= 1
+        yield turn, child
 
 
 def solve_one_hot_batch(node: NodeBatch) -> StepBatch:
-    return _reject_in_turn(node, chosen=torch.ones_like(node.depth, dtype=torch.bool))
+    return reject_in_turn(node, chosen=torch.ones_like(node.depth, dtype=torch.bool))
 
 
 def solve_residual_batch(node: NodeBatch) -> StepBatch:
-    return _reject_in_turn(node, chosen=node.chosen())
+    return reject_in_turn(node, chosen=node.chosen())
 
 
-def _reject_in_turn(node: NodeBatch, chosen: Tensor) -> StepBatch:
-    """The sequential test of `solve_residual` for a batch; `chosen[b]` makes every candidate a point mass."""
+@dataclass(slots=True)
+class Left:
+    """What is left of p at one node of every sequence: R = Nrm([p - beta q]+), zero on tested tokens.
+
+    Every chain of residuals of drawn candidates has this form: S = q / left off the tested tokens, and
+    Nrm([Nrm([p - beta q]+) - S]+) = Nrm([p - (beta + mass / left) q]+); a token that can be rejected has R < S and
+    keeps no mass. So a rejection moves one number and costs one pass over the vocabulary.
+    """
+
+    p: Tensor  # [B, V], zero on tested tokens
+    q: Tensor | None  # [B, V]
+    beta: Tensor  # [B, 1], 0 where candidates are chosen
+    mass: Tensor  # [B, 1] sum of [p - beta q]+
+    left: Tensor  # [B, 1] float64, q of what can still be drawn
+
+    @classmethod
+    def of(cls, node: NodeBatch) -> Left:
+        p = node.p.dense()
+        q = None if node.drafts.laws is None else node.draft_law().dense().to(p.dtype)
+        one = torch.ones_like(p[:, :1])
+        # In float64: behind a token of q near one the rest of q would otherwise be rounding error.
+        left = one.double() if q is None else q.sum(dim=1, keepdim=True, dtype=torch.float64)
+        return cls(p, q, torch.zeros_like(one), one, left)
+
+    def law(self) -> Tensor:
+        """[B, V] R, not normalised."""
+        return self.p if self.q is None else torch.relu_(self.p - self.beta * self.q)
+
+    def at(self, token: Tensor) -> Tensor:
+        """[B] R of one token."""
+        over = self.p.gather(1, token)
+        over = over if self.q is None else over - self.beta * self.q.gather(1, token)
+        return torch.where(self.mass > 0, over.clamp(min=0) / self.mass, 0.0)[:, 0]
+
+    def drop(self, token: Tensor, step: Tensor, present: Tensor) -> None:
+        """After the rejection of `token` [B, 1], whose law was `step` * q; step 0 = the point mass at the token."""
+        self.beta = torch.where(present, self.beta + self.mass * step, self.beta)
+        self.p = self.p.scatter(1, token, self.p.gather(1, token) * ~present)
+        self.mass = self.law().sum(dim=1, keepdim=True)
+
+    def emit(self, node: NodeBatch, slot: Tensor) -> StepBatch:
+        """The target's own token from what the tests left over; p itself where rounding left nothing."""
+        law = torch.where(self.mass > 0, self.law(), node.p.dense())
+        return StepBatch(slot, node.dice.draw(DenseLaw(law), Purpose.OWN, node.index))
+
+
+Boost = Callable[[Tensor], Tensor]
+
+
+def reject_in_turn(node: NodeBatch, chosen: Tensor, lenience: float = 1.0, boost: Boost | None = None) -> StepBatch:
+    """The sequential test of `solve_residual` for a batch; `chosen[b]` makes every candidate a point mass.
+
+    Lossy rules test boost(R) instead of R, or act as if candidates came from lenience * S.
+    """
     if node.childless():
-        return _emit_batch(node, node.p)
-    r = node.p.dense()
-    s = _draft_rows(node, r)
+        return emit_batch(node, node.p)
     slot = torch.full_like(node.index, -1)
+    left: Left | None = None
     for k in range(node.child.shape[1]):
-        present = node.child[:, k] >= 0
-        token = node.token[:, k].clamp(min=0)[:, None]
-        reach = torch.where(chosen, 1.0, s.gather(1, token)[:, 0])
-        passed = _flip_ratio(node, r.gather(1, token)[:, 0], reach, node.child[:, k], 0)
-        slot = torch.where((slot < 0) & present & passed, k, slot)
+        present, token = node.child[:, k : k + 1] >= 0, node.token[:, k : k + 1].clamp(min=0)
+        r = node.p.prob(token[:, 0]) if left is None else left.at(token)  # the first test needs no dense row
+        q = _draft_prob(node, left, token)
+        rest = torch.ones_like(q) if left is None else left.left[:, 0]
+        s = lenience * torch.where(chosen, 1.0, torch.where(rest > 0, q / rest, 0.0))
+        present = present & (s > 0)[:, None]  # a candidate that cannot have been drawn is none
+        passed = flip_ratio(node, r if boost is None else boost(r), s, node.child[:, k], 0)
+        slot = torch.where((slot < 0) & present[:, 0] & passed, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot)
-        point = torch.zeros_like(r).scatter_(1, token, 1.0)
-        law = torch.where(chosen[:, None], point, s)
-        r = torch.where(present[:, None], normalise((r - law).clamp(min=0), r), r)
-        s = torch.where(present[:, None], normalise(s * (1 - point), s), s)
-    return _emit_batch(node, DenseLaw(r), slot)
+        left = Left.of(node) if left is None else left
+        left.drop(token, torch.where(chosen | (rest <= 0), 0.0, lenience / rest)[:, None].to(left.p.dtype), present)
+        left.left = (left.left - (q * present[:, 0])[:, None]).clamp(min=0)
+    assert left is not None
+    return left.emit(node, slot)
+
+
+def _draft_prob(node: NodeBatch, left: Left | None, token: Tensor) -> Tensor:
+    """[B] q of one token; 1 where the drafter gave no laws, which only chosen candidates allow."""
+    if node.drafts.laws is None:
+        return torch.ones_like(node.index, dtype=torch.float32)
+    if left is None or left.q is None:
+        return node.draft_law().prob(token[:, 0])
+    return left.q.gather(1, token)[:, 0]
 
 
 def solve_iid_batch(node: NodeBatch) -> StepBatch:
     if node.childless():
-        return _emit_batch(node, node.p)
-    r, q = node.p.dense(), node.draft_law().dense()
-    left = node.multiplicity()
+        return emit_batch(node, node.p)
+    law, left = node.draft_law(), Left.of(node)
     slot = torch.full_like(node.index, -1)
-    for turn in range(int(left.sum(dim=1).max())):
-        present = left.sum(dim=1) > 0
-        weight = left.to(torch.float64)
-        weight = normalise(weight, torch.ones_like(weight) / weight.shape[1])
-        k = node.dice.draw(DenseLaw(weight), Purpose.ORDER, node.index, turn)[:, None]
-        left = left.scatter_add(1, k, -present.to(torch.int64)[:, None])
+    for turn, k, present in draw_order(node):
         token = node.token.gather(1, k).clamp(min=0)
-        passed = _flip_ratio(node, r.gather(1, token)[:, 0], q.gather(1, token)[:, 0], node.index, turn)
-        slot = torch.where((slot < 0) & present & passed, k[:, 0], slot)
+        passed = flip_ratio(node, left.at(token), law.prob(token[:, 0]), node.index, turn)
+        slot = torch.where((slot < 0) & present[:, 0] & passed, k[:, 0], slot)
         if node.settled(slot):
             return StepBatch(slot, slot)
-        r = torch.where(present[:, None], normalise((r - q).clamp(min=0), r), r)
-    return _emit_batch(node, DenseLaw(r), slot)
+        left.drop(token, torch.ones_like(left.mass), present)
+    return left.emit(node, slot)
 
 
-def _draft_rows(node: NodeBatch, like: Tensor) -> Tensor:
-    if node.drafts.laws is None:
-        return torch.zeros_like(like)
-    return node.draft_law().dense().to(like.dtype)
+def draw_order(node: NodeBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Independent draws in a random order: (turn, child column [B, 1], whether there is such a draw [B, 1])."""
+    left = node.multiplicity()
+    for turn in range(int(left.sum(dim=1).max())):
+        present = left.sum(dim=1, keepdim=True) > 0
+        weight = torch.where(present, left, 1).to(torch.float64)
+        k = torch.zeros_like(node.index)
+        if left.shape[1] > 1:
+            k = node.dice.draw(DenseLaw(weight / weight.sum(dim=1, keepdim=True)), Purpose.ORDER, node.index, turn)
+        left = left.scatter_add(1, k[:, None], -present.to(torch.int64))
+        yield turn, k[:, None], present
 
 
-def _flip_ratio(node: NodeBatch, r: Tensor, s: Tensor, key: Tensor, turn: int) -> Tensor:
+def flip_ratio(node: NodeBatch, r: Tensor, s: Tensor, key: Tensor, turn: int) -> Tensor:
+    """Accept with min(1, r / s); a candidate with s = 0 cannot have been drawn and is rejected."""
     prob = torch.where(s > 0, (r.double() / s.double()).clamp(max=1.0), 0.0)
     return node.dice.flip(prob, Purpose.ACCEPT, key, turn)
 
 
-def _emit_batch(node: NodeBatch, law: Law, slot: Tensor | None = None) -> StepBatch:
-    """The target's own token from what the tests left over; used where no candidate passed."""
-    none = torch.full_like(node.index, -1) if slot is None else slot
-    return StepBatch(none, node.dice.draw(law, Purpose.OWN, node.index))
+def emit_batch(node: NodeBatch, law: Law) -> StepBatch:
+    """Every sequence stops here with a token from `law`."""
+    return StepBatch(torch.full_like(node.index, -1), node.dice.draw(law, Purpose.OWN, node.index))
+
+
+def walk_ahead(solve: BatchSolver, case: BatchCase) -> Verdict:
+    """`walk_batch` with this round's rolls made cheap."""
+    return walk_batch(solve, replace(case, dice=rolled_ahead(case.dice, case.drafts.width)))
 
 
 ONE_HOT = Rule(
@@ -163,7 +239,7 @@ ONE_HOT = Rule(
     summary="test candidates one after another with their own probability; exact for any tree",
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_one_hot),
-    verify_batch=partial(walk_batch, solve_one_hot_batch),
+    verify_batch=partial(walk_ahead, solve_one_hot_batch),
 )
 
 RESIDUAL = Rule(
@@ -172,7 +248,7 @@ RESIDUAL = Rule(
     # Merged i.i.d. draws in order of first sight are draws without replacement, of which there may be fewer.
     exact_for=pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.CHOSEN)),
     verify=partial(walk, solve_residual),
-    verify_batch=partial(walk_batch, solve_residual_batch),
+    verify_batch=partial(walk_ahead, solve_residual_batch),
 )
 
 RESIDUAL_IID = Rule(
@@ -180,5 +256,5 @@ RESIDUAL_IID = Rule(
     summary="p/q tests on independent draws, the residual updated after each (SpecInfer)",
     exact_for=pairs((Kind.SAMPLED_IID,), ANY_TOPOLOGY) | pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT,), (Topology.CHAIN,)),
     verify=partial(walk, solve_iid),
-    verify_batch=partial(walk_batch, solve_iid_batch),
+    verify_batch=partial(walk_ahead, solve_iid_batch),
 )

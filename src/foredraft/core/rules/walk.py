@@ -60,10 +60,11 @@ class NodeBatch:
     index: Tensor  # [B] int64 the nodes themselves
     drafts: DraftBatch
     dice: Dice
+    last: bool = False  # below the deepest level: no candidates, and no draft laws either
 
     def childless(self) -> bool:
-        """No sequence has a candidate here. A device says no rather than synchronise."""
-        return self.child.device.type == "cpu" and not bool((self.child >= 0).any())
+        """No sequence has a candidate here. Above the last level a device says no rather than synchronise."""
+        return self.last or (self.child.device.type == "cpu" and not bool((self.child >= 0).any()))
 
     def settled(self, slot: Tensor) -> bool:
         """Every sequence has its child, so the rest of the tests can be skipped; on the host only, as above."""
@@ -131,7 +132,8 @@ def walk_batch(solve: BatchSolver, case: BatchCase) -> Verdict:
             child = table[state.who, state.node + 1]  # [B, C]
             token = torch.where(child >= 0, drafts.token.gather(1, child.clamp(min=0)), -1)
         depth = torch.full_like(state.node, level + 1)
-        here = NodeBatch(case.target.at(state.node + 1), child, token, depth, state.node, drafts, case.dice)
+        p, last = case.target.at(state.node + 1), level == drafts.levels
+        here = NodeBatch(p, child, token, depth, state.node, drafts, case.dice, last)
         state.take(level, here, solve(here))
         # On a device the check would be a synchronisation; there the loop simply runs to its fixed end.
         if drafts.token.device.type == "cpu" and not bool(state.active.any()):

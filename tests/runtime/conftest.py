@@ -1,0 +1,26 @@
+"""Every kind of executor, built once per run; the tests that take `rig` hold for each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .kit import HF_CASES, LLAMA, QWEN3, Rig, hf_folder, hf_rig, loud_decoder, torch_rig
+
+TORCH = {"llama": (LLAMA, False), "llama padded": (LLAMA, True), "qwen3": (QWEN3, False), "qwen3 padded": (QWEN3, True)}
+HF = [f"hf {case}" for case in HF_CASES]
+
+
+@pytest.fixture(scope="session", params=[*TORCH, *HF])
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    name = str(request.param)
+    if name in TORCH:
+        config, padded = TORCH[name]
+        return torch_rig(loud_decoder(config), padded)
+    return hf_rig(hf_folder(name.removeprefix("hf "), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hf_folder("llama", tmp_path_factory.mktemp("llama"))

@@ -1,0 +1,42 @@
+"""A step costs no memory that grows with the context: nothing copies the cache or builds a mask over it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from foredraft.models import random_decoder, shape
+from foredraft.runtime import Rows, TorchExecutor
+
+from .kit import CPU, random_tree, tokens, tree_rows
+
+# A plain step writes more than the block of 512 columns that torch's attention kernel works in.
+CONFIG = replace(shape("tiny"), vocab_size=2048, max_position=2048)
+
+
+def step_bytes(context: int, tree: bool) -> list[int]:
+    """Bytes of every tensor that one step makes behind `context` tokens, kernels' own scratch space included."""
+    dice = random.Random(0)
+    executor = TorchExecutor(random_decoder(CONFIG), 2, padded=False)
+    executor.prefill([0, 1], [tokens(dice, context)] * 2)
+    rows = Rows.chains([0, 1], [[5], [6]], CPU)
+    if tree:
+        rows = tree_rows([0, 1], [5, 6], [random_tree(dice, 7), random_tree(dice, 4)])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        executor.forward(rows)
+        executor.commit([0, 1], [1, 1], torch.tensor([[0], [0]]) if tree else None)
+    return [event.self_cpu_memory_usage for event in record.events() if event.self_cpu_memory_usage > 0]
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["plain", "tree"])
+def test_no_tensor_grows_with_the_context(tree: bool) -> None:
+    assert max(step_bytes(64, tree)) == max(step_bytes(1024, tree))
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["plain", "tree"])
+def test_the_whole_step_stays_the_same_size(tree: bool) -> None:
+    assert sorted(step_bytes(600, tree)) == sorted(step_bytes(1800, tree))
