@@ -1,0 +1,1 @@
+"""Executors against their slow twins."""

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.core.tree import trees
-from foredraft.models import Decoder, ModelConfig, load_decoder, random_decoder, shape
-from foredraft.runtime import FINAL, Executor, Rows, TorchExecutor
+from foredraft.models import Decoder, ModelConfig, random_decoder, shape
+from foredraft.runtime import FINAL, Executor, Output, Rows, TorchExecutor
 from foredraft.runtime.hf import HFExecutor
 
 VOCAB = 64
@@ -134,11 +134,6 @@ def hf_rig(folder: Path) -> Rig:
     return Rig(make, read)
 
 
-def llama_twins(folder: Path) -> tuple[Rig, Rig]:
-    """One folder, read by our decoder and by transformers."""
-    return torch_rig(load_decoder(folder)), hf_rig(folder)
-
-
 # --- texts, trees, paths --------------------------------------------------------------------------------------------
 
 
@@ -173,6 +168,17 @@ def far(a: Tensor, b: Tensor) -> float:
     """Greatest difference of two tensors of one shape."""
     assert a.shape == b.shape, (a.shape, b.shape)
     return float((a - b).abs().max()) if a.numel() else 0.0
+
+
+def assert_paths(rig: Rig, out: Output, b: int, text: list[int], tree: Tree) -> None:
+    """Rows of sequence b of a pass over trees against the slow twin, path by path, logits and taps."""
+    for leaf in leaves(tree):
+        path = path_to(tree, leaf)
+        logits, taps = rig.read(text + [tree[0][node] for node in path])
+        rows = out.index[b, torch.tensor([0, *(node + 1 for node in path)])]
+        assert far(out.logits[rows], logits[len(text) - 1 :]) < CLOSE
+        for tap, states in out.hidden.items():
+            assert far(states[rows], taps[tap][len(text) - 1 :]) < CLOSE, f"tap {tap} is off"
 
 
 def all_taps(executor: Executor) -> list[int]:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from foredraft.models import ModelConfig
 from foredraft.runtime import FINAL, Rows, TorchExecutor
 from foredraft.runtime.torch_executor import CHUNK
 
@@ -14,7 +15,7 @@ from .kit import CLOSE, CPU, LLAMA, QWEN3, Rig, all_taps, far, loud_decoder, ran
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
-def test_padded_attention_equals_ragged(config) -> None:  # type: ignore[no-untyped-def]
+def test_padded_attention_equals_ragged(config: ModelConfig) -> None:
     dice = random.Random(11)
     decoder = loud_decoder(config)
     pair = [TorchExecutor(decoder, 4, padded=padded) for padded in (False, True)]

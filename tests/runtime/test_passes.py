@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from foredraft.errors import ForedraftError
-from foredraft.runtime import FINAL, Rows, TorchExecutor
+from foredraft.runtime import FINAL, Executor, Rows, TorchExecutor
 
 from .kit import CLOSE, LLAMA, QWEN3, Rig, all_taps, far, loud_decoder, random_tree, tokens, tree_rows
 
 
-def two_sequences(executor, seed: int) -> Rows:  # type: ignore[no-untyped-def]
+def two_sequences(executor: Executor, seed: int) -> Rows:
     """A tree and a chain behind prompts of different lengths, which are read here."""
     dice = random.Random(seed)
     executor.rollback([0, 1], [0, 0])

@@ -10,20 +10,9 @@ import torch
 from foredraft.runtime import FINAL, Rows
 from foredraft.types.drafts import chains
 
-from .kit import CLOSE, Rig, Tree, all_taps, far, leaves, path_to, random_tree, tokens, tree_rows
+from .kit import CLOSE, Rig, all_taps, assert_paths, far, random_tree, tokens, tree_rows
 
 SIZES = ((9, False), (0, False), (4, True), (6, False))  # nodes, and whether the tree is a chain
-
-
-def assert_paths(rig: Rig, out, b: int, text: list[int], tree: Tree) -> None:  # type: ignore[no-untyped-def]
-    """Rows of sequence b of an output against the slow twin, path by path."""
-    for leaf in leaves(tree):
-        path = path_to(tree, leaf)
-        logits, taps = rig.read(text + [tree[0][node] for node in path])
-        rows = out.index[b, torch.tensor([0, *(node + 1 for node in path)])]
-        assert far(out.logits[rows], logits[len(text) - 1 :]) < CLOSE
-        for tap, states in out.hidden.items():
-            assert far(out.hidden[tap][rows], taps[tap][len(text) - 1 :]) < CLOSE, f"tap {tap} is off: {states.shape}"
 
 
 @pytest.mark.parametrize("seed", range(2))

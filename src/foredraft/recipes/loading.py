@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..errors import ForedraftError, UsageError, unknown_name
-from ..models import Progress, Tokenizer, load_decoder, resolve, runs_natively
+from ..models import Progress, Tokenizer, load_decoder, pack, resolve, runs_natively
 from ..models.config import read_json
 from ..runtime import Executor, TorchExecutor
 
@@ -73,6 +73,7 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     raw = read_json(folder / "config.json")
     if runs_natively(raw):
         decoder = load_decoder(folder, DTYPES[dtype], device)
+        pack(decoder)
         executor = TorchExecutor(decoder, place.slots, place.max_length)
     else:
         from ..runtime.hf import HFExecutor

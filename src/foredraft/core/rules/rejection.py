@@ -143,6 +143,9 @@ class Left:
         """After the rejection of `token` [B, 1], whose law was `step` * q; step 0 = the point mass at the token."""
         self.beta = torch.where(present, self.beta + self.mass * step, self.beta)
         self.p = self.p.scatter(1, token, self.p.gather(1, token) * ~present)
+        if self.q is not None:
+            self.q = self.q.scatter(1, token, self.q.gather(1, token) * ~present)
+            self.left = self.q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(self.q.dtype).tiny)
         self.mass = self.law().sum(dim=1, keepdim=True)
 
     def emit(self, node: NodeBatch, slot: Tensor) -> StepBatch:

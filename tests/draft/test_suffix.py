@@ -1,0 +1,122 @@
+"""The suffix automaton against brute force, and the drafter's choices on the specification's vectors."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from foredraft.core.dice import KeyedDice
+from foredraft.draft.automaton import SuffixAutomaton
+from foredraft.draft.lookup import PromptLookup
+from foredraft.draft.suffix import END, SuffixDrafter
+from foredraft.types import Budget, SamplingParams, Sequence
+
+NO_DICE: KeyedDice = None  # type: ignore[assignment]  # retrieval drafters roll none
+
+
+def letters(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+def sequence(tokens: list[int], number: int = 0, nodes: int = 16, depth: int = 16) -> Sequence:
+    text = Sequence(number, list(tokens), len(tokens), SamplingParams(), seed=0)
+    text.budget = Budget(nodes, depth)
+    return text
+
+
+def propose(drafter: SuffixDrafter | PromptLookup, *texts: Sequence) -> list[list[int]]:
+    drafts = drafter.propose(list(texts), NO_DICE)
+    drafts.check()
+    return [drafts.tree(b).token for b in range(len(texts))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_are_occurrences(seed: int) -> None:
+    rng = random.Random(seed)
+    text = [rng.randrange(2 + seed % 3) for _ in range(40)]
+    automaton = SuffixAutomaton(text)
+    for begin in range(len(text)):
+        for end in range(begin + 1, min(begin + 9, len(text)) + 1):
+            piece = text[begin:end]
+            places = sum(text[i : i + len(piece)] == piece for i in range(len(text)))
+            assert automaton.occurrences(piece) == places
+    assert automaton.occurrences([9]) == 0
+    assert len(automaton.next) <= 2 * len(text)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_running_match_is_the_longest(seed: int) -> None:
+    rng = random.Random(seed)
+    corpus = [rng.randrange(3) for _ in range(50)]
+    automaton = SuffixAutomaton(corpus)
+    text: list[int] = []
+    state, matched = 0, 0
+    for _ in range(60):
+        text.append(rng.randrange(4))
+        state, matched = automaton.follow(state, matched, text[-1])
+        longest = max(n for n in range(len(text) + 1) if n == 0 or automaton.occurrences(text[len(text) - n :]))
+        assert matched == longest
+
+
+def with_history(history: str, **options: object) -> SuffixDrafter:
+    drafter = SuffixDrafter(**options)  # type: ignore[arg-type]
+    drafter._shared.extend([*letters(history), END])
+    drafter._shared_age += 1
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("per_match", "tree", "tokens", "score"),
+    [(2.0, False, "cdab", 2.3333), (1.0, False, "cd", 1.6667), (2.0, True, "cde", 2.3333)],
+)
+def test_specified_vector(per_match: float, tree: bool, tokens: str, score: float) -> None:
+    """K.9: history abcdabceabcd, context xab."""
+    drafter = with_history("abcdabceabcd", per_match=per_match, tree=tree)
+    text = sequence(letters("xab"))
+    drafter.begin([text])
+    guess = drafter._guess(text)
+    assert "".join(map(chr, guess.tokens))[: len(tokens)] == tokens
+    assert guess.score == pytest.approx(score, abs=1e-4)
+
+
+def test_own_text_is_searched_and_the_budget_kept() -> None:
+    drafter = SuffixDrafter(per_match=8)
+    short, long = sequence(letters("abcdefg ab"), 1, nodes=3), sequence(letters("the cat; the"), 2, depth=2)
+    drafter.begin([short, long])
+    assert propose(drafter, short, long) == [letters("cde"), letters(" c")]
+
+
+def test_a_miss_drafts_nothing() -> None:
+    drafter, lookup = SuffixDrafter(), PromptLookup()
+    text = sequence(letters("abcdefgh"))
+    for each in (drafter, lookup):
+        each.begin([text])
+        assert propose(each, text) == [[]]
+
+
+def test_earlier_outputs_are_remembered_and_forgotten() -> None:
+    drafter = SuffixDrafter(per_match=4, shared_tokens=60)
+    first = sequence(letters("question?"), 1)
+    drafter.begin([first])
+    first.tokens += letters("the answer is blue")
+    drafter.end([first])
+    second = sequence(letters("zz the answer"), 2)
+    drafter.begin([second])
+    assert propose(drafter, second)[0][:3] == letters(" is")
+    for number in range(3, 9):  # six other outputs push the first one out
+        other = sequence(letters("x"), number)
+        drafter.begin([other])
+        other.tokens += letters("0123456789" * 2)
+        drafter.end([other])
+    assert drafter._shared.size <= 61
+    assert letters(" is") != propose(drafter, second)[0][:3]
+
+
+def test_lookup_takes_the_latest_of_the_longest() -> None:
+    lookup = PromptLookup(max_nodes=2)
+    text = sequence(letters("ab1 ab2 xb3 ab"), nodes=2)
+    lookup.begin([text])
+    assert propose(lookup, text) == [letters("2 ")]
+    text.tokens += letters("2 x")
+    assert propose(lookup, text) == [letters("b3")]

@@ -1,0 +1,112 @@
+"""Greedy text is the target's own, token for token: every method against Hugging Face's generate, in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft import LLM, SamplingParams
+from foredraft.recipes import Options
+from foredraft.recipes.table import RECIPES
+
+TIE = 1e-4  # a difference is allowed only where the target's two best logits are this near
+METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in RECIPES} | {
+    "suffix tree": ("suffix", Options(shape="tree")),
+    "draft-model tree": ("draft-model", Options(shape="tree", drafter="layers:27")),
+    "draft-model sampled tree": ("draft-model", Options(shape="sampled-tree", drafter="layers:29")),
+    "draft-model block": ("draft-model", Options(rule="block", drafter="layers:28")),
+}
+
+
+def generate(model: Any, ids: list[int], tokens: int) -> list[int]:
+    """What Hugging Face writes, up to its end-of-text token."""
+    with torch.inference_mode():
+        mask = torch.ones((1, len(ids)), dtype=torch.int64)
+        out = model.generate(
+            torch.tensor([ids]), attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0
+        )
+    return list(out[0, len(ids) :].tolist())
+
+
+def margin(model: Any, ids: list[int]) -> float:
+    """Distance of the two best logits behind a text."""
+    with torch.inference_mode():
+        best = model(torch.tensor([ids])).logits[0, -1].float().topk(2).values
+    return float(best[0] - best[1])
+
+
+def compare(reference: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> int:
+    """0 where the texts are equal, 1 where they part at a tie; anything else is a failure."""
+    if ours == theirs:
+        return 0
+    at = next(i for i, (a, b) in enumerate(zip([*ours, -1], [*theirs, -1], strict=False)) if a != b)
+    gap = margin(reference, prompt + theirs[:at])
+    assert gap < TIE, f"differs at token {at} with a margin of {gap:.2e}"
+    return 1
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
+    return [generate(reference, ids, 32) for ids in prompts[:4]]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_four_prompts(name: str, llm: LLM, reference: Any, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    method = llm.build(*METHODS[name])
+    results = llm.generate(prompts[:4], SamplingParams(max_new_tokens=32), method=method)
+    ties = [
+        compare(reference, prompt, result.token_ids, text)
+        for prompt, result, text in zip(prompts, results, expected, strict=False)
+    ]
+    assert sum(ties) <= 1
+    if name != "plain":
+        assert sum(r.stats.drafted for r in results) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_twenty_prompts(name: str, llm: LLM, reference: Any, prompts: list[list[int]]) -> None:
+    method = llm.build(*METHODS[name])
+    results = llm.generate(prompts, SamplingParams(max_new_tokens=64), method=method)
+    ties = 0
+    for prompt, result in zip(prompts, results, strict=True):
+        ties += compare(reference, prompt, result.token_ids, generate(reference, prompt, 64))
+    assert ties <= 2
+
+
+def test_sixteen_at_once_equal_one_by_one(llm: LLM, prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_new_tokens=12)
+    method = llm.build("suffix")
+    together = llm.generate(prompts[:16], params, method=method)
+    alone = [llm.generate([ids], params, method=method)[0] for ids in prompts[:16]]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+
+
+def test_a_seed_gives_the_same_text_whatever_drafts(llm: LLM, prompts: list[list[int]]) -> None:
+    """Sample-and-match is seed-stable: plain, drafted, alone or in a batch, the text is the same."""
+    params = [SamplingParams(temperature=0.8, top_p=0.95, seed=seed, max_new_tokens=16) for seed in range(4)]
+    plain = [r.token_ids for r in llm.generate(prompts[:4], params, method=llm.build("plain"))]
+    for name in ("suffix", "prompt-lookup"):
+        method = llm.build(name)
+        assert [r.token_ids for r in llm.generate(prompts[:4], params, method=method)] == plain
+        assert llm.generate([prompts[2]], params[2], method=method)[0].token_ids == plain[2]
+
+
+def test_streaming_and_batch_write_the_same(llm: LLM, prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_new_tokens=24, stop=("blue",))
+    chunks = list(llm.stream(prompts[0], params))
+    whole = llm.generate([prompts[0]], params)[0]
+    assert "".join(c.text for c in chunks) == whole.text
+    assert [t for c in chunks for t in c.token_ids] == whole.token_ids
+    assert whole.finish_reason == "stop"
+    assert "blue" not in whole.text
+    assert llm.engine.scheduler.idle
+
+
+def test_a_closed_stream_frees_its_slot(llm: LLM, prompts: list[list[int]]) -> None:
+    stream = llm.stream(prompts[0], SamplingParams(max_new_tokens=24))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.engine.scheduler.idle
