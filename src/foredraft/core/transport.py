@@ -22,6 +22,7 @@ from ..types import Kind
 
 Array = NDArray[np.float64]
 SetLaw = dict[tuple[int, ...], float]  # sorted tokens -> probability that they are the candidates
+SMALL = 256  # vocabularies up to this size have their plans remembered
 MOST_DRAWS = 20_000  # sequences of draws that are listed before giving up
 
 

@@ -32,6 +32,7 @@ class BatchCase:
     target: Laws  # p of every row
     dice: Dice
     hidden: Tensor | None = None  # [B, N + 1, d] target states of every row, for judges
+    soft: Laws | None = None  # p at temperature 1 where the request is greedy, for lossy rules; None = as `target`
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class TreeCase:
     draft: Callable[[int], Array]  # row -> q
     roll: Roll
     hidden: Callable[[int], Array] | None = None
+    soft: Callable[[int], Array] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Rule:
     seed_stable: bool = False  # a seed gives the same text with speculation on, off or batched
     reads_ahead: bool = False  # looks at rows behind the emitted token, so lengths must not depend on them
     needs_hidden: bool = False  # looks at the target's states
+    needs_soft: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.soft`)
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)
@@ -108,4 +111,5 @@ def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
     hidden = case.hidden
     states = None if hidden is None else (lambda row: hidden[index, row].double().cpu().numpy())
     roll = Roll(case.dice.choose(which))
-    return TreeCase(case.drafts.tree(index), rows(case.target), rows(case.drafts.laws), roll, states)
+    soft = None if case.soft is None else rows(case.soft)
+    return TreeCase(case.drafts.tree(index), rows(case.target), rows(case.drafts.laws), roll, states, soft)

@@ -20,7 +20,7 @@ from ...errors import UsageError
 from ...types import Kind, Topology
 from ..dice import Purpose
 from ..laws import DenseLaw
-from ..transport import transport
+from ..transport import SMALL, transport
 from .base import Array, Rule, pairs
 from .hit import emit_or_hit, emit_or_hit_batch
 from .label import label
@@ -87,8 +87,15 @@ def _split(room: Array, a: Array, b: Array) -> Array:
     return weight
 
 
-@lru_cache(maxsize=64)
-def _select(p: bytes, q1: bytes, q2: bytes, free: int, alphabet: int) -> Selection:
+def _select(p: Array, q1: Array, q2: Array, free: int, alphabet: int) -> Selection:
+    """`select`, remembered for laws of few tokens: enumeration asks for the same ones again and again."""
+    if p.size > SMALL:
+        return select(p, q1, q2, free, alphabet)
+    return _remembered(p.tobytes(), q1.tobytes(), q2.tobytes(), free, alphabet)
+
+
+@lru_cache(maxsize=256)
+def _remembered(p: bytes, q1: bytes, q2: bytes, free: int, alphabet: int) -> Selection:
     return select(np.frombuffer(p), np.frombuffer(q1), np.frombuffer(q2), free, alphabet)
 
 
@@ -101,7 +108,7 @@ def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
         if kept is None:
             kept = child
             continue
-        chosen = _select(p.tobytes(), law.tobytes(), q.tobytes(), free, alphabet)
+        chosen = _select(p, law, q, free, alphabet)
         law = chosen.law
         if child is not kept:
             stay = chosen.keep_first(kept.token, child.token)
@@ -142,8 +149,7 @@ def _fold(
     """[B] probability of staying with the kept draw; moves `law` to that of the winner. One sequence at a time."""
     stay = torch.ones_like(kept, dtype=torch.float64)
     for b in torch.nonzero(present)[:, 0].tolist():
-        rows = (x[b].cpu().numpy() for x in (p, law, q))
-        chosen = _select(*(row.tobytes() for row in rows), *size)
+        chosen = _select(*(x[b].cpu().numpy() for x in (p, law, q)), *size)
         law[b] = torch.from_numpy(chosen.law).to(law.device)
         if int(kept[b]) != int(rival[b]):
             stay[b] = chosen.keep_first(int(token[b, kept[b]]), int(token[b, rival[b]]))

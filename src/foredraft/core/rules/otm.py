@@ -15,7 +15,7 @@ import torch
 from ...types import Kind
 from ..dice import Purpose
 from ..laws import DenseLaw
-from ..transport import Plan, set_law, transport
+from ..transport import SMALL, Plan, set_law, transport
 from .base import EVERY_KIND, Array, Rule, pairs
 from .rejection import emit, emit_batch, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
@@ -23,7 +23,7 @@ from .walk import Node, NodeBatch, Step, StepBatch, walk
 
 def answer(p: Array, q: Array, kind: Kind, tokens: list[int], draws: int) -> tuple[Array, Array]:
     """What to do with candidates `tokens`: a law over (each of them .., none), and the law if none."""
-    plan = _plan(p.tobytes(), q.tobytes(), kind, tuple(tokens) if _fixed(kind) else (0,) * len(tokens), draws)
+    plan = _plan(p, q, kind, tuple(tokens) if _fixed(kind) else (0,) * len(tokens), draws)
     seen = tuple(sorted(tokens))
     mass = plan.law.get(seen, 0.0)
     share = dict(zip(seen, plan.flow[seen] / mass, strict=True)) if mass > 0 else dict.fromkeys(seen, 0.0)
@@ -38,10 +38,16 @@ def _fixed(kind: Kind) -> bool:
     return kind in (Kind.CHOSEN, Kind.TOP_THEN_SAMPLED)
 
 
+def _plan(p: Array, q: Array, kind: Kind, tokens: tuple[int, ...], draws: int) -> Plan:
+    """The transport, remembered for small vocabularies: enumeration asks for the same one again and again."""
+    if p.size > SMALL:
+        return transport(p, set_law(q, kind, tokens, draws))
+    return _remembered(p.tobytes(), q.tobytes(), kind, tokens, draws)
+
+
 @lru_cache(maxsize=256)
-def _plan(p: bytes, q: bytes, kind: Kind, tokens: tuple[int, ...], draws: int) -> Plan:
-    target, draft = np.frombuffer(p), np.frombuffer(q)
-    return transport(target, set_law(draft, kind, tokens, draws))
+def _remembered(p: bytes, q: bytes, kind: Kind, tokens: tuple[int, ...], draws: int) -> Plan:
+    return transport(np.frombuffer(p), set_law(np.frombuffer(q), kind, tokens, draws))
 
 
 def solve_otm(node: Node) -> Step:

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...types import Kind, Law, Topology, Verdict
+from ...types import Kind, Law, Reason, Topology, Verdict
 from ..ahead import rolled_ahead
 from ..dice import Purpose
 from ..laws import DenseLaw
@@ -148,49 +149,61 @@ class Left:
             self.left = self.q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(self.q.dtype).tiny)
         self.mass = self.law().sum(dim=1, keepdim=True)
 
-    def emit(self, node: NodeBatch, slot: Tensor) -> StepBatch:
+    def emit(self, node: NodeBatch, slot: Tensor, reason: Tensor | None = None) -> StepBatch:
         """The target's own token from what the tests left over; p itself where rounding left nothing."""
         law = torch.where(self.mass > 0, self.law(), node.p.dense())
-        return StepBatch(slot, node.dice.draw(DenseLaw(law), Purpose.OWN, node.index))
+        return StepBatch(slot, node.dice.draw(DenseLaw(law), Purpose.OWN, node.index), reason)
 
 
-Boost = Callable[[Tensor], Tensor]
+@dataclass(frozen=True, slots=True)
+class Relax:
+    """How a lossy rule lowers the bar: it tests boost(R) / (lenience * S) and takes lenience * S off R."""
+
+    lenience: float = 1.0
+    boost: Callable[[Any], Any] = lambda r: r  # of a float or of a tensor
 
 
-def reject_in_turn(node: NodeBatch, chosen: Tensor, lenience: float = 1.0, boost: Boost | None = None) -> StepBatch:
-    """The sequential test of `solve_residual` for a batch; `chosen[b]` makes every candidate a point mass.
-
-    Lossy rules test boost(R) instead of R, or act as if candidates came from lenience * S.
-    """
+def reject_in_turn(node: NodeBatch, chosen: Tensor, relax: Relax | None = None) -> StepBatch:
+    """The sequential test of `solve_residual` for a batch; `chosen[b]` makes every candidate a point mass."""
     if node.childless():
         return emit_batch(node, node.p)
-    slot = torch.full_like(node.index, -1)
+    slot, late = torch.full_like(node.index, -1), torch.zeros_like(node.index)
+    scale = 1.0 if relax is None else relax.lenience
     left: Left | None = None
     for k in range(node.child.shape[1]):
         present, token = node.child[:, k : k + 1] >= 0, node.token[:, k : k + 1].clamp(min=0)
         r = node.p.prob(token[:, 0]) if left is None else left.at(token)  # the first test needs no dense row
-        q = _draft_prob(node, left, token)
-        rest = torch.ones_like(q) if left is None else left.left[:, 0]
-        s = lenience * torch.where(chosen, 1.0, torch.where(rest > 0, q / rest, 0.0))
-        present = present & (s > 0)[:, None]  # a candidate that cannot have been drawn is none
-        passed = flip_ratio(node, r if boost is None else boost(r), s, node.child[:, k], 0)
+        s = torch.where(chosen, 1.0, _draft_prob(node, left, token))
+        passed = flip_ratio(node, r, s, node.child[:, k], 0)
+        if relax is not None:
+            wide = _flip_rest(node, r, s, relax, node.child[:, k])
+            late = torch.where((slot < 0) & ~passed & wide, int(Reason.RELAXED), late)
+            passed = passed | wide
         slot = torch.where((slot < 0) & present[:, 0] & passed, k, slot)
         if node.settled(slot):
-            return StepBatch(slot, slot)
+            return StepBatch(slot, slot, late)
         left = Left.of(node) if left is None else left
-        left.drop(token, torch.where(chosen | (rest <= 0), 0.0, lenience / rest)[:, None].to(left.p.dtype), present)
-        left.left = (left.left - (q * present[:, 0])[:, None]).clamp(min=0)
+        step = torch.where(chosen[:, None], 0.0, scale / left.left)
+        left.drop(token, step, present)
     assert left is not None
-    return left.emit(node, slot)
+    return left.emit(node, slot, late)
+
+
+def _flip_rest(node: NodeBatch, r: Tensor, s: Tensor, relax: Relax, key: Tensor) -> Tensor:
+    """The second part of a lowered test, for what the first part let fall."""
+    strict = torch.where(s > 0, (r.double() / s.double()).clamp(max=1.0), 0.0)
+    wide = torch.where(s > 0, (relax.boost(r.double()) / (relax.lenience * s.double())).clamp(max=1.0), 0.0)
+    prob = torch.where(strict < 1, (wide - strict) / (1 - strict), 0.0)
+    return node.dice.flip(prob, Purpose.ACCEPT, key, 1)
 
 
 def _draft_prob(node: NodeBatch, left: Left | None, token: Tensor) -> Tensor:
-    """[B] q of one token; 1 where the drafter gave no laws, which only chosen candidates allow."""
+    """[B] probability with which a token would be drawn next; 1 where the drafter gave no laws (chosen candidates)."""
     if node.drafts.laws is None:
         return torch.ones_like(node.index, dtype=torch.float32)
     if left is None or left.q is None:
         return node.draft_law().prob(token[:, 0])
-    return left.q.gather(1, token)[:, 0]
+    return (left.q.gather(1, token) / left.left)[:, 0]
 
 
 def solve_iid_batch(node: NodeBatch) -> StepBatch:

@@ -1,0 +1,109 @@
+"""The standard test or a second opinion: the shape of every rule that lets good tokens pass (judges, gates).
+
+At a node the standard rule for the kind of its children decides first. Only where it would emit a token of its own, the
+walk goes down to the child with the best opinion instead, if any child passes. Without opinions this is the exact rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...types import Kind, Law, Reason, TreeVerdict, Verdict
+from .base import Array, BatchCase, Rule, TreeCase
+from .rejection import solve_residual, solve_residual_batch, walk_ahead
+from .top_then_sampled import solve_top_then_sampled, solve_top_then_sampled_batch
+from .walk import BatchSolver, Node, NodeBatch, Solver, Step, StepBatch, walk
+
+NO = -float("inf")  # the opinion of a child that does not pass
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """Scores of the children of a node, `NO` where one does not pass; in both forms."""
+
+    score: Callable[[TreeCase, Node], Sequence[float]]
+    score_batch: Callable[[BatchCase, NodeBatch], Tensor]  # [B, C]
+    reason: Reason = Reason.RELAXED
+
+
+def solve_standard(node: Node) -> Step:
+    """The exact test for the kind of the node's children."""
+    return solve_top_then_sampled(node) if node.kind == Kind.TOP_THEN_SAMPLED else solve_residual(node)
+
+
+def solve_standard_batch(node: NodeBatch) -> StepBatch:
+    drafts = node.drafts
+    if drafts.node_kind is None:
+        top_kind = drafts.kind == Kind.TOP_THEN_SAMPLED
+        return solve_top_then_sampled_batch(node) if top_kind else solve_residual_batch(node)
+    first = node.child[:, 0].clamp(min=0)[:, None]
+    top = drafts.node_kind.gather(1, first)[:, 0] == int(Kind.TOP_THEN_SAMPLED)
+    step = solve_residual_batch(node)
+    if drafts.laws is None or (top.device.type == "cpu" and not bool(top.any())):
+        return step
+    other = solve_top_then_sampled_batch(node)
+    return StepBatch(torch.where(top, other.slot, step.slot), torch.where(top, other.token, step.token))
+
+
+def ask(standard: Solver, opinion: Opinion, case: TreeCase) -> TreeVerdict:
+    """The walk with a second opinion, over one tree."""
+
+    def solve(node: Node) -> Step:
+        step = standard(node)
+        if step.child is not None or not node.children:
+            return step
+        scores = opinion.score(case, node)
+        best = max(range(len(scores)), key=lambda k: scores[k])
+        if scores[best] == NO:
+            return step
+        return Step(node.children[best], node.children[best].token, opinion.reason)
+
+    return walk(solve, case)
+
+
+def ask_batch(standard: BatchSolver, opinion: Opinion, case: BatchCase) -> Verdict:
+    def solve(node: NodeBatch) -> StepBatch:
+        step = standard(node)
+        if node.childless() or node.settled(step.slot):
+            return step
+        scores = torch.where(node.child >= 0, opinion.score_batch(case, node), NO)
+        best, slot = scores.max(dim=1)
+        over = (step.slot < 0) & (best > NO)
+        reason = torch.where(over, int(opinion.reason), int(Reason.STANDARD))
+        return StepBatch(torch.where(over, slot, step.slot), step.token, reason)
+
+    return walk_ahead(solve, case)
+
+
+def with_opinion(
+    name: str,
+    summary: str,
+    opinion: Opinion,
+    standard: tuple[Solver, BatchSolver] = (solve_standard, solve_standard_batch),
+    needs_hidden: bool = False,
+    needs_soft: bool = False,
+) -> Rule:
+    """A lossy rule: `standard` or the opinion."""
+    return Rule(
+        name=name,
+        summary=summary,
+        exact_for=frozenset(),
+        verify=lambda case: ask(standard[0], opinion, case),
+        verify_batch=lambda case: ask_batch(standard[1], opinion, case),
+        lossy=True,
+        needs_hidden=needs_hidden,
+        needs_soft=needs_soft,
+    )
+
+
+def soft_law(case: TreeCase, row: int) -> Array:
+    """The target's law of a row with its alternatives, also at temperature 0 where the caller gave them."""
+    return case.target(row) if case.soft is None else case.soft(row)
+
+
+def soft_law_batch(case: BatchCase, row: Tensor) -> Law:
+    return (case.target if case.soft is None else case.soft).at(row)

@@ -1,0 +1,197 @@
+"""The command line as a person or a script meets it: documents, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.cli.app import run
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, str, str]:
+    code = run([str(a) for a in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def one_line(err: str) -> bool:
+    return err.startswith("foredraft: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_json_is_the_only_output(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(
+        capsys, "generate", "one two", "three", "--model", tiny, "-n", "9", "--json", "--batch-size", "2"
+    )
+    assert code == 0
+    assert out.count("\n") == 1
+    document = json.loads(out)
+    assert document["model"] == str(tiny)
+    assert document["method"] == "suffix"
+    assert [r["prompt"] for r in document["results"]] == ["one two", "three"]
+    for row in document["results"]:
+        assert set(row) >= {"text", "token_ids", "finish_reason", "stats"}
+        assert len(row["token_ids"]) == row["stats"]["emitted"] <= 9
+        assert set(row["stats"]) >= {"steps", "drafted", "accepted", "seconds"}
+
+
+@pytest.mark.parametrize("method", ["plain", "prompt-lookup", "suffix", "draft-model"])
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_methods_write_the_same_text(
+    tiny: Path, capsys: pytest.CaptureFixture[str], method: str, temperature: str
+) -> None:
+    """Greedy everywhere; sampled for the seed-stable rule."""
+
+    def text(*more: str) -> Any:
+        sampling = ("-t", temperature, "--seed", "3", "--rule", "sample-and-match", "--dtype", "fp32")
+        code, out, err = call(
+            capsys, "generate", "a b c a b", "--raw", "--model", tiny, "-n", "20", "--json", *sampling, *more
+        )
+        assert code == 0, err
+        return json.loads(out)["results"][0]["token_ids"]
+
+    assert text("--method", method) == text("--method", "plain")
+
+
+def test_prompts_from_file_and_pipe(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("first\n\nsecond\n", encoding="utf-8")
+    code, out, _ = call(capsys, "generate", "--file", file, "--model", tiny, "-n", "2", "--json")
+    assert code == 0
+    assert [r["prompt"] for r in json.loads(out)["results"]] == ["first", "second"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
+    code, out, _ = call(capsys, "generate", "--model", tiny, "-n", "2", "--json")
+    assert [r["prompt"] for r in json.loads(out)["results"]] == ["from a pipe"]
+
+
+def test_streamed_text_and_figures(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "generate", "hello", "--model", tiny, "-n", "5")
+    assert code == 0
+    assert out
+    assert "5 tokens, " in err
+
+
+def test_logprobs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys, "generate", "hello", "--model", tiny, "-n", "3", "--json", "--logprobs", "2")
+    row = json.loads(out)["results"][0]
+    assert len(row["logprobs"]) == 3
+    assert all(str(t) in entry for t, entry in zip(row["token_ids"], row["logprobs"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (("--model", "smolm2"), "did you mean 'smollm2'"),
+        (("--method", "sufix"), "did you mean 'suffix'"),
+        (("--rule", "residul"), "did you mean 'residual'"),
+        (("--temprature", "1"), "did you mean --temperature"),
+        (("--dtype", "bf17"), "did you mean 'bf16'"),
+        (("--shape", "chian"), "did you mean 'chain'"),
+        (("-n", "0"), "max_new_tokens must be at least 1"),
+        (("-n", "-3"), "max_new_tokens must be at least 1"),
+        (("-n", "many"), "foredraft generate --help"),
+        (("--batch-size", "0"), "batch size must be at least 1"),
+        (("--draft-length", "0"), "draft_length must be at least 1"),
+        (("--temperature", "-1"), "temperature must be"),
+        (("--top-p", "1.5"), "top_p must lie in"),
+        (("--drafter", "x"), "takes no drafter"),
+        (("--rule", "chain"), "use rule 'sample-and-match'"),
+        (("--file", "no-such-file"), "cannot read no-such-file"),
+        (("--model", "./no-such-folder"), "does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_usage(argv: tuple[str, ...], hint: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = argv if "--model" in argv else ("--model", str(tiny), *argv)
+    code, out, err = call(capsys, "generate", "hello", *given)
+    assert code == 2, err
+    assert out == ""
+    assert one_line(err)
+    assert hint in err
+
+
+def test_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "generat")
+    assert code == 2
+    assert one_line(err)
+    assert "generate" in err
+
+
+def test_bad_prompts(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = call(capsys, "generate", "", "--model", tiny)
+    assert code == 2
+    assert one_line(err)
+    assert "empty" in err
+    code, _, err = call(capsys, "generate", "word " * 400, "--model", tiny)
+    assert code == 2
+    assert one_line(err)
+    assert "context holds 128" in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
+    code, _, err = call(capsys, "generate", "--model", tiny)
+    assert code == 2
+    assert one_line(err)
+    assert "not valid UTF-8" in err
+
+
+def test_a_drafter_of_another_tokenizer(tiny: Path, stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("generate", "hello", "--model", tiny, "--method", "draft-model", "--drafter")
+    code, _, err = call(capsys, *argv, stranger)
+    assert code == 2
+    assert one_line(err)
+    assert "another tokenizer" in err
+    assert call(capsys, *argv, tiny, "-n", "3")[0] == 0
+
+
+def test_damaged_weights(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "generate", "hello", "--model", poisoned)
+    assert code == 1
+    assert one_line(err.removeprefix("\n"))
+    assert "NaN" in err
+    file = poisoned / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    code, _, err = call(capsys, "generate", "hello", "--model", poisoned)
+    assert code == 1
+    assert one_line(err)
+
+
+def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "methods", "--json")
+    assert code == 0
+    table = json.loads(out)
+    assert {"plain", "prompt-lookup", "suffix", "draft-model"} <= {row["name"] for row in table["methods"]}
+    assert all(row["exact"] in (True, False) for row in table["methods"])
+    code, out, _ = call(capsys, "models", "--json")
+    assert {"smollm2", "tinyllama", "stories15m"} <= {row["name"] for row in json.loads(out)["models"]}
+    assert call(capsys, "methods")[0] == call(capsys, "models")[0] == 0
+
+
+def test_interrupt_while_streaming() -> None:
+    """Ctrl-C stops a real process, in the middle of a real answer, with one line and exit code 1."""
+    argv = [sys.executable, "-m", "foredraft", "generate", "Tell me a long story.", "-n", "4000", "--ignore-eos"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(20)  # it has begun to write
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert one_line(err.decode())
+    assert "interrupted after" in err.decode()
+
+
+def test_conversation_in_the_terminal(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "hello\n/stats\n/clear\n/help\nagain\n/quit\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    code, out, _ = call(capsys, "chat", "--model", tiny, "-n", "4", "--max-length", "128")
+    assert code == 0
+    assert "tokens/s" in out
+    assert "/clear" in out

@@ -1,0 +1,43 @@
+"""Every example runs, and the README's Python block too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def python(*argv: str) -> str:
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example(path: Path) -> None:
+    out = python(str(path))
+    assert out.strip()
+    assert "False" not in out
+
+
+def test_readme_python_block() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    assert "drafted tokens accepted" in python("-c", "\n".join(blocks))
+
+
+def test_readme_commands_exist() -> None:
+    """Every `foredraft ...` line of the README names a subcommand and options that exist."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("foredraft ")]
+    assert len(lines) >= 4
+    helps = {name: python("-m", "foredraft", name, "--help") for name in {line.split()[1] for line in lines}}
+    for line in lines:
+        for option in re.findall(r"--[a-z-]+", line):
+            assert option in helps[line.split()[1]], line
