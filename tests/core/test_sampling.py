@@ -266,7 +266,7 @@ def test_broken_rows_are_reported_and_harm_nobody(temperature: float) -> None:
     broken[3] = -torch.inf
     laws = plain_laws(broken, [params] * 4)
     law = laws.at(torch.zeros(4, dtype=torch.int64))
-    assert laws.bad.tolist() == [False, True, False, True]
+    assert laws.bad[:, 0].tolist() == [False, True, False, True]
     assert torch.equal(law.dense()[[0, 2]], healthy[[0, 2]])
     drawn = law.draw(torch.tensor([0.0, 0.5, 0.99, 0.3]))
     assert ((drawn >= 0) & (drawn < 20)).all()
@@ -279,7 +279,7 @@ def test_bad_is_remembered_over_rows() -> None:
     laws = LogitLaws(logits, index, ParamBlock.of([SamplingParams()] * 2, 6), chains([[1], [1]]))
     for row in (1, 0):
         laws.at(torch.tensor([row, row]))
-    assert laws.bad.tolist() == [True, False]
+    assert laws.bad.tolist() == [[False, True], [False, False]]
 
 
 def test_rows_find_their_packed_logits() -> None:

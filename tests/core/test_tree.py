@@ -8,13 +8,13 @@ import torch
 from numpy.random import Generator
 
 from foredraft.core.laws import TableLaws
+from foredraft.core.surgery import cut, reorder
 from foredraft.core.tree import (
     ancestor_mask,
     depths_of,
     heavy_order,
     interval_mask,
     intervals,
-    reorder,
     sibling_ranks,
     static_tree,
     subtree_sizes,
@@ -77,7 +77,7 @@ def test_random_trees_are_trees(seed: int) -> None:
 @SEEDS
 def test_child_table_agrees_with_children(seed: int) -> None:
     drafts = random_batch(seed)
-    for block in (drafts, drafts.cut([n // 2 for n in drafts.lengths()])):
+    for block in (drafts, cut(drafts, [n // 2 for n in drafts.lengths()])):
         table = block.child_table()
         assert table.shape == (block.batch, block.width + 1, block.branching)
         for b in range(block.batch):

@@ -13,6 +13,7 @@ from foredraft.core.dice import KeyedDice
 from foredraft.core.laws import TableLaws
 from foredraft.core.rules import RULES, BatchCase, Rule, tree_case
 from foredraft.core.rules.walk import NodeBatch
+from foredraft.core.surgery import cut
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, draft_tree
 from tests.kit.exactness import emitted
@@ -59,7 +60,7 @@ def random_case(
     model = at_temperature_zero(target) if rule.greedy_only or seed % 5 == 0 else target
     case = batch_case_of(drafts, model, drafter, dtype)(dice)
     limits = [int(rng.integers(0, 12)) for _ in range(batch)]
-    return replace(case, drafts=case.drafts.cut(limits))
+    return replace(case, drafts=cut(case.drafts, limits))
 
 
 def alone(case: BatchCase, index: int) -> BatchCase:

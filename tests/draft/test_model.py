@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from foredraft.core.dice import Dice
 from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain, Shape, StaticTree
+from foredraft.core.shape import Chain, Shape, StaticTree, Stepper
+from foredraft.core.surgery import keep
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method
+from foredraft.errors import UsageError
+from foredraft.types import Budget, DraftBatch
 from tests.engine.runs import finish, request
 from tests.kit.executor import TableExecutor
-from tests.kit.tables import dirichlet, mixed
+from tests.kit.tables import at_temperature_zero, dirichlet, mixed
 
 TARGET = dirichlet(4, seed=5, alpha=0.5)
 SHAPES: list[Shape] = [Chain(1), Chain(4), StaticTree((2, 2, 1)), StaticTree((3, 1), drawn=True)]
@@ -69,3 +79,69 @@ def test_synthetic_acceptance_is_what_was_set(rate: float) -> None:
     tried = sum(r.stats.drafted_by_position[0] for r in requests)
     passed = sum(r.stats.accepted_by_position[0] for r in requests)
     assert passed / tried == pytest.approx(rate, abs=0.06)  # four standard deviations of 1,100 flips
+
+
+@dataclass(frozen=True)
+class Pruned(StaticTree):
+    """A shape that drops nodes again and so numbers them anew: every second leaf of a chosen tree."""
+
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+        whole = super().grow(stepper, budgets, dice)
+        leaf = torch.ones_like(whole.token, dtype=torch.bool).scatter_(1, whole.parent.clamp(min=0), False)
+        return keep(whole, ~leaf | (whole.order == 0))
+
+
+def test_a_shape_may_drop_nodes_again() -> None:
+    drafting = TableExecutor(TARGET, max_slots=2)
+    drafter = ModelDrafter(drafting, Pruned((2, 2, 2)))
+    method = Method("m", RULES["sample-and-match"], drafter)
+    requests = [request([i], method, i, max_new_tokens=14) for i in range(2)]
+    engine = Engine(TableExecutor(TARGET, max_slots=2))
+    for each in requests:
+        engine.add(each)
+    while not engine.scheduler.idle:
+        engine.step()
+        for each in engine.scheduler.running:
+            read = drafting.text[drafter._slots[each.id]]
+            assert read == each.sequence.tokens[: len(read)]
+    for i, each in enumerate(requests):
+        assert each.sequence.output == plain(TableExecutor(TARGET), [i], 14)
+
+
+def test_a_law_may_have_fewer_tokens_than_children() -> None:
+    """A drafter that is sure of one token drafts one child, and nothing of the target's law is lost."""
+    sure = at_temperature_zero(dirichlet(4, seed=2))
+    counts = np.zeros(4)
+    law = TARGET.next_law([1])
+    for seed in range(400):
+        method = Method("m", RULES["residual"], ModelDrafter(TableExecutor(sure), StaticTree((3,), drawn=True)))
+        each = request([1], method, max_new_tokens=2, temperature=1.0, seed=seed)
+        finish(Engine(TableExecutor(TARGET)), each)
+        counts[each.sequence.output[0]] += 1
+        assert each.stats.drafted <= 1
+    assert chisquare(counts, law / law.sum() * 400).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_vocabularies_of_one_tokenizer_may_be_padded_differently(size: int) -> None:
+    drafter = ModelDrafter(TableExecutor(dirichlet(size, seed=2)), Chain(3), vocab_size=4)
+    method = Method("m", RULES["residual"], drafter)
+    for temperature in (0.0, 1.0):
+        each = request([1, 2], method, max_new_tokens=12, temperature=temperature, seed=4)
+        finish(Engine(TableExecutor(TARGET)), each)
+        assert each.stats.drafted > 0
+        if temperature == 0:
+            assert each.sequence.output == plain(TableExecutor(TARGET), [1, 2], 12)
+
+
+def test_two_methods_share_a_drafter() -> None:
+    drafter = ModelDrafter(TableExecutor(TARGET, max_slots=2), Chain(3))
+    methods = [Method("a", RULES["residual"], drafter), Method("b", RULES["block"], drafter)]
+    requests = [request([i], methods[i], i, max_new_tokens=10 + i) for i in range(2)]
+    outputs = finish(Engine(TableExecutor(TARGET, max_slots=2)), *requests)
+    assert outputs == [plain(TableExecutor(TARGET), [i], 10 + i) for i in range(2)]
+
+
+def test_a_draft_that_cannot_fit_is_refused() -> None:
+    with pytest.raises(UsageError, match="exceeds the 64"):
+        ModelDrafter(TableExecutor(TARGET), StaticTree((4, 4, 4)))

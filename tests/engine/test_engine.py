@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -164,3 +167,70 @@ def test_seconds_add_up() -> None:
     stats = each.stats
     parts = stats.prefill_seconds + stats.draft_seconds + stats.verify_seconds + stats.host_seconds
     assert 0.5 * stats.seconds < parts <= stats.seconds
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"logit_bias": {4: 1.0}}, "logit_bias: 4 is not a token id"),
+        ({"logit_bias": {"1": 1.0}}, "logit_bias: '1' is not a token id"),
+        ({"logprobs": 9}, "logprobs asks for 9"),
+    ],
+)
+def test_options_that_would_fail_later_are_refused_at_once(params: dict[str, object], message: str) -> None:
+    engine = Engine(TableExecutor(TARGET))
+    with pytest.raises(UsageError, match=message):
+        engine.add(request([0], PLAIN, **params))
+    assert engine.scheduler.idle
+    with pytest.raises(UsageError, match="64 bits"):
+        request([0], PLAIN, seed=1 << 63)
+
+
+def test_a_step_that_fails_leaves_no_trace() -> None:
+    """An exception between the pass and the commit must not leave drafts in the store."""
+    fails = iter([False, True, False, False, True])
+
+    class Flaky(PromptLookup):
+        def observe(self, round: object) -> None:
+            if next(fails, False):
+                raise RuntimeError("drafter broke")
+
+    def flaky_rule(case: object) -> object:
+        if next(fails, False):
+            raise RuntimeError("rule broke")
+        return RULES["sample-and-match"].verify_batch(case)  # type: ignore[arg-type]
+
+    rule = replace(RULES["sample-and-match"], verify_batch=flaky_rule)  # type: ignore[arg-type]
+    each = request([0, 1, 0, 1], Method("m", rule, Flaky()), max_new_tokens=12)
+    engine = Engine(TableExecutor(TARGET))
+    engine.add(each)
+    while not engine.scheduler.idle:
+        with suppress(RuntimeError):
+            engine.step()
+    text = finish(Engine(TableExecutor(TARGET)), request([0, 1, 0, 1], PLAIN, max_new_tokens=30))[0]
+    written = each.sequence.output
+    assert written[:1] == text[:1]
+    assert engine.executor.text[0][4:] == written[:-1]  # type: ignore[attr-defined]
+
+
+def test_options_belong_to_the_request_not_to_its_number() -> None:
+    engine = Engine(TableExecutor(TARGET))
+    hot = finish(engine, request([0], PLAIN, 0, max_new_tokens=20, temperature=5.0, seed=1))[0]
+    cold = finish(engine, request([0], PLAIN, 0, max_new_tokens=20))[0]
+    assert cold == finish(Engine(TableExecutor(TARGET)), request([0], PLAIN, max_new_tokens=20))[0] != hot
+
+
+def test_nan_behind_a_rejected_draft_harms_nobody() -> None:
+    """Rules that look at all rows see void rows behind impossible drafts; only the accepted path counts."""
+
+    def work_out(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.full(3, np.nan) if 2 in prefix[2:] else np.array([0.6, 0.4, 0.0])
+
+    target = TableModel(3, work_out)
+    drafter = TableModel(3, lambda prefix: np.array([0.2, 0.2, 0.6]))
+    for name in ("residual", "chain", "block"):
+        method = Method("m", RULES[name], ModelDrafter(TableExecutor(drafter), Chain(3)))
+        each = request([0, 1], method, max_new_tokens=20, temperature=1.0, seed=3)
+        finish(Engine(TableExecutor(target)), each)
+        assert each.error is None, name
+        assert each.sequence.generated == 20

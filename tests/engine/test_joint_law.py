@@ -80,9 +80,11 @@ def test_texts_follow_the_target(drafter: str, rule: str) -> None:
 
 def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check on a pair that is refused for good reason: a chosen tree under the p/q rule."""
+    children = StaticTree._children
     monkeypatch.setattr("foredraft.engine.method.check_pair", lambda *_: None)
     monkeypatch.setattr(StaticTree, "kind", Kind.SAMPLED_WITHOUT_REPLACEMENT)
-    monkeypatch.setattr(StaticTree, "_children", lambda self, law, count, first, dice: law.dense().topk(count).indices)
+    chosen = StaticTree((2,))
+    monkeypatch.setattr(StaticTree, "_children", lambda self, *args: children(chosen, *args))
 
     def build() -> Method:
         return Method("m", RULES["residual"], ModelDrafter(TableExecutor(NEAR), StaticTree((2,), drawn=True)))

@@ -110,3 +110,24 @@ def test_a_closed_stream_frees_its_slot(llm: LLM, prompts: list[list[int]]) -> N
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert llm.engine.scheduler.idle
+
+
+def test_streams_may_take_turns(llm: LLM, prompts: list[list[int]]) -> None:
+    """Two streams advanced by turns lose nothing: events wait for the stream that they belong to."""
+    params = SamplingParams(max_new_tokens=10)
+    whole = [r.token_ids for r in llm.generate(prompts[:2], params)]
+    streams = [llm.stream(ids, params) for ids in prompts[:2]]
+    seen: list[list[int]] = [[], []]
+    while any(chunks := [next(stream, None) for stream in streams]):
+        for tokens, chunk in zip(seen, chunks, strict=True):
+            tokens += chunk.token_ids if chunk else []
+    assert seen == whole
+
+
+def test_method_by_name_and_drafts_that_repeat(llm: LLM) -> None:
+    """Text in a loop is what small models write, and drafting on it must stay quick."""
+    loop = llm.tokenizer.encode("la la") * 400
+    method = llm.build_fresh("suffix")
+    result = llm.generate([loop], SamplingParams(max_new_tokens=24, ignore_eos=True), method=method)[0]
+    assert result.stats.draft_seconds / result.stats.steps < 0.02
+    assert llm.generate([loop[:20]], SamplingParams(max_new_tokens=2), method="plain")[0].stats.drafted == 0

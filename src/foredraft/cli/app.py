@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from ..errors import ForedraftError, UsageError
+from .bench import bench
 from .chat import chat
 from .demo import demo
 from .generate import generate
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, demo, methods, models):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 # Typer brings its own copy of click in some versions; its usage error is the base of what it exports.
 BadUsage: Any = typer.BadParameter.__base__

@@ -1,4 +1,4 @@
-"""`foredraft demo`: one prompt answered twice, plainly and with speculation, and how much sooner the second was done."""
+"""`foredraft demo`: one prompt answered plainly and with speculation, and how much sooner the second was done."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ..recipes import LLM
 from ..types import Completion, SamplingParams
 from . import options as o
 
-PROMPT = """Correct the spelling of this text and change nothing else. Text: The libary opens at nine oclock on week days \
-and at ten on Saturdays. Readers who want to borow books need a card, which the desk hands out free of charge. \
-Books may be kept for three weeks; readers who need them longer can renew them twice at the desk or by telephone."""
+PROMPT = """Correct the spelling of this text and change nothing else. Text: The libary opens at nine oclock on \
+week days and at ten on Saturdays. Readers who want to borow books need a card, which the desk hands out free of \
+charge. Books may be kept for three weeks; readers who need them longer can renew them \
+twice at the desk or by telephone."""
 
 
 def demo(

@@ -37,6 +37,14 @@ class AheadDice:
             return self.accept.gather(1, node[:, None] + 1)[:, 0]
         return self.dice.uniform(self.dice.round, purpose, node, turn)
 
+    def accepts(self, node: Tensor) -> Tensor:
+        """[B, C] acceptance rolls of several nodes per sequence."""
+        if self.accept is not None:
+            return self.accept.gather(1, node + 1)
+        which = zip(self.keys or (), node.tolist(), strict=True)
+        rolls = [[uniform_of(*key, n, int(Purpose.ACCEPT), 0) for n in row] for key, row in which]
+        return torch.tensor(rolls, dtype=torch.float64)
+
     def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
         return self.uniform(purpose, node, turn) < prob
 
@@ -59,3 +67,20 @@ def rolled_ahead(dice: Dice, nodes: int) -> Dice:
     node = torch.arange(-1, nodes, device=dice.seed.device)[None, :]
     rolls = hashed_uniform(dice.seed[:, None], dice.round[:, None], node, int(Purpose.ACCEPT), 0)
     return AheadDice(dice, None, rolls)
+
+
+def first_pass(dice: Dice, prob: Tensor, node: Tensor) -> Tensor:
+    """[B] int64: the first column whose acceptance test passes, -1 = none. prob [B, C]; node [B, C], -1 = absent.
+
+    For tests whose probabilities are known before the first of them falls.
+    """
+    if isinstance(dice, AheadDice):
+        passed = (dice.accepts(node) < prob) & (node >= 0)
+        return torch.where(passed.any(dim=1), passed.to(torch.int8).argmax(dim=1), -1)
+    slot = torch.full_like(node[:, 0], -1)
+    for k in range(node.shape[1]):
+        passed = dice.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) & (node[:, k] >= 0)
+        slot = torch.where(passed & (slot < 0), k, slot)
+        if slot.device.type == "cpu" and bool((slot >= 0).all()):
+            break
+    return slot

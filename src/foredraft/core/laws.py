@@ -36,6 +36,12 @@ class DenseLaw:
     def race(self, key: Tensor) -> Tensor:
         return race(self.probs, key)
 
+    def choose(self, index: Tensor) -> Law:
+        return DenseLaw(self.probs[index])
+
+    def to(self, device: torch.device) -> Law:
+        return DenseLaw(self.probs.to(device))
+
 
 @dataclass(frozen=True, slots=True)
 class PointLaw:
@@ -57,6 +63,12 @@ class PointLaw:
 
     def race(self, key: Tensor) -> Tensor:
         return self.token
+
+    def choose(self, index: Tensor) -> Law:
+        return PointLaw(self.token[index], self.vocab, self.dtype)
+
+    def to(self, device: torch.device) -> Law:
+        return PointLaw(self.token.to(device), self.vocab, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,12 @@ class MappedLaw:
 
     def race(self, key: Tensor) -> Tensor:
         return self.ids[self.inner.race(key)]
+
+    def choose(self, index: Tensor) -> Law:
+        return MappedLaw(self.inner.choose(index), self.ids, self.index)
+
+    def to(self, device: torch.device) -> Law:
+        return MappedLaw(self.inner.to(device), self.ids.to(device), self.index.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +146,8 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     cdf = probs.to(torch.float64).cumsum(dim=1)
     total = cdf[:, -1:]
     token = torch.searchsorted(cdf, uniform.to(torch.float64)[:, None] * total, right=True)[:, 0]
+    if token.device.type == "cpu" and bool((token < probs.shape[1]).all()):
+        return token
     # Guard: rounding may push u * total up to the total itself; the last token with any mass is the right answer.
     last = probs.shape[1] - 1 - (probs > 0).flip(1).to(torch.int8).argmax(dim=1)
     return torch.minimum(token, last)

@@ -202,10 +202,10 @@ class LogitLaws:
     drafts: DraftBatch | None = None  # needed for penalties only
     counts: TokenCounts | None = None
     mask: Tensor | None = None  # [M, V] bool, True = the grammar allows the token
-    bad: Tensor = field(init=False)  # [B] bool, a visited row held NaN or allowed no token at all
+    bad: Tensor = field(init=False)  # [B, N + 1] bool, visited rows that held NaN or allowed no token at all
 
     def __post_init__(self) -> None:
-        self.bad = torch.zeros(self.index.shape[0], dtype=torch.bool, device=self.logits.device)
+        self.bad = torch.zeros(self.index.shape, dtype=torch.bool, device=self.logits.device)
 
     def at(self, row: Tensor) -> Law:
         packed = self.index.gather(1, row[:, None])[:, 0]
@@ -216,8 +216,10 @@ class LogitLaws:
             logits = logits + self.block.bias
         if self.mask is not None:
             logits = logits.masked_fill(~self.mask[packed], -torch.inf)
-        self.bad |= ~torch.isfinite(logits.amax(dim=1))
-        return law_of(logits, self.block)
+        void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
+        self.bad.scatter_(1, row[:, None], void)
+        # A void row behind a rejected draft is nobody's business; as a uniform law it cannot spoil sums over rows.
+        return law_of(logits.masked_fill(void, 0.0), self.block)
 
 
 def ancestor_tokens(drafts: DraftBatch, row: Tensor) -> Tensor:

@@ -7,27 +7,62 @@ draws reaches the verifier (DESIGN law 5): stop rules act before a draw, from qu
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..types import Budget, DraftBatch, Kind, Law, Topology
+from ..types import Budget, DraftBatch, Kind, Law, Laws, Topology
 from ..types.drafts import chain_batch, empty_drafts
 from .dice import Dice, Purpose
-from .laws import DenseLaw, LazyLaws
+from .laws import DenseLaw, LazyLaws, MappedLaw
+from .sampling import LogitLaws, ParamBlock, law_of
+from .surgery import cut, keep
 
 
-class Step(Protocol):
-    """What a drafter knows after one call: a law and a state behind each of w nodes."""
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A drafter's own vocabulary in target ids."""
 
-    @property
-    def hidden(self) -> Tensor | None:
-        """[B, w, d] states behind the nodes, for learned stop rules."""
+    ids: Tensor  # [Vd] target id of each draft id
+    index: Tensor  # [V] draft id of each target id, -1 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a drafter knows after one call: a law and a state behind each of w nodes of every sequence."""
+
+    logits: Tensor  # [M, Vd] packed
+    rows: Tensor  # [B, w] packed row of each node
+    block: ParamBlock  # the draft's own sampling options
+    hidden: Tensor | None = None  # [M, d] packed, for learned stop rules
+    vocabulary: Vocabulary | None = None  # None = the target's
 
     def law(self, column: int) -> Law:
-        """The draft law behind the node in that column, for every sequence."""
+        """The draft law behind the node in that column, in target ids."""
+        law = law_of(self.logits[self.rows[:, column]].to(torch.float32), self.block)
+        return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k likeliest tokens behind every node: log-probabilities at temperature 1 and target ids, [B, w, k]."""
+        scores = torch.log_softmax(self.logits.to(torch.float32), dim=1)
+        values, ids = scores.topk(k, dim=1)
+        if self.vocabulary is not None:
+            ids = self.vocabulary.ids[ids]
+        return values[self.rows], ids[self.rows]
+
+
+def draft_laws(steps: Seq[Step], row_of: Tensor) -> Laws:
+    """The laws of several calls by tree row. row_of [B, R]: column of each row, counted through all calls."""
+    logits = torch.cat([step.logits for step in steps])
+    starts = [0]
+    for step in steps:
+        starts.append(starts[-1] + step.logits.shape[0])
+    packed = torch.cat([step.rows + start for step, start in zip(steps, starts, strict=False)], dim=1)
+    laws = LogitLaws(logits, packed.gather(1, row_of), steps[0].block)
+    words = steps[0].vocabulary
+    return laws if words is None else LazyLaws(lambda row: MappedLaw(laws.at(row), words.ids, words.index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +99,11 @@ class Shape(Protocol):
 
     @property
     def nodes(self) -> int:
-        """Most nodes per sequence."""
+        """Most nodes that it hands to the verifier, per sequence."""
+
+    @property
+    def reads(self) -> int:
+        """Nodes that it numbers while growing, those included that it drops again."""
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
         """Draft within budgets[b] for sequence b."""
@@ -78,22 +117,26 @@ class Chain:
     kind: Kind = Kind.SAMPLED_WITHOUT_REPLACEMENT
     topology: Topology = Topology.CHAIN
 
+    @property
+    def reads(self) -> int:
+        return self.nodes
+
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
         length = min(self.nodes, max(budget.chain for budget in budgets))
         if length <= 0:
             return empty_drafts(stepper.batch, stepper.device)
         tokens: list[Tensor] = []
-        laws: list[Law] = []
-        step = stepper.root()
+        steps = [stepper.root()]
         for i in range(length):
             node = torch.full((stepper.batch,), i, dtype=torch.int64, device=stepper.device)
-            laws.append(step.law(0))
-            tokens.append(dice.draw(laws[-1], Purpose.DRAFT, node))
+            tokens.append(dice.draw(steps[-1].law(0), Purpose.DRAFT, node))
             if i + 1 < length:
                 here = node[:, None]
-                step = stepper.expand(Frontier(here, tokens[-1][:, None], here - 1, here + 1))
+                steps.append(stepper.expand(Frontier(here, tokens[-1][:, None], here - 1, here + 1)))
         lengths = tuple(min(length, budget.chain) for budget in budgets)
-        return chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, rows_of(laws))
+        # Row i lies behind node i - 1; nobody asks for the row behind the last one.
+        row_of = torch.arange(length + 1, device=stepper.device).clamp(max=length - 1).expand(stepper.batch, -1)
+        return chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, draft_laws(steps, row_of))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,34 +165,49 @@ class StaticTree:
             total += width
         return total
 
+    @property
+    def reads(self) -> int:
+        return self.nodes
+
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
         counts = self.counts[: max(budget.depth for budget in budgets)]
         if not counts or max(budget.nodes for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
         grown = _Growing(stepper.batch, stepper.device)
-        step, parents = stepper.root(), [-1]
+        steps = [stepper.root()]
+        parents = [-1]
         for depth, count in enumerate(counts, start=1):
             begin = grown.size
             for column, parent in enumerate(parents):
-                law = step.law(column)
-                grown.add(parent, depth, self._children(law, count, grown.size, dice), law if self.drawn else None)
+                tokens, real = self._children(steps[-1].law(column), count, grown.size, dice)
+                grown.add(parent, depth, tokens, real)
             parents = list(range(begin, grown.size))
             if depth < len(counts):
-                step = stepper.expand(grown.level(begin))
-        return grown.finish(self.kind, max(counts), len(counts), budgets)
+                steps.append(stepper.expand(grown.level(begin)))
+        drafts = grown.finish(self.kind, max(counts), len(counts))
+        if self.drawn:  # columns of the calls are the root and the expanded nodes, in the order of the nodes
+            read = sum(step.rows.shape[1] for step in steps)
+            row_of = torch.arange(grown.size + 1, device=stepper.device).clamp(max=read - 1)
+            drafts = replace(drafts, laws=draft_laws(steps, row_of.expand(stepper.batch, -1)))
+        return grown.trim(drafts, budgets)
 
-    def _children(self, law: Law, count: int, first: int, dice: Dice) -> Tensor:
-        """[B, count] distinct tokens, in draw order or by falling probability."""
+    def _children(self, law: Law, count: int, first: int, dice: Dice) -> tuple[Tensor, Tensor]:
+        """[B, count] distinct tokens, in draw order or by falling probability, and which of them exist."""
         probs = law.dense()
         if not self.drawn:
-            return probs.topk(count, dim=1).indices
-        drawn = []
+            tokens = probs.topk(count, dim=1).indices
+            return tokens, torch.ones_like(tokens, dtype=torch.bool)
+        drawn, real = [], []
         for k in range(count):
+            left = probs.sum(dim=1) > 0  # a law may have fewer tokens than children were asked for
             node = torch.full((probs.shape[0],), first + k, dtype=torch.int64, device=probs.device)
-            token = dice.draw(DenseLaw(probs), Purpose.DRAFT, node)
+            token = torch.zeros_like(node)
+            if left.device.type != "cpu" or bool(left.any()):
+                token = torch.where(left, dice.draw(DenseLaw(probs), Purpose.DRAFT, node), 0)
             probs = probs.scatter(1, token[:, None], 0.0)
             drawn.append(token)
-        return torch.stack(drawn, dim=1)
+            real.append(left)
+        return torch.stack(drawn, dim=1), torch.stack(real, dim=1)
 
 
 class _Growing:
@@ -158,20 +216,19 @@ class _Growing:
     def __init__(self, batch: int, device: torch.device) -> None:
         self.batch, self.device, self.size = batch, device, 0
         self.token: list[Tensor] = []
+        self.real: list[Tensor] = []  # False where a law had no token left
         self.parent: list[int] = []
         self.depth: list[int] = []
         self.order: list[int] = []
-        self.laws: dict[int, Law] = {}
 
-    def add(self, parent: int, depth: int, tokens: Tensor, law: Law | None) -> None:
+    def add(self, parent: int, depth: int, tokens: Tensor, real: Tensor) -> None:
         count = tokens.shape[1]
         self.token.append(tokens)
+        self.real.append(real)
         self.parent += [parent] * count
         self.depth += [depth] * count
         self.order += range(count)
         self.size += count
-        if law is not None:
-            self.laws[parent + 1] = law
 
     def level(self, begin: int) -> Frontier:
         """The nodes from `begin` on."""
@@ -179,9 +236,9 @@ class _Growing:
         token = torch.cat(self.token, dim=1)[:, begin:]
         return Frontier(node, token, self._spread(self.parent[begin:]), self._spread(self.depth[begin:]))
 
-    def finish(self, kind: Kind, branching: int, levels: int, budgets: Seq[Budget]) -> DraftBatch:
+    def finish(self, kind: Kind, branching: int, levels: int) -> DraftBatch:
         lengths = (self.size,) * self.batch
-        drafts = DraftBatch(
+        return DraftBatch(
             token=torch.cat(self.token, dim=1),
             parent=self._spread(self.parent),
             depth=self._spread(self.depth),
@@ -190,48 +247,22 @@ class _Growing:
             kind=kind,
             branching=branching,
             levels=levels,
-            laws=rows_of([self.laws[r] for r in sorted(self.laws)], sorted(self.laws)) if self.laws else None,
             lengths_host=lengths,
         )
-        # Nodes lie level by level, so a cut by index drops the last draws whatever their tokens are (law 5).
-        return drafts.cut([min(b.nodes, sum(d <= b.depth for d in self.depth)) for b in budgets])
+
+    def trim(self, drafts: DraftBatch, budgets: Seq[Budget]) -> DraftBatch:
+        """Within the budgets, and without nodes that do not exist.
+
+        Nodes lie level by level, so a cut by index drops the last draws whatever their tokens are (law 5).
+        """
+        drafts = cut(drafts, [min(b.nodes, sum(d <= b.depth for d in self.depth)) for b in budgets])
+        real = torch.cat(self.real, dim=1)
+        if bool(real.all()):
+            return drafts
+        for node, parent in enumerate(self.parent):  # below a missing node everything is missing
+            if parent >= 0:
+                real[:, node] &= real[:, parent]
+        return keep(drafts, real)
 
     def _spread(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device).expand(self.batch, len(values))
-
-
-def rows_of(laws: list[Law], rows: list[int] | None = None) -> LazyLaws:
-    """Draft laws by tree row. laws[i] belongs to row rows[i] (default: row i), for every sequence alike."""
-    place = {row: i for i, row in enumerate(rows)} if rows is not None else None
-
-    def work_out(row: Tensor) -> Law:
-        wanted = row.tolist()
-        index = [min(r, len(laws) - 1) if place is None else place.get(r, 0) for r in wanted]
-        if len(set(index)) == 1:
-            return laws[index[0]]
-        return PickedLaw(laws, index)
-
-    return LazyLaws(work_out)
-
-
-@dataclass(frozen=True, slots=True)
-class PickedLaw:
-    """Sequence b follows laws[index[b]]: what a batch sees whose sequences stand at different depths."""
-
-    laws: list[Law]
-    index: list[int]
-
-    def _pick(self, parts: dict[int, Tensor]) -> Tensor:
-        return torch.stack([parts[i][b] for b, i in enumerate(self.index)])
-
-    def prob(self, token: Tensor) -> Tensor:
-        return self._pick({i: self.laws[i].prob(token) for i in set(self.index)})
-
-    def dense(self) -> Tensor:
-        return self._pick({i: self.laws[i].dense() for i in set(self.index)})
-
-    def draw(self, uniform: Tensor) -> Tensor:
-        return self._pick({i: self.laws[i].draw(uniform) for i in set(self.index)})
-
-    def race(self, key: Tensor) -> Tensor:
-        return self._pick({i: self.laws[i].race(key) for i in set(self.index)})

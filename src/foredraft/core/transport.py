@@ -99,62 +99,60 @@ def _last_drawn(q: Array, top: tuple[int, ...], last: int) -> SetLaw:
 # --- the flow -------------------------------------------------------------------------------------------------------
 
 
+Set = tuple[int, ...]
+Edge = tuple[Set, int, int]  # a set, a place in it, +1 = more flow there, -1 = less
+
+
 def transport(p: Array, law: SetLaw) -> Plan:
     """A maximum flow from sets to tokens, by shortest augmenting paths (Edmonds and Karp) after a greedy start."""
-    sets, room = list(law), p.astype(np.float64).copy()
-    flow = {x: np.zeros(len(x)) for x in sets}
-    left = dict(law)
-    for x in sets:
-        for j in np.argsort(-room[list(x)], kind="stable"):
-            _push([(x, int(j), 1)], min(left[x], room[x[j]]), flow, left, room)
-    holders: dict[int, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
-    for x in sets:
-        for j, token in enumerate(x):
-            holders[token].append((x, j))
-    while (path := _augmenting(sets, holders, flow, left, room)) is not None:
-        back = [flow[x][j] for x, j, sign in path if sign < 0]
-        _push(path, min([left[path[0][0]], room[path[-1][0][path[-1][1]]], *back]), flow, left, room)
-    return Plan(dict(law), flow, room)
+    flow = _Flow(p, law)
+    for x in law:
+        for j in np.argsort(-flow.room[list(x)], kind="stable"):
+            flow.push([(x, int(j), 1)])
+    while (path := flow.augmenting()) is not None:
+        flow.push(path)
+    return Plan(dict(law), flow.sent, flow.room)
 
 
-Edge = tuple[tuple[int, ...], int, int]  # set, place in it, +1 = more flow, -1 = less
+class _Flow:
+    """A flow under construction: mass left in the sets, room left in the tokens."""
 
+    def __init__(self, p: Array, law: SetLaw) -> None:
+        self.sent = {x: np.zeros(len(x)) for x in law}
+        self.left, self.room = dict(law), p.astype(np.float64)
+        self.holders: dict[int, list[tuple[Set, int]]] = defaultdict(list)
+        for x in law:
+            for j, token in enumerate(x):
+                self.holders[token].append((x, j))
 
-def _push(
-    path: list[Edge], amount: float, flow: dict[tuple[int, ...], Array], left: SetLaw, room: Array
-) -> None:
-    """Send `amount` along a path from a set with mass left to a token with room."""
-    for x, j, sign in path:
-        flow[x][j] += sign * amount
-    (first, _, _), (last, j, _) = path[0], path[-1]
-    left[first] -= amount
-    room[last[j]] -= amount
+    def push(self, path: list[Edge]) -> None:
+        """Send as much as fits along a path from a set with mass left to a token with room."""
+        (first, _, _), (last, place, _) = path[0], path[-1]
+        taken_back = [self.sent[x][j] for x, j, sign in path if sign < 0]
+        amount = min([self.left[first], self.room[last[place]], *taken_back])
+        for x, j, sign in path:
+            self.sent[x][j] += sign * amount
+        self.left[first] -= amount
+        self.room[last[place]] -= amount
 
-
-def _augmenting(
-    sets: list[tuple[int, ...]],
-    holders: dict[int, list[tuple[tuple[int, ...], int]]],
-    flow: dict[tuple[int, ...], Array],
-    left: SetLaw,
-    room: Array,
-) -> list[Edge] | None:
-    """Breadth first from every set with mass left, through tokens that are full, to a token with room."""
-    reached: dict[tuple[int, ...], list[Edge]] = {x: [] for x in sets if left[x] > 0}
-    seen: set[int] = set()
-    queue = list(reached)
-    for x in queue:
-        for j, token in enumerate(x):
-            if token in seen:
-                continue
-            seen.add(token)
-            path = [*reached[x], (x, j, 1)]
-            if room[token] > 0:
-                return path
-            for other, k in holders[token]:
-                if other not in reached and flow[other][k] > 0:
-                    reached[other] = [*path, (other, k, -1)]
-                    queue.append(other)
-    return None
+    def augmenting(self) -> list[Edge] | None:
+        """Breadth first from every set with mass left, through tokens that are full, to a token with room."""
+        reached: dict[Set, list[Edge]] = {x: [] for x, mass in self.left.items() if mass > 0}
+        seen: set[int] = set()
+        queue = list(reached)
+        for x in queue:  # grows as it is read
+            for j, token in enumerate(x):
+                if token in seen:
+                    continue
+                seen.add(token)
+                path = [*reached[x], (x, j, 1)]
+                if self.room[token] > 0:
+                    return path
+                for other, k in self.holders[token]:
+                    if other not in reached and self.sent[other][k] > 0:
+                        reached[other] = [*path, (other, k, -1)]
+                        queue.append(other)
+        return None
 
 
 def transport_lp(p: Array, law: SetLaw) -> float:

@@ -8,15 +8,13 @@ None of them loops over nodes or looks at a tensor's values from the host, so al
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from ..types import DraftBatch, Kind, Law, Laws
-from .laws import LazyLaws
+from ..types import DraftBatch, Kind, Laws
 
 Device = torch.device | str
 
@@ -197,44 +195,6 @@ def interval_mask(begin: Tensor, end: Tensor) -> Tensor:
     """[B, N, N] bool: the ancestor mask of trees in depth-first order, from two numbers a node."""
     place = torch.arange(begin.shape[1], device=begin.device)[None, :, None]
     return (begin[:, None, :] <= place) & (place < end[:, None, :])
-
-
-def reorder(drafts: DraftBatch, permutation: Tensor) -> DraftBatch:
-    """The same trees with node permutation[b, i] at place i. Parents must stay before their children.
-
-    Sibling ranks, and with them the verdict's law, do not change; laws follow their nodes.
-    """
-    inverse = torch.empty_like(permutation).scatter_(
-        1, permutation, torch.arange(drafts.width, device=permutation.device).expand_as(permutation).contiguous()
-    )
-    above = drafts.parent.gather(1, permutation)
-    parent = torch.where(above >= 0, inverse.gather(1, above.clamp(min=0)), -1)
-
-    def move(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column.gather(1, permutation)
-
-    return replace(
-        drafts,
-        token=drafts.token.gather(1, permutation),
-        parent=parent,
-        depth=drafts.depth.gather(1, permutation),
-        order=drafts.order.gather(1, permutation),
-        multiplicity=move(drafts.multiplicity),
-        node_kind=move(drafts.node_kind),
-        value=move(drafts.value),
-        origin=move(drafts.origin),
-        laws=None if drafts.laws is None else _moved_laws(drafts.laws, permutation),
-    )
-
-
-def _moved_laws(laws: Laws, permutation: Tensor) -> Laws:
-    """Laws whose row i + 1 is the old row permutation[i] + 1; the root's row stays."""
-    rows = torch.nn.functional.pad(permutation + 1, (1, 0))
-
-    def at(row: Tensor) -> Law:
-        return laws.at(rows.gather(1, row[:, None])[:, 0])
-
-    return LazyLaws(at)
 
 
 def _inside(parent: Tensor, length: Tensor | None) -> Tensor:

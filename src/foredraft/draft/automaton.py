@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 ROOT = 0
+# Text that repeats one token has as many suffix links as tokens; counts of such short substrings may lag.
+MAX_LINKS = 256
 
 
 class SuffixAutomaton:
@@ -36,7 +38,9 @@ class SuffixAutomaton:
         self.link[state] = ROOT if at < 0 else self._suffix(at, token)
         self.last = state
         self.size += 1
-        while state > ROOT:  # the new occurrence ends all suffixes of the text
+        for _ in range(MAX_LINKS):  # the new occurrence ends all suffixes of the text
+            if state == ROOT:
+                break
             self.count[state] += 1
             state = self.link[state]
 

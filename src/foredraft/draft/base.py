@@ -37,14 +37,17 @@ class Drafter(Protocol):
     def begin(self, sequences: Seq[Sequence]) -> None:
         """New requests; their prompts are in `tokens`."""
 
-    def observe_prefill(self, sequences: Seq[Sequence], hidden: list[dict[int, Tensor]]) -> None:
-        """Tapped target states of all prompt tokens but the last, [tokens, d] per tap."""
+    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
+        """Tapped target states of prompt tokens from begin[b] on, [tokens, d] per tap.
+
+        All prompt tokens but the last come by here, in one call or in several; the last one comes with a round.
+        """
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
         """Drafts within each sequence's `budget`; none is always allowed."""
 
     def observe(self, round: Round) -> None:
-        """Look at a verified round. Called after every round in which the drafter proposed."""
+        """Look at a verified round: called after every round of its sequences, also where it drafted nothing."""
 
     def end(self, sequences: Seq[Sequence]) -> None:
         """Requests that are over, finished or cancelled; forget what belongs to them."""
@@ -59,7 +62,7 @@ class QuietDrafter:
     def begin(self, sequences: Seq[Sequence]) -> None:
         pass
 
-    def observe_prefill(self, sequences: Seq[Sequence], hidden: list[dict[int, Tensor]]) -> None:
+    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         pass
 
     def observe(self, round: Round) -> None:

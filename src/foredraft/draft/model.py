@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..core.dice import Dice
-from ..core.sampling import ParamBlock, law_of
-from ..core.shape import Frontier, Shape, Step
-from ..errors import ForedraftError
+from ..core.sampling import ParamBlock
+from ..core.shape import Frontier, Shape, Step, Vocabulary
+from ..errors import ForedraftError, UsageError
 from ..runtime import FINAL, Executor, Output, Rows
-from ..types import DraftBatch, Kind, Law, SamplingParams, Sequence, Topology
+from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
 from .base import QuietDrafter, Round
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
@@ -23,14 +22,21 @@ CATCH_UP = 32
 
 
 class ModelDrafter(QuietDrafter):
-    """Keeps the draft model's K/V in step with the committed text and lets the shape grow drafts on top."""
+    """Keeps the draft model's K/V in step with the committed text and lets the shape grow drafts on top.
 
-    def __init__(self, executor: Executor, shape: Shape, name: str = "draft-model") -> None:
+    `vocab_size` is the target's. Models of one tokenizer may pad their vocabularies to different sizes.
+    """
+
+    def __init__(self, executor: Executor, shape: Shape, vocab_size: int = 0, name: str = "draft-model") -> None:
+        if shape.reads > executor.max_scratch:
+            raise UsageError(f"a draft of {shape.reads} nodes exceeds the {executor.max_scratch} that fit; shorten it")
         self.name, self.executor, self.shape = name, executor, shape
         self.kinds: frozenset[Kind] = frozenset({shape.kind})
         self.topology: Topology = shape.topology
         self.nodes = shape.nodes
         self.max_length = executor.max_length
+        self.vocab_size = vocab_size or executor.vocab_size
+        self._vocabulary = _shared_ids(executor, self.vocab_size)
         self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's store
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
@@ -54,15 +60,22 @@ class ModelDrafter(QuietDrafter):
         params = [self._draft_params(s.params) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         stepper = ModelStepper(self.executor, slots, [s.tokens for s in sequences], block, self.shape)
+        stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
-        self._read = {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
+        self._read |= {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
         return drafts
 
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
-        slots = [self._slots[s.id] for s in round.sequences]
-        row_of = torch.stack([self._read[s.id] for s in round.sequences])  # [B, N]
-        path = round.verdict.path
+        who = [b for b, s in enumerate(round.sequences) if s.id in self._read]
+        if not who:
+            return
+        slots = [self._slots[round.sequences[b].id] for b in who]
+        row_of = torch.stack([self._read.pop(round.sequences[b].id) for b in who])  # [b, reads]
+        path = round.verdict.path[who].to(self.executor.device)
+        if round.drafts.source is not None:
+            known = round.drafts.source[who].to(self.executor.device)
+            path = torch.where(path >= 0, known.gather(1, path.clamp(min=0)), -1)
         rows = torch.where(path >= 0, row_of.gather(1, path.clamp(min=0)), -1)
         counts = (rows >= 0).sum(dim=1).tolist()  # read nodes are a prefix of every path
         self.executor.commit(slots, counts, None if self.topology is Topology.CHAIN else rows)
@@ -74,37 +87,37 @@ class ModelDrafter(QuietDrafter):
         return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStep:
-    """Laws behind w nodes of every sequence, from one call of the draft model."""
-
-    out: Output
-    rows: Tensor  # [B, w] packed rows of the call's output
-    block: ParamBlock
-
-    @property
-    def hidden(self) -> Tensor:
-        return self.out.hidden[FINAL][self.rows]
-
-    def law(self, column: int) -> Law:
-        return law_of(self.out.logits[self.rows[:, column]].to(torch.float32), self.block)
+def _shared_ids(executor: Executor, vocab_size: int) -> Vocabulary | None:
+    """Where the target has ids that the draft model lacks, the draft model's law ends before them."""
+    own = executor.vocab_size
+    if own >= vocab_size:
+        return None
+    index = torch.full((vocab_size,), -1, dtype=torch.int64, device=executor.device)
+    ids = torch.arange(own, device=executor.device)
+    index[:own] = ids
+    return Vocabulary(ids, index)
 
 
 class ModelStepper:
     """One round of a draft model over its sequences."""
+
+    vocabulary: Vocabulary | None = None
+    vocab_size: int | None = None
 
     def __init__(
         self, executor: Executor, slots: list[int], tokens: list[list[int]], block: ParamBlock, shape: Shape
     ) -> None:
         self.executor, self.slots, self.tokens, self.block = executor, slots, tokens, block
         self.batch, self.device = len(slots), executor.device
-        self.row_of = torch.full((self.batch, max(shape.nodes, 1)), -1, dtype=torch.int64, device=self.device)
+        self.row_of = torch.full((self.batch, max(shape.reads, 1)), -1, dtype=torch.int64, device=self.device)
         self._rows = 0  # scratch rows so far, the same for every sequence
         self._chain = shape.topology is Topology.CHAIN
 
     def root(self) -> Step:
         """Read what was committed since the last round, the pending token included."""
-        missing = [t[self.executor.length(s) :] for t, s in zip(self.tokens, self.slots, strict=True)]
+        known = [min(self.executor.length(s), len(t) - 1) for t, s in zip(self.tokens, self.slots, strict=True)]
+        self.executor.rollback(self.slots, known)  # forgets what a round that failed half-way has left behind
+        missing = [t[n:] for t, n in zip(self.tokens, known, strict=True)]
         long = [b for b, run in enumerate(missing) if len(run) > CATCH_UP]
         if long:
             self.executor.prefill([self.slots[b] for b in long], [missing[b][:-1] for b in long])
@@ -112,7 +125,7 @@ class ModelStepper:
         out = self.executor.forward(Rows.chains(self.slots, missing, self.device))
         self.executor.commit(self.slots, [len(run) for run in missing])
         last = torch.tensor([[len(run) - 1] for run in missing], device=self.device)
-        return ModelStep(out, out.index.gather(1, last), self.block)
+        return self._step(out, out.index.gather(1, last))
 
     def expand(self, frontier: Frontier) -> Step:
         batch, width = frontier.token.shape
@@ -128,4 +141,8 @@ class ModelStepper:
             parent=None if self._chain else above.reshape(-1),
         )
         out = self.executor.forward(placed)
-        return ModelStep(out, out.index, self.block)
+        return self._step(out, out.index)
+
+    def _step(self, out: Output, rows: Tensor) -> Step:
+        logits = out.logits if self.vocab_size is None else out.logits[:, : self.vocab_size]
+        return Step(logits, rows, self.block, out.hidden[FINAL], self.vocabulary)

@@ -20,6 +20,7 @@ from .automaton import ROOT, SuffixAutomaton
 from .base import QuietDrafter
 
 END = -1  # stands between the outputs of different requests; never drafted
+CANDIDATES = 8  # suffixes looked at per round, the longest first: text in a loop has as many as tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,9 @@ class SuffixDrafter(QuietDrafter):
     def _best(self, text: SuffixAutomaton, state: int, matched: int, budget: Budget, counted: int) -> Guess:
         """The best continuation over all suffixes of the match. `counted` occurrences are the request's own end."""
         best = NOTHING
-        while state > ROOT and matched >= self.min_match:
+        for _ in range(CANDIDATES):
+            if state == ROOT or matched < self.min_match:
+                break
             share = Budget(min(budget.nodes, int(self.per_match * matched)), budget.depth)
             grow = self._grow_tree if self.tree else self._grow_chain
             guess = grow(text, state, share, text.count[state] - counted)

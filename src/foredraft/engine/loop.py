@@ -12,12 +12,14 @@ from collections.abc import Sequence as Seq
 import torch
 
 from ..core.dice import Dice, KeyedDice
-from ..core.rules import BatchCase
+from ..core.rules import BatchCase, check_pair
+from ..core.soft import soften
+from ..core.surgery import move, part
 from ..draft import Drafter, Round
-from ..errors import UsageError
-from ..runtime import FINAL, Executor, Rows
+from ..runtime import Executor, Rows
 from ..types import Event, Sequence
 from ..types.drafts import empty_drafts
+from .admission import check_request
 from .clock import Clock
 from .request import Request
 from .sampler import Sampler
@@ -30,14 +32,14 @@ DiceMaker = Callable[[Seq[Sequence]], Dice]
 class Engine:
     """Runs requests on one target. Methods and rules are per request; requests that share one take turns together."""
 
-    def __init__(self, executor: Executor, dice: DiceMaker | None = None) -> None:
+    def __init__(self, executor: Executor, dice: DiceMaker | None = None, scheduler: Scheduler | None = None) -> None:
         self.executor = executor
-        self.scheduler = Scheduler(executor.max_slots, executor.max_length, executor.max_scratch - 1)
+        self.scheduler = scheduler or Scheduler(executor.max_slots, executor.max_length, executor.max_scratch - 1)
         self.sampler = Sampler(executor.vocab_size, executor.device)
         self._dice = dice or self._keyed_dice
         self._clock = Clock()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self) -> list[Event]:
         """One round for every running request; returns what it wrote."""
         self._clock.start()
@@ -58,25 +60,34 @@ class Engine:
         slots = [r.sequence.slot for r in new]
         self.executor.rollback(slots, [0] * len(slots))
         hidden = self.executor.prefill(slots, [r.sequence.tokens[:-1] for r in new], _taps(new))
-        for drafter, members in _by_drafter(new):
+        for drafter, members in _share_drafter(new):
             drafter.begin([new[i].sequence for i in members])
             if drafter.taps:
-                drafter.observe_prefill([new[i].sequence for i in members], [hidden[i] for i in members])
+                sequences = [new[i].sequence for i in members]
+                drafter.observe_prefill(sequences, [0] * len(members), [hidden[i] for i in members])
         self._clock.lap("prefill", new)
 
     def propose(self, turns: list[Turn]) -> None:
+        """Each drafter is asked once, for all sequences that it drafts for, whatever their rules are."""
         for turn in turns:
-            if turn.method.drafter is None or not turn.drafting:
-                turn.drafts = empty_drafts(len(turn.requests), self.executor.device)
-            else:
-                drafts = turn.method.drafter.propose(turn.sequences, self._dice(turn.sequences))
-                turn.drafts = drafts.to(self.executor.device)
-        self._clock.lap("draft", _requests(turns))
+            turn.drafts = empty_drafts(len(turn.requests), self.executor.device)
+        for drafter, members in _by_drafter(turns):
+            sequences = [s for turn in members for s in turn.sequences]
+            drafts = drafter.propose(sequences, self._dice(sequences))
+            begin = 0
+            for turn in members:
+                index = range(begin, begin + len(turn.requests))
+                turn.drafts = move(part(drafts, index), self.executor.device)
+                begin += len(turn.requests)
+        self._clock.lap("draft", [r for turn in turns if turn.drafting for r in turn.requests])
 
     def forward(self, turns: list[Turn]) -> None:
         if not turns:
             return
         rows = []
+        running = [s for turn in turns for s in turn.sequences]
+        # What a step that failed half-way has left behind must not be built on.
+        self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
         for turn in turns:
             root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
             rows.append(Rows.trees([s.slot for s in turn.sequences], root, turn.drafts))
@@ -91,8 +102,11 @@ class Engine:
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:
             rule = turn.method.rule
-            hidden = turn.out.states(FINAL) if rule.needs_hidden else None
-            turn.verdict = rule.verify_batch(BatchCase(turn.drafts, turn.rows, self._dice(turn.sequences), hidden))
+            check_pair(rule, turn.drafts.kinds, turn.drafts.topology)  # a scheduler may have changed the kind
+            hidden = turn.out.states(rule.tap) if rule.needs_hidden else None
+            soft = soften(turn.rows) if rule.needs_soft else None
+            dice = self._dice(turn.sequences)
+            turn.verdict = rule.verify_batch(BatchCase(turn.drafts, turn.rows, dice, hidden, soft))
             turn.read_back()  # the one small copy to the host
         self._clock.lap("verify", _requests(turns))
 
@@ -106,7 +120,7 @@ class Engine:
 
     def observe(self, turns: list[Turn]) -> None:
         for turn in turns:
-            if turn.method.drafter is not None and turn.drafting:
+            if turn.method.drafter is not None:
                 accepted = [len(v.path) for v in turn.decided]
                 turn.method.drafter.observe(Round(turn.sequences, turn.drafts, turn.out, turn.verdict, accepted))
         self._clock.lap("draft", _requests(turns))
@@ -122,17 +136,8 @@ class Engine:
         return events
 
     def add(self, request: Request) -> None:
-        """Queue a request; refuses one that can never run."""
-        sequence = request.sequence
-        if not sequence.tokens:
-            raise UsageError("the prompt is empty; give at least one token")
-        if len(sequence.tokens) >= self.executor.max_length:
-            raise UsageError(
-                f"the prompt has {len(sequence.tokens)} tokens, but the context holds {self.executor.max_length};"
-                " shorten it or raise max_length"
-            )
-        if request.method.rule.greedy_only and sequence.params.temperature > 0:
-            raise UsageError("rule 'greedy' is exact only at temperature 0; use rule 'sample-and-match'")
+        """Queue a request; refuses one that can never run, so that it cannot disturb others later."""
+        check_request(request, self.executor)
         request.started = time.perf_counter()
         request.stats.executor = self.executor.name
         self.scheduler.add(request)
@@ -159,16 +164,27 @@ def _requests(turns: list[Turn]) -> list[Request]:
 
 
 def _taps(requests: list[Request]) -> frozenset[int]:
-    """Target states that some drafter among the requests wants."""
-    drafters = (r.method.drafter for r in requests)
-    return frozenset().union(*(drafter.taps for drafter in drafters if drafter is not None))
+    """Target states that some drafter or rule among the requests wants."""
+    wanted: set[int] = set()
+    for method in {id(r.method): r.method for r in requests}.values():
+        wanted |= method.taps
+    return frozenset(wanted)
 
 
-def _by_drafter(requests: list[Request]) -> list[tuple[Drafter, list[int]]]:
+def _share_drafter(requests: list[Request]) -> list[tuple[Drafter, list[int]]]:
     """Indices of the requests that share a drafter."""
     found: dict[int, tuple[Drafter, list[int]]] = {}
     for i, request in enumerate(requests):
         drafter = request.method.drafter
         if drafter is not None:
             found.setdefault(id(drafter), (drafter, []))[1].append(i)
+    return list(found.values())
+
+
+def _by_drafter(turns: list[Turn]) -> list[tuple[Drafter, list[Turn]]]:
+    """Turns that share a drafter and draft this round."""
+    found: dict[int, tuple[Drafter, list[Turn]]] = {}
+    for turn in turns:
+        if turn.method.drafter is not None and turn.drafting:
+            found.setdefault(id(turn.method.drafter), (turn.method.drafter, []))[1].append(turn)
     return list(found.values())

@@ -16,7 +16,7 @@ class Method:
     name: str
     rule: Rule
     drafter: Drafter | None = None  # None = plain decoding
-    draft_length: int = 0  # most nodes per round; 0 = the drafter's own limit
+    draft_length: int = 0  # longest draft, in tokens along a path; 0 = the drafter's own
 
     def __post_init__(self) -> None:
         if self.drafter is not None:
@@ -25,11 +25,10 @@ class Method:
             check_pair(self.rule, frozenset({Kind.CHOSEN}), Topology.CHAIN)
 
     @property
-    def nodes(self) -> int:
-        """Most nodes that a round may draft for one sequence."""
-        if self.drafter is None:
-            return 0
-        return min(self.drafter.nodes, self.draft_length or self.drafter.nodes)
+    def taps(self) -> frozenset[int]:
+        """Target states that the drafter or the rule looks at."""
+        drafter = frozenset() if self.drafter is None else self.drafter.taps
+        return drafter | ({self.rule.tap} if self.rule.needs_hidden else frozenset())
 
     @property
     def exact(self) -> bool:

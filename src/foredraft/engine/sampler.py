@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size, self.device = vocab_size, device
-        self._blocks: dict[tuple[int, ...], ParamBlock] = {}
+        self._blocks: deque[tuple[list[Request], ParamBlock]] = deque(maxlen=8)
 
     def rows(self, requests: list[Request], drafts: DraftBatch, out: Output) -> LogitLaws:
         """The law p of every row, worked out when a rule visits it."""
@@ -28,12 +30,12 @@ class Sampler:
         return LogitLaws(out.logits, out.index, block, drafts, counts)
 
     def _block(self, requests: list[Request]) -> ParamBlock:
-        key = tuple(r.id for r in requests)
-        if key not in self._blocks:
-            if len(self._blocks) > 64:
-                self._blocks.clear()
-            self._blocks[key] = ParamBlock.of([r.sequence.params for r in requests], self.vocab_size, self.device)
-        return self._blocks[key]
+        for known, block in self._blocks:
+            if len(known) == len(requests) and all(a is b for a, b in zip(known, requests, strict=True)):
+                return block
+        block = ParamBlock.of([r.sequence.params for r in requests], self.vocab_size, self.device)
+        self._blocks.append((list(requests), block))
+        return block
 
 
 def logprobs_of(logits: Tensor, rows: Tensor, tokens: list[int], top: int) -> list[dict[int, float]]:

@@ -54,7 +54,8 @@ class Scheduler:
         if drafter is None:
             return Budget(0, 0)
         ends = min(self.max_length, drafter.max_length) - len(sequence.tokens)
-        return Budget(min(request.method.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends)))
+        longest = request.method.draft_length or ends
+        return Budget(min(drafter.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends, longest)))
 
     def select(self, turns: list[Turn]) -> None:
         """Which drafted nodes are verified. Limits were set before drafting, so nothing drawn is dropped (law 5)."""

@@ -28,6 +28,7 @@ class Turn:
     rows: LogitLaws = field(init=False)
     verdict: Verdict = field(init=False)
     decided: list[TreeVerdict] = field(init=False)  # the verdict on the host
+    bad: list[list[bool]] = field(init=False)  # rows whose law was no law
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -35,11 +36,13 @@ class Turn:
 
     def read_back(self) -> None:
         self.decided = [self.verdict.row(b) for b in range(len(self.requests))]
+        self.bad = self.rows.bad.tolist()
 
     def advance(self, b: int, max_length: int) -> Event:
         """Hand one request its tokens."""
         request, verdict = self.requests[b], self.decided[b]
-        if bool(self.rows.bad[b]):
+        visited = [0, *(node + 1 for node in verdict.path)]  # rows on the accepted path; others may be void
+        if any(self.bad[b][row] for row in visited):
             request.error, request.finish_reason = DAMAGED, "error"
             return Event(request.id, [], [], None, "error")
         drafted = self.drafts.lengths()[b]

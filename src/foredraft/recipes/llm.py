@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from ..engine import Engine, Method, Request
 from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
-from ..types import Completion, Reason, SamplingParams, Sequence
+from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .loading import Place, load
 from .stops import StopFinder, StreamedText
-from .table import DEFAULT_METHOD, Kitchen, Options, find_recipe
+from .table import DEFAULT_METHOD, Options, Workshop, find_recipe
 
 Prompt = str | Seq[int]
 Message = dict[str, str]
@@ -54,9 +55,10 @@ class LLM:
         self.target = load(model, place, progress)
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
-        self._kitchen = Kitchen(self.target, place)
+        self._workshop = Workshop(self.target, place)
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
+        self._inboxes: dict[int, deque[Event]] = {}
         self.method = self.build(method, options)
 
     def build(self, method: str, options: Options | None = None) -> Method:
@@ -68,14 +70,14 @@ class LLM:
 
     def build_fresh(self, method: str, options: Options | None = None) -> Method:
         """A method with drafters that have seen nothing yet; for measurements."""
-        return find_recipe(method).build(self._kitchen, options or Options())
+        return find_recipe(method).build(self._workshop, options or Options())
 
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
-        method: Method | None = None,
+        method: Method | str | None = None,
         on_finish: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
         """Complete prompts (text or token ids). As many run at a time as `batch_size` says."""
@@ -91,39 +93,54 @@ class LLM:
         return self._run(batch, requests, on_finish)
 
     def chat(
-        self, messages: Seq[Message], params: SamplingParams | None = None, *, method: Method | None = None
+        self, messages: Seq[Message], params: SamplingParams | None = None, *, method: Method | str | None = None
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
         return self.generate([self.tokenizer.encode_chat(messages)], params, method=method)[0]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | str | None = None
     ) -> Iterator[Chunk]:
         """Yield an answer piece by piece. Closing the iterator stops the request."""
         yield from self.follow(self.request(prompt, params or SamplingParams(), method))
 
     def follow(self, request: Request) -> Iterator[Chunk]:
         """Run one request and yield its answer piece by piece."""
-        self.engine.add(request)
         text = StreamedText(self.tokenizer, request.sequence.params.stop)
         try:
-            while request.finish_reason is None:
-                for event in self.engine.step():
-                    if event.request_id == request.id:
-                        piece = text.push(event.token_ids, event.finish_reason is not None)
-                        yield Chunk(piece, event.token_ids, event.reasons, event.finish_reason)
+            for event in self._events([request]):
+                piece = text.push(event.token_ids, event.finish_reason is not None)
+                yield Chunk(piece, event.token_ids, event.reasons, event.finish_reason)
             if request.error is not None:
                 raise ForedraftError(request.error)
         finally:
             self.engine.cancel(request)
 
-    def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
+    def _events(self, requests: Seq[Request]) -> Iterator[Event]:
+        """Queue requests and yield their events until all are done. Several such iterators may take turns."""
+        inbox: deque[Event] = deque()
+        for request in requests:
+            self.engine.add(request)
+            self._inboxes[request.id] = inbox
+        try:
+            open_ids = {request.id for request in requests}
+            while open_ids:
+                while not inbox:
+                    for event in self.engine.step():
+                        self._inboxes.get(event.request_id, inbox).append(event)
+                event = inbox.popleft()
+                if event.finish_reason is not None:
+                    open_ids.discard(event.request_id)
+                yield event
+        finally:
+            for request in requests:
+                self._inboxes.pop(request.id, None)
+
+    def request(self, prompt: Prompt, params: SamplingParams, method: Method | str | None = None) -> Request:
         """An engine request for a prompt; not queued yet."""
+        if isinstance(method, str):
+            method = self.build(method)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise UsageError("the prompt is empty; give at least one token")
-        if bad := next((t for t in tokens if not 0 <= t < self.target.executor.vocab_size), None):
-            raise UsageError(f"token id {bad} is outside the vocabulary of {self.target.executor.vocab_size}")
         seed = params.seed if params.seed is not None else random.getrandbits(62)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.target.eos_ids)
         check = StopFinder(self.tokenizer, params.stop) if params.stop else None
@@ -136,15 +153,12 @@ class LLM:
         done: dict[int, Completion] = {}
         place = {request.id: i for i, request in enumerate(requests)}
         try:
-            for request in requests:
-                self.engine.add(request)
-            while len(done) < len(requests):
-                for event in self.engine.step():
-                    i = place.get(event.request_id)
-                    if i is not None and event.finish_reason is not None:
-                        done[i] = self.completion(prompts[i], requests[i])
-                        if on_finish is not None:
-                            on_finish(i, done[i])
+            for event in self._events(requests):
+                if event.finish_reason is not None:
+                    i = place[event.request_id]
+                    done[i] = self.completion(prompts[i], requests[i])
+                    if on_finish is not None:
+                        on_finish(i, done[i])
         finally:
             for request in requests:
                 self.engine.cancel(request)

@@ -8,27 +8,24 @@ from ..models import TextStream, Tokenizer
 
 
 class StopFinder:
-    """Asked after every round; decodes only the newest part of the output."""
+    """Asked after every round; reads each token once."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Seq[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, tuple(s for s in stops if s)
+        self.stops = tuple(s for s in stops if s)
+        self._stream = TextStream(tokenizer)
         self._reach = max((len(s) for s in self.stops), default=0)
-        self._checked = 0  # tokens whose text is known to be clean
+        self._tail = ""  # the end of the text so far, as long as a stop string may reach back
+        self._read = 0
 
     def __call__(self, output: list[int]) -> int | None:
         """Tokens to keep if a stop string has appeared: the fewest whose text contains it."""
-        # Every token adds at least a byte of text, so this many tokens back a stop string cannot reach.
-        begin = max(0, self._checked - 4 * self._reach - 4)
-        if not self._found(self.tokenizer.decode(output[begin:])):
-            self._checked = len(output)
-            return None
-        for end in range(self._checked, len(output) + 1):
-            if self._found(self.tokenizer.decode(output[begin:end])):
-                return end
+        for token in output[self._read :]:
+            self._read += 1
+            self._tail += self._stream.push([token])
+            if any(stop in self._tail for stop in self.stops):
+                return self._read
+            self._tail = self._tail[-self._reach :] if self._reach else ""
         return None
-
-    def _found(self, text: str) -> bool:
-        return any(stop in text for stop in self.stops)
 
     def pending(self, text: str) -> int:
         """Characters at the end of the text that could still become a stop string."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..core.rules import default_rule, find_rule
+from ..core.rules import Rule, default_rule, find_rule
 from ..core.rules.matching import SAMPLE_AND_MATCH
 from ..core.shape import Chain, Shape, StaticTree
 from ..draft import Drafter
@@ -49,11 +49,26 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Kitchen:
-    """What a recipe is cooked with: the target, and where drafters may be placed."""
+class Workshop:
+    """What recipes are built with: the target, where drafters may be placed, and models that were loaded before."""
 
     target: Loaded
     place: Place
+    models: dict[str, Loaded] = field(default_factory=dict)
+
+    def model(self, name: str) -> Loaded:
+        """A model beside the target, loaded once."""
+        if name not in self.models:
+            self.models[name] = load(name, self.place)
+        return self.models[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a recipe chooses. None = plain decoding; the best exact rule for what the drafter makes."""
+
+    drafter: Drafter | None = None
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,68 +77,71 @@ class Recipe:
 
     name: str
     card: Card
-    drafter: Callable[[Kitchen, Options], Drafter | None]
+    parts: Callable[[Workshop, Options], Parts]
     shapes: tuple[str, ...] = ("chain",)
-    rule: str | None = None  # None = the best exact rule for what the drafter makes
-    needs_drafter: bool = field(default=False)  # whether --drafter means anything
+    takes_drafter: bool = False  # whether --drafter means anything
 
-    def build(self, kitchen: Kitchen, options: Options) -> Method:
+    def build(self, workshop: Workshop, options: Options) -> Method:
         """Put the parts together; a biased pair is refused here."""
         if options.shape is not None and options.shape not in self.shapes:
             raise unknown_name(f"shape for method {self.name!r}", options.shape, self.shapes)
-        if options.drafter is not None and not self.needs_drafter:
+        if options.drafter is not None and not self.takes_drafter:
             raise UsageError(f"method {self.name!r} takes no drafter; leave --drafter out or use method 'draft-model'")
-        drafter = self.drafter(kitchen, options)
-        name = options.rule or self.rule
-        if name is not None:
-            rule = find_rule(name)
-        elif drafter is None:
-            rule = SAMPLE_AND_MATCH
-        else:
-            rule = default_rule(drafter.kinds, drafter.topology)
-        return Method(self.name, rule, drafter, options.draft_length or 0)
+        parts = self.parts(workshop, options)
+        rule = parts.rule or SAMPLE_AND_MATCH
+        if parts.rule is None and parts.drafter is not None:
+            rule = default_rule(parts.drafter.kinds, parts.drafter.topology)
+        if options.rule is not None:
+            rule = find_rule(options.rule)
+        return Method(self.name, rule, parts.drafter, options.draft_length or 0)
 
 
-def _plain(kitchen: Kitchen, options: Options) -> None:
-    return None
+def _plain(workshop: Workshop, options: Options) -> Parts:
+    return Parts()
 
 
-def _prompt_lookup(kitchen: Kitchen, options: Options) -> Drafter:
-    return PromptLookup(max_nodes=options.draft_length or 10)
+def _prompt_lookup(workshop: Workshop, options: Options) -> Parts:
+    return Parts(PromptLookup(max_nodes=options.draft_length or 10))
 
 
-def _suffix(kitchen: Kitchen, options: Options) -> Drafter:
-    return SuffixDrafter(max_nodes=options.draft_length or 16, tree=options.shape == "tree")
+def _suffix(workshop: Workshop, options: Options) -> Parts:
+    return Parts(SuffixDrafter(max_nodes=options.draft_length or 16, tree=options.shape == "tree"))
 
 
+# Shapes of model drafters, by the longest path that they may draft.
 SHAPES: dict[str, Callable[[int], Shape]] = {
-    "chain": lambda length: Chain(length),
-    "tree": lambda length: StaticTree((4, 2, 2, 1, 1)[:length]),
-    "sampled-tree": lambda length: StaticTree((4, 2, 2, 1, 1)[:length], drawn=True),
+    "chain": Chain,
+    "tree": lambda depth: StaticTree(_branching(depth)),
+    "sampled-tree": lambda depth: StaticTree(_branching(depth), drawn=True),
 }
 
 
-def _draft_model(kitchen: Kitchen, options: Options) -> Drafter:
+def _branching(depth: int) -> tuple[int, ...]:
+    """Wide at the root, a chain further down: 4, 2, 2, then 1."""
+    return (4, 2, 2, *[1] * depth)[:depth]
+
+
+def _draft_model(workshop: Workshop, options: Options) -> Parts:
     shape = SHAPES[options.shape or "chain"](options.draft_length or 5)
-    return ModelDrafter(draft_executor(kitchen, options.drafter), shape)
+    executor = draft_executor(workshop, options.drafter)
+    return Parts(ModelDrafter(executor, shape, workshop.target.executor.vocab_size))
 
 
-def draft_executor(kitchen: Kitchen, name: str | None) -> Executor:
+def draft_executor(workshop: Workshop, name: str | None) -> Executor:
     """The model behind --drafter: `layers:K` is the target's own first K layers, anything else a model argument."""
-    name = name or DRAFTERS.get(kitchen.target.name, "")
-    target = kitchen.target.executor
+    name = name or DRAFTERS.get(workshop.target.name, "")
+    target = workshop.target.executor
     if not name or name.startswith("layers:"):
         if not isinstance(target, TorchExecutor):
             raise UsageError("this model has no built-in drafter; name one with --drafter MODEL")
         count = name.removeprefix("layers:") or str(max(1, target.num_layers // 3))
         if not count.isdigit():
             raise UsageError(f"--drafter {name!r} is not layers:K with a number K")
-        decoder = shallow(target.decoder, int(count))
-        return TorchExecutor(decoder, target.max_slots, target.max_length)
-    drafter = load(name, kitchen.place)
-    if drafter.tokenizer.vocab_hash() != kitchen.target.tokenizer.vocab_hash():
+        return TorchExecutor(shallow(target.decoder, int(count)), target.max_slots, target.max_length)
+    drafter = workshop.model(name)
+    if drafter.tokenizer.vocab_hash() != workshop.target.tokenizer.vocab_hash():
         raise UsageError(
-            f"drafter {name!r} has another tokenizer than {kitchen.target.name!r}; choose one of the same family"
+            f"drafter {name!r} has another tokenizer than {workshop.target.name!r}; choose one of the same family"
         )
     return drafter.executor
 
@@ -162,7 +180,7 @@ RECIPES: dict[str, Recipe] = {
             ),
             _draft_model,
             shapes=tuple(SHAPES),
-            needs_drafter=True,
+            takes_drafter=True,
         ),
     )
 }

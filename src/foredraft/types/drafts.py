@@ -7,7 +7,7 @@ A chain is a thin tree and an empty tree is plain decoding. The root, the newest
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -66,20 +66,26 @@ class DraftTree:
 class DraftBatch:
     """The drafts of a batch of sequences, on the executor's device."""
 
-    token: Tensor  # [B, N] int64, target ids; padding is 0
+    token: Tensor  # [B, N] int64, target ids; columns from `length` on hold anything valid
     parent: Tensor  # [B, N] int64, -1 = root, always < own index
-    depth: Tensor  # [B, N] int64, 1 = child of the root; padding is 0
+    depth: Tensor  # [B, N] int64, 1 = child of the root
     order: Tensor  # [B, N] int64, rank among siblings = draw order
     length: Tensor  # [B] int64, nodes in use
     kind: Kind = Kind.CHOSEN  # of all nodes, unless node_kind tells them apart
     branching: int = 1  # most children that any node has; known on the host, so that loops have fixed ends
-    levels: int = 0  # greatest depth
+    levels: int = 0  # greatest depth; like `branching` an upper bound that the host knows
     laws: Laws | None = None  # draft law of each expanded row, where the kind needs it; in target ids
     multiplicity: Tensor | None = None  # [B, N] int64, SAMPLED_IID only
     node_kind: Tensor | None = None  # [B, N] int64, where drafters of several kinds share a batch; one per siblings
     value: Tensor | None = None  # [B, N] float32, estimate of P(node is committed), for schedulers only
     origin: Tensor | None = None  # [B, N] int64, which of several drafters wrote the node
+    source: Tensor | None = None  # [B, N] int64, index by which its drafter knows the node; None = the same
     lengths_host: tuple[int, ...] | None = None  # `length` on the host where it is known without a copy
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of the batch as the host knows them; a mixed batch is checked where it was mixed."""
+        return frozenset({self.kind}) if self.width else frozenset()
 
     @property
     def topology(self) -> Topology:
@@ -126,37 +132,6 @@ class DraftBatch:
             kind=kinds,
             multiplicity=mult,
             order=self.order[index, :n].tolist(),
-        )
-
-    def cut(self, limits: Seq[int]) -> DraftBatch:
-        """Keep at most the first `limits[b]` nodes of each sequence. Any prefix is ancestor-closed.
-
-        Law 5: for SAMPLED kinds the limits must not depend on the tokens that they drop.
-        """
-        kept = tuple(min(n, max(0, limit)) for n, limit in zip(self.lengths(), limits, strict=True))
-        if kept == self.lengths():
-            return self
-        return replace(self, length=torch.tensor(kept, device=self.token.device), lengths_host=kept)
-
-    def to(self, device: torch.device) -> DraftBatch:
-        """The same drafts on another device; `laws` stay where they are."""
-        if self.token.device == device:
-            return self
-
-        def move(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device)
-
-        return replace(
-            self,
-            token=self.token.to(device),
-            parent=self.parent.to(device),
-            depth=self.depth.to(device),
-            order=self.order.to(device),
-            length=self.length.to(device),
-            multiplicity=move(self.multiplicity),
-            value=move(self.value),
-            origin=move(self.origin),
-            node_kind=move(self.node_kind),
         )
 
     def check(self) -> None:

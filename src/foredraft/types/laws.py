@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +31,12 @@ class Law(Protocol):
         Dearer than `draw`, but tiny changes of the law hardly ever change the outcome, while an inverse-CDF draw that
         lands among rare tokens moves with every rounding error before it.
         """
+
+    def choose(self, index: Tensor) -> Law:
+        """The laws of a part of the batch."""
+
+    def to(self, device: torch.device) -> Law:
+        """The same law on another device."""
 
 
 class Laws(Protocol):

@@ -36,6 +36,7 @@ class SamplingParams:
             (0 < self.top_p <= 1, "top_p must lie in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p must lie in [0, 1]"),
             (self.repetition_penalty > 0, "repetition_penalty must be positive"),
+            (self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "seed must fit into 64 bits"),
             (self.max_new_tokens > 0, "max_new_tokens must be at least 1"),
             (self.logprobs is None or self.logprobs >= 0, "logprobs must be 0 or positive"),
         )

@@ -1,16 +1,56 @@
-"""Verification rules: pure functions from drafts, laws and dice to a verdict. `RULES` is the table of names."""
+"""Verification rules: pure functions from drafts, laws and dice to a verdict. `RULES` is the table of names.
+
+`FACTORIES` makes the rules that have parameters; each stands in `RULES` with its defaults, and `find_rule` reads others
+as `name:value,..` or `name:key=value,..`. Rules that need a trained part are made by their factory only.
+"""
 
 from __future__ import annotations
 
-from ...errors import BiasedPairError, unknown_name
+from collections.abc import Callable
+
+from ...errors import BiasedPairError, UsageError, unknown_name
 from ...types import Kind, Topology
 from .base import BatchCase, Roll, Rule, TreeCase, tree_case
+from .blends import ensemble, mentored
+from .branches import BEST_BRANCH, ONE_BRANCH
+from .canonical import canonical
 from .chain import BLOCK, CHAIN
+from .fly import fly
+from .gates import fuzzy, kl_gate
+from .judge import judge
+from .kseq import k_seq
+from .label import parse
+from .lantern import lantern, lantern_pp
+from .longest import top_k, typical
 from .matching import GREEDY, SAMPLE_AND_MATCH
+from .otm import OTM
 from .rejection import ONE_HOT, RESIDUAL, RESIDUAL_IID
+from .top_then_sampled import TOP_THEN_SAMPLED
+from .turns import cactus, lenience
 
-RULES: dict[str, Rule] = {
-    rule.name: rule for rule in (SAMPLE_AND_MATCH, GREEDY, ONE_HOT, RESIDUAL, RESIDUAL_IID, CHAIN, BLOCK)
+FACTORIES: dict[str, Callable[..., Rule]] = {
+    "k-seq": k_seq,
+    "canonical": canonical,
+    "typical": typical,
+    "top-k": top_k,
+    "lenience": lenience,
+    "cactus": cactus,
+    "ensemble": ensemble,
+    "mentored": mentored,
+    "fuzzy": fuzzy,
+    "kl-gate": kl_gate,
+    "fly": fly,
+}
+
+_FIXED = [SAMPLE_AND_MATCH, GREEDY, ONE_HOT, RESIDUAL, RESIDUAL_IID, CHAIN, BLOCK]
+_FIXED += [TOP_THEN_SAMPLED, OTM, ONE_BRANCH, BEST_BRANCH]
+RULES: dict[str, Rule] = {rule.name: rule for rule in _FIXED} | {name: make() for name, make in FACTORIES.items()}
+
+# Rules that a name alone cannot make, and what they need.
+_NEEDS = {
+    "judge": "a trained head: core.rules.judge(head, threshold)",
+    "lantern": "a codebook: core.rules.lantern(nearest_codes(codebook, k))",
+    "lantern++": "a codebook: core.rules.lantern_pp(nearest_codes(codebook, k))",
 }
 
 # What goes wrong when a rule meets drafts that it does not expect; part of the refusal.
@@ -23,15 +63,28 @@ _BIAS = {
 
 
 def find_rule(name: str) -> Rule:
-    if name not in RULES:
-        raise unknown_name("rule", name, RULES)
-    return RULES[name]
+    """The rule of that name; `name:value,..` or `name:key=value,..` sets the parameters of one that has some."""
+    base, sign, params = name.partition(":")
+    if base in _NEEDS:
+        raise UsageError(f"rule {base!r} needs {_NEEDS[base]}")
+    if base not in RULES:
+        raise unknown_name("rule", base, RULES)
+    if not sign:
+        return RULES[base]
+    if base not in FACTORIES:
+        raise UsageError(f"rule {base!r} takes no parameters")
+    return parse(base, params, FACTORIES[base])
 
 
 def default_rule(kinds: frozenset[Kind], topology: Topology) -> Rule:
-    """The rule that accepts most among those that are exact for such drafts, as enumeration shows."""
+    """The rule that accepts most among the cheap ones that are exact for such drafts, as enumeration shows.
+
+    On independent draws `k-seq` and `canonical` accept more, for the price of a search at every node: ask for them.
+    """
     if kinds == {Kind.CHOSEN}:
         return SAMPLE_AND_MATCH
+    if kinds == {Kind.TOP_THEN_SAMPLED}:
+        return TOP_THEN_SAMPLED
     if kinds == {Kind.SAMPLED_IID} and topology is Topology.TREE:
         return RESIDUAL_IID  # on merged draws RESIDUAL is exact too, but the repeated draws are lost to it
     return RESIDUAL if RESIDUAL.exact_with(kinds, topology) else SAMPLE_AND_MATCH
@@ -51,6 +104,7 @@ def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
 
 
 __all__ = [
+    "FACTORIES",
     "RULES",
     "BatchCase",
     "Roll",
@@ -59,5 +113,8 @@ __all__ = [
     "check_pair",
     "default_rule",
     "find_rule",
+    "judge",
+    "lantern",
+    "lantern_pp",
     "tree_case",
 ]

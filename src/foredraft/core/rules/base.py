@@ -84,7 +84,8 @@ class Rule:
     greedy_only: bool = False  # exact at temperature 0 alone
     seed_stable: bool = False  # a seed gives the same text with speculation on, off or batched
     reads_ahead: bool = False  # looks at rows behind the emitted token, so lengths must not depend on them
-    needs_hidden: bool = False  # looks at the target's states
+    needs_hidden: bool = False  # looks at the target's states ...
+    tap: int = -1  # ... at this tap (runtime.FINAL, or the entry of a layer)
     needs_soft: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.soft`)
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:

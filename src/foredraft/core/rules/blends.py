@@ -1,8 +1,8 @@
 """Rules that aim at a law between target and draft, and reach that law exactly. Lossy against the target alone.
 
-ensemble: v = w p + (1 - w) q. Accepts beta + (1 - w)(1 - beta) at a distortion of (1 - w) TV(p, q): no rule accepts more
-at that distortion, so it is what other lossy rules have to beat. mentored (Tran-Thien 2023): the v that accepts most
-under KL(p || v) <= D, which is q clipped to [b p, a p]. Tokens behind the last drafted one come from p itself.
+ensemble: v = w p + (1 - w) q. Accepts beta + (1 - w)(1 - beta) at a distortion of (1 - w) TV(p, q): no rule accepts
+more at that distortion, so it is what other lossy rules have to beat. mentored (Tran-Thien 2023): the v that accepts
+most under KL(p || v) <= D, which is q clipped to [b p, a p]. Tokens behind the last drafted one come from p itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def ensemble(weight: float = 0.8) -> Rule:
 
 def mentored(divergence: float = 0.1) -> Rule:
     """divergence: the bound D on KL(p || v) in nats; 0 is the exact rule."""
-    if divergence < 0:
+    if not divergence >= 0:
         raise UsageError("mentored: divergence is 0 or positive")
     clip = partial(mentor_law, bound=divergence)
 

@@ -1,9 +1,9 @@
 """Canonical decomposition (Khisti et al. 2025): first select one of the drafts, then test that one alone.
 
 Two independent draws X1 ~ q1 and X2 ~ q2 become one token Y ~ q_I, kept so that sum min(p, q_I) is large; Y is tested
-against q_I like a single draft, and the residual is Nrm([p - q_I]+). More draws are folded in one after another: Y ~ q_I
-meets X3 ~ q, and so on (a tournament). Which draw is kept changes how much is accepted, never the law, as long as q_I is
-exactly the law of Y.
+against q_I like a single draft, and the residual is Nrm([p - q_I]+). More draws are folded in one after another, as a
+tournament: Y ~ q_I meets X3 ~ q, and so on. Which draw is kept changes how much is accepted, never the law, as long as
+q_I is exactly the law of Y.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import UsageError
-from ...types import Kind, Topology
+from ...types import Kind
 from ..dice import Purpose
 from ..laws import DenseLaw
 from ..transport import SMALL, transport
 from .base import Array, Rule, pairs
 from .hit import emit_or_hit, emit_or_hit_batch
 from .label import label
-from .rejection import draw_order, emit, emit_batch, ratio, residual, shuffled, walk_ahead
+from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, residual, shuffled, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
 
@@ -70,7 +70,7 @@ def _ranks(p: Array, both: Array, alphabet: int) -> tuple[NDArray[np.int64], NDA
     if alphabet < p.size:
         front = np.argpartition(-p, alphabet)[:alphabet]
         score[front] += 2.0  # scores lie in [-1, 1]
-    order = np.argsort(-score.astype(np.float32), kind="stable")
+    order = np.argsort(-score.astype(np.float32))
     rank = np.empty_like(order)
     rank[order] = np.arange(order.size)
     return rank, order
@@ -122,49 +122,41 @@ def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
 def solve_canonical_batch(node: NodeBatch, free: int, alphabet: int) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
-    p = node.p.dense().double()
-    q = node.draft_law().dense().double()
+    p, q = node.p.dense().double(), node.draft_law().dense().double()
     law, kept = q.clone(), torch.zeros_like(node.index)
     for turn, k, present in draw_order(node):
+        rival = k[:, 0]
         if turn == 0:
-            kept = k[:, 0]
+            kept = rival
             continue
-        stay = _fold(p, law, q, node.token, kept, k[:, 0], present[:, 0], (free, alphabet))
-        stays = node.dice.flip(stay, Purpose.SELECT, node.index, turn)
-        kept = torch.where(stays, kept, k[:, 0])
-    token = node.token.gather(1, kept[:, None]).clamp(min=0)
-    own = law.gather(1, token)[:, 0]
-    prob = torch.where(own > 0, (p.gather(1, token)[:, 0] / own).clamp(max=1.0), 0.0)
-    drawn = node.child[:, 0] >= 0
-    passed = node.dice.flip(torch.where(drawn, prob, 0.0), Purpose.ACCEPT, node.index)
-    slot = torch.where(passed, kept, -1)
+        stay = torch.ones_like(kept, dtype=torch.float64)
+        for b in torch.nonzero(present)[:, 0].tolist():  # flows are solved one by one, on the host
+            chosen = _select(p[b].cpu().numpy(), law[b].cpu().numpy(), q[b].cpu().numpy(), free, alphabet)
+            law[b] = torch.from_numpy(chosen.law).to(law.device)
+            if kept[b] != rival[b]:
+                stay[b] = chosen.keep_first(int(node.token[b, kept[b]]), int(node.token[b, rival[b]]))
+        kept = torch.where(node.dice.flip(stay, Purpose.SELECT, node.index, turn), kept, rival)
+    return _test_kept(node, p, law, kept)
+
+
+def _test_kept(node: NodeBatch, p: Tensor, law: Tensor, kept: Tensor) -> StepBatch:
+    """The single-draft test of the kept draw against its own law."""
+    token, drawn = node.token.gather(1, kept[:, None]).clamp(min=0), node.child[:, 0] >= 0
+    own = torch.where(drawn, law.gather(1, token)[:, 0], 0.0)
+    slot = torch.where(flip_ratio(node, p.gather(1, token)[:, 0], own, node.index, 0), kept, -1)
     rest = torch.relu(p - torch.where(drawn[:, None], law, 0.0))
     rest = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
     return emit_or_hit_batch(node, DenseLaw(rest), slot)
-
-
-def _fold(
-    p: Tensor, law: Tensor, q: Tensor, token: Tensor, kept: Tensor, rival: Tensor, present: Tensor, size: tuple[int, int]
-) -> Tensor:
-    """[B] probability of staying with the kept draw; moves `law` to that of the winner. One sequence at a time."""
-    stay = torch.ones_like(kept, dtype=torch.float64)
-    for b in torch.nonzero(present)[:, 0].tolist():
-        chosen = _select(*(x[b].cpu().numpy() for x in (p, law, q)), *size)
-        law[b] = torch.from_numpy(chosen.law).to(law.device)
-        if int(kept[b]) != int(rival[b]):
-            stay[b] = chosen.keep_first(int(token[b, kept[b]]), int(token[b, rival[b]]))
-    return stay
 
 
 def canonical(free: int = 5, alphabet: int = 40) -> Rule:
     """The canonical rule. free: tokens among which pairs are split by the flow; alphabet: where they are taken from."""
     if not 0 <= free <= 15 or alphabet < 1:
         raise UsageError("canonical: free lies in 0..15 and alphabet is at least 1")
-    size = {"free": free, "alphabet": alphabet}
     return Rule(
         name=label("canonical", free=(free, 5), alphabet=(alphabet, 40)),
         summary="select one of several independent draws, then test it alone; optimal for two (weighted importance)",
-        exact_for=pairs((Kind.SAMPLED_IID,)) | pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT,), (Topology.CHAIN,)),
-        verify=partial(walk, partial(solve_canonical, **size)),
-        verify_batch=partial(walk_ahead, partial(solve_canonical_batch, **size)),
+        exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
+        verify=partial(walk, partial(solve_canonical, free=free, alphabet=alphabet)),
+        verify_batch=partial(walk_ahead, partial(solve_canonical_batch, free=free, alphabet=alphabet)),
     )

@@ -5,17 +5,17 @@ Both need q of every drafted position. Notation of the papers: x_i drawn from q_
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from ...types import Kind, Reason, Topology, TreeVerdict, Verdict
+from ...types import Reason, TreeVerdict, Verdict
 from ..ahead import rolled_ahead
 from ..dice import Purpose
 from ..laws import DenseLaw, normalise
-from .base import Array, BatchCase, Rule, TreeCase, pairs
-from .rejection import ratio, residual
-
-DRAWN = (Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID)
+from .base import Array, BatchCase, Rule, TreeCase
+from .rejection import ONE_DRAW, ratio, residual
 
 
 def verify_chain(case: TreeCase) -> TreeVerdict:
@@ -67,14 +67,14 @@ def _block_test(joint: float, p: Array, q: Array) -> float:
 
 
 def verify_chain_batch(case: BatchCase) -> Verdict:
+    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
     drafts, walk = case.drafts, _Rows(case)
     length = torch.zeros_like(drafts.length)
     running = torch.ones_like(length, dtype=torch.bool)
-    dice = rolled_ahead(case.dice, drafts.width)
     for i in range(drafts.levels):
         p, q, node = *walk.probs(i), torch.full_like(length, i)
         prob = torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
-        accept = dice.flip(prob, Purpose.ACCEPT, node)
+        accept = case.dice.flip(prob, Purpose.ACCEPT, node)
         running = running & (i < drafts.length) & accept
         length += running.to(torch.int64)
         if walk.on_host and not bool(running.any()):
@@ -85,20 +85,22 @@ def verify_chain_batch(case: BatchCase) -> Verdict:
 
 
 def verify_block_batch(case: BatchCase) -> Verdict:
+    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
     drafts, walk = case.drafts, _Rows(case)
     batch, levels = drafts.batch, drafts.levels
     joint = torch.ones((batch, levels + 1), dtype=torch.float64, device=drafts.token.device)
     for i in range(levels):
-        token = drafts.token[:, i][:, None]
-        p, q = walk.p(i).gather(1, token)[:, 0].double(), walk.q(i).gather(1, token)[:, 0].double()
-        step = torch.where(q > 0, p / q.clamp(min=1e-300), 0.0)
+        p, q = walk.probs(i)
+        step = torch.where(q > 0, p / q, 0.0)
         joint[:, i + 1] = (joint[:, i] * step).clamp(max=1.0)
     tau = torch.zeros_like(drafts.length)
     for i in range(1, levels + 1):
         here = joint[:, i]
         h = here
         if i < levels:
-            z = (here[:, None] * walk.p(i).double() - walk.q(i).double()).clamp(min=0).sum(dim=1)
+            row_p, row_q = walk.p(i), walk.q(i)
+            over = torch.addcmul(row_q.neg_(), here[:, None].to(row_p.dtype), row_p)
+            z = torch.relu_(over).sum(dim=1).double()
             bottom = z + 1 - here
             inner = torch.where(bottom > 0, z / bottom.clamp(min=1e-300), 1.0)
             h = torch.where(drafts.length == i, here, inner)
@@ -158,7 +160,7 @@ class _Rows:
 CHAIN = Rule(
     name="chain",
     summary="the classical p/q test on one drawn chain",
-    exact_for=pairs(DRAWN, (Topology.CHAIN,)),
+    exact_for=ONE_DRAW,
     verify=verify_chain,
     verify_batch=verify_chain_batch,
 )
@@ -166,7 +168,7 @@ CHAIN = Rule(
 BLOCK = Rule(
     name="block",
     summary="joint test of the whole drawn chain; accepts at least as much as the classical test",
-    exact_for=pairs(DRAWN, (Topology.CHAIN,)),
+    exact_for=ONE_DRAW,
     verify=verify_block,
     verify_batch=verify_block_batch,
     reads_ahead=True,

@@ -81,12 +81,10 @@ def kl_gate(threshold: float = 0.5) -> Rule:
 
 
 def fuzzy(threshold: float = 0.1, divergence: str = "js", otherwise: str = "target") -> Rule:
-    """Accept iff the divergence ("js" or "kl") is within the threshold; otherwise "target" draws, or "standard" tests."""
+    """Accept iff the divergence ("js", "kl") is within the threshold; otherwise "target" draws or "standard" tests."""
     if divergence not in DIVERGENCES or otherwise not in FALLBACKS:
         raise UsageError("fuzzy: divergence is 'js' or 'kl', otherwise is 'target' or 'standard'")
-    name = label(
-        "fuzzy", threshold=(threshold, 0.1), divergence=(divergence, "js"), otherwise=(otherwise, "target")
-    )
+    name = label("fuzzy", threshold=(threshold, 0.1), divergence=(divergence, "js"), otherwise=(otherwise, "target"))
     summary = "drafts pass wherever target and draft laws are close (lossy)"
     gate = _gate(DIVERGENCES[divergence], threshold)
     return with_opinion(name, summary, gate, FALLBACKS[otherwise], needs_soft=True)

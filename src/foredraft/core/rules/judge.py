@@ -21,9 +21,7 @@ from .walk import Node, NodeBatch
 Head = Callable[[Tensor], Tensor]  # float32 states [.., d] -> scores [..]
 
 
-def judge(
-    head: Head, threshold: float | Tensor = 0.5, forbidden_ids: Collection[int] = (), floor: float = 0.0
-) -> Rule:
+def judge(head: Head, threshold: float | Tensor = 0.5, forbidden_ids: Collection[int] = (), floor: float = 0.0) -> Rule:
     """The judge rule. A node passes iff head(state) > threshold, its token is not forbidden and p(token) >= floor.
 
     `threshold` may hold one number per sequence of the batch, [B]; the head sees [B, n, d] and may differ by sequence

@@ -10,22 +10,23 @@ of the paper is the walk.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...types import Kind, Topology
+from ...types import Kind
 from ..dice import Purpose
 from ..laws import DenseLaw
 from .base import Array, Rule, pairs
 from .hit import emit_or_hit, emit_or_hit_batch
 from .label import label
-from .rejection import draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_ahead
+from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
-_NEWTON = 12  # safeguarded Newton steps; five or six suffice
+Vector = Any  # one law, as a numpy array or a tensor
 
 
 def overlap(p: Array, q: Array, rho: float) -> float:
@@ -33,14 +34,25 @@ def overlap(p: Array, q: Array, rho: float) -> float:
     return float(np.minimum(q, p / rho).sum())
 
 
-def best_rho(p: Array, q: Array, draws: int) -> float:
-    """rho*: the root of 1 - (1 - b)^K = rho b in [1, K], by bisection. The upper end is kept: it is the valid one."""
-    low, high = 1.0, float(draws)
+def best_rho(p: Vector, q: Vector, draws: int, tolerance: float = 1e-15) -> float:
+    """rho* by Newton's method inside a shrinking bracket; 1 for one draw.
+
+    With c(rho) = rho b = sum min(rho q, p) the gap 1 - (1 - c / rho)^K - c falls strictly from rho = 1 to rho = K.
+    """
+    low, rho, high, total = 1.0, 0.5 * (1.0 + draws), float(draws), float(p.sum())
     for _ in range(60):
-        middle = (low + high) / 2
-        b = overlap(p, q, middle)
-        low, high = (low, middle) if 1 - (1 - b) ** draws <= middle * b else (middle, high)
-    return high
+        over = p - rho * q
+        above = over > 0
+        c, slope = total - float((over * above).sum()), float((q * above).sum())
+        none = max(0.0, 1.0 - c / rho)
+        gap = 1.0 - none**draws - c
+        if abs(gap) < tolerance:
+            break
+        low, high = (rho, high) if gap > 0 else (low, rho)
+        fall = draws * none ** (draws - 1) * (slope * rho - c) / rho**2 - slope
+        step = rho - gap / fall if fall < 0 else low
+        rho = step if low < step < high else 0.5 * (low + high)
+    return rho
 
 
 def solve_kseq(node: Node, widest: bool = False) -> Step:
@@ -62,7 +74,7 @@ def solve_kseq_batch(node: NodeBatch, widest: bool = False) -> StepBatch:
         return emit_batch(node, node.p)
     p, draws = node.p.dense(), node.multiplicity().sum(dim=1).clamp(min=1)
     q = node.draft_law().dense().to(p.dtype)
-    rho = draws.to(torch.float64) if widest else _best_rho_batch(p, q, draws)
+    rho = draws.to(torch.float64) if widest else _best_rhos(p, q, draws)
     slot = torch.full_like(node.index, -1)
     for turn, k, present in draw_order(node):
         token = node.token.gather(1, k).clamp(min=0)
@@ -79,27 +91,11 @@ def solve_kseq_batch(node: NodeBatch, widest: bool = False) -> StepBatch:
     return emit_or_hit_batch(node, DenseLaw(law), slot)
 
 
-def _best_rho_batch(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
-    """[B] float64 rho* by Newton's method, kept inside a shrinking bracket.
-
-    With c(rho) = rho b = sum min(rho q, p), the function 1 - (1 - c / rho)^K - c falls strictly in rho.
-    """
-    low, high = torch.ones_like(draws, dtype=torch.float64), draws.to(torch.float64)
-    rho = high.clone()
-    for _ in range(_NEWTON):
-        scaled = rho[:, None].to(p.dtype) * q
-        c = torch.minimum(scaled, p).sum(dim=1).double()
-        slope = (q * (scaled < p)).sum(dim=1).double()
-        none = (1 - c / rho).clamp(min=0)
-        gap = 1 - none**draws - c
-        low, high = torch.where(gap > 0, rho, low), torch.where(gap > 0, high, rho)
-        fall = draws * none ** (draws - 1) * (slope * rho - c) / rho**2 - slope
-        step = torch.where(fall < 0, rho - gap / fall, rho)
-        inside = (step > low) & (step < high)
-        rho = torch.where(gap.abs() < 1e-14, rho, torch.where(inside, step, (low + high) / 2))
-        if rho.device.type == "cpu" and bool((gap.abs() < 1e-7).all()) and p.dtype == torch.float32:
-            break  # float32 sums say no more
-    return rho
+def _best_rhos(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+    """[B] float64 rho*, one sequence after the other; float32 sums are good for seven digits."""
+    tolerance = 1e-15 if p.dtype == torch.float64 else 1e-7
+    found = [best_rho(p[b], q[b], count, tolerance) for b, count in enumerate(draws.tolist())]
+    return torch.tensor(found, dtype=torch.float64, device=p.device)
 
 
 def k_seq(rho: str = "best") -> Rule:
@@ -110,7 +106,7 @@ def k_seq(rho: str = "best") -> Rule:
     return Rule(
         name=label("k-seq", rho=(rho, "best")),
         summary="independent draws, each tested against p / (rho q); a cheap rule near the optimum (SpecTr)",
-        exact_for=pairs((Kind.SAMPLED_IID,)) | pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT,), (Topology.CHAIN,)),
+        exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
         verify=partial(walk, partial(solve_kseq, widest=widest)),
         verify_batch=partial(walk_ahead, partial(solve_kseq_batch, widest=widest)),
     )

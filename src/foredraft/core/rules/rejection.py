@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ...types import Kind, Law, Reason, Topology, Verdict
-from ..ahead import rolled_ahead
+from ..ahead import first_pass, rolled_ahead
 from ..dice import Purpose
 from ..laws import DenseLaw
-from .base import ANY_TOPOLOGY, EVERY_KIND, Array, BatchCase, Rule, pairs
+from .base import EVERY_KIND, Array, BatchCase, Rule, pairs
 from .walk import BatchSolver, Child, Node, NodeBatch, Step, StepBatch, walk, walk_batch
 
 
@@ -99,11 +99,24 @@ def shuffled(node: Node) -> Iterator[tuple[int, Child]]:
 
 
 def solve_one_hot_batch(node: NodeBatch) -> StepBatch:
-    return reject_in_turn(node, chosen=torch.ones_like(node.depth, dtype=torch.bool))
+    """All tests at once: R(y_j) = p(y_j) / (1 - p of the earlier candidates) is known before the first one falls."""
+    if node.childless():
+        return emit_batch(node, node.p)
+    p, token, present = node.p.dense(), node.token.clamp(min=0), node.child >= 0
+    own = p.gather(1, token).double() * present
+    before = own.cumsum(dim=1) - own
+    slot = first_pass(node.dice, (own / (1 - before).clamp(min=1e-30)).clamp(max=1.0), node.child)
+    if node.settled(slot):
+        return StepBatch(slot, slot)
+    rest = p.scatter_add(1, token, -own.to(p.dtype)).clamp_(min=0)
+    rest = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
+    return StepBatch(slot, node.dice.draw(DenseLaw(rest), Purpose.OWN, node.index))
 
 
 def solve_residual_batch(node: NodeBatch) -> StepBatch:
-    return reject_in_turn(node, chosen=node.chosen())
+    if node.drafts.node_kind is None and node.drafts.kind == Kind.CHOSEN:
+        return solve_one_hot_batch(node)
+    return reject_in_turn(node)
 
 
 @dataclass(slots=True)
@@ -116,23 +129,21 @@ class Left:
     """
 
     p: Tensor  # [B, V], zero on tested tokens
-    q: Tensor | None  # [B, V]
+    q: Tensor | None  # [B, V], zero on tested tokens
     beta: Tensor  # [B, 1], 0 where candidates are chosen
     mass: Tensor  # [B, 1] sum of [p - beta q]+
-    left: Tensor  # [B, 1] float64, q of what can still be drawn
+    left: Tensor  # [B, 1] sum of q; summed anew each time, for 1 - q(tested) has no digits left where q is sure
 
     @classmethod
     def of(cls, node: NodeBatch) -> Left:
         p = node.p.dense()
         q = None if node.drafts.laws is None else node.draft_law().dense().to(p.dtype)
         one = torch.ones_like(p[:, :1])
-        # In float64: behind a token of q near one the rest of q would otherwise be rounding error.
-        left = one.double() if q is None else q.sum(dim=1, keepdim=True, dtype=torch.float64)
-        return cls(p, q, torch.zeros_like(one), one, left)
+        return cls(p, q, torch.zeros_like(one), one, one)
 
     def law(self) -> Tensor:
         """[B, V] R, not normalised."""
-        return self.p if self.q is None else torch.relu_(self.p - self.beta * self.q)
+        return self.p if self.q is None else torch.relu_(torch.addcmul(self.p, self.beta, self.q, value=-1))
 
     def at(self, token: Tensor) -> Tensor:
         """[B] R of one token."""
@@ -140,18 +151,20 @@ class Left:
         over = over if self.q is None else over - self.beta * self.q.gather(1, token)
         return torch.where(self.mass > 0, over.clamp(min=0) / self.mass, 0.0)[:, 0]
 
-    def drop(self, token: Tensor, step: Tensor, present: Tensor) -> None:
+    def drop(self, token: Tensor, step: Tensor, gone: Tensor) -> None:
         """After the rejection of `token` [B, 1], whose law was `step` * q; step 0 = the point mass at the token."""
-        self.beta = torch.where(present, self.beta + self.mass * step, self.beta)
-        self.p = self.p.scatter(1, token, self.p.gather(1, token) * ~present)
+        self.beta, keep = torch.where(gone, self.beta + self.mass * step, self.beta), ~gone
+        self.p.scatter_(1, token, self.p.gather(1, token) * keep)
         if self.q is not None:
-            self.q = self.q.scatter(1, token, self.q.gather(1, token) * ~present)
+            self.q.scatter_(1, token, self.q.gather(1, token) * keep)
             self.left = self.q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(self.q.dtype).tiny)
         self.mass = self.law().sum(dim=1, keepdim=True)
 
     def emit(self, node: NodeBatch, slot: Tensor, reason: Tensor | None = None) -> StepBatch:
         """The target's own token from what the tests left over; p itself where rounding left nothing."""
-        law = torch.where(self.mass > 0, self.law(), node.p.dense())
+        law = self.law()
+        if law.device.type != "cpu" or not bool((self.mass > 0).all()):
+            law = torch.where(self.mass > 0, law, node.p.dense())
         return StepBatch(slot, node.dice.draw(DenseLaw(law), Purpose.OWN, node.index), reason)
 
 
@@ -163,17 +176,18 @@ class Relax:
     boost: Callable[[Any], Any] = lambda r: r  # of a float or of a tensor
 
 
-def reject_in_turn(node: NodeBatch, chosen: Tensor, relax: Relax | None = None) -> StepBatch:
-    """The sequential test of `solve_residual` for a batch; `chosen[b]` makes every candidate a point mass."""
+def reject_in_turn(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
+    """The sequential test of `solve_residual` for a batch; chosen candidates are point masses."""
     if node.childless():
         return emit_batch(node, node.p)
+    chosen, tokens, presents = node.chosen()[:, None], node.token.clamp(min=0), node.child >= 0
     slot, late = torch.full_like(node.index, -1), torch.zeros_like(node.index)
     scale = 1.0 if relax is None else relax.lenience
     left: Left | None = None
     for k in range(node.child.shape[1]):
-        present, token = node.child[:, k : k + 1] >= 0, node.token[:, k : k + 1].clamp(min=0)
+        present, token = presents[:, k : k + 1], tokens[:, k : k + 1]
         r = node.p.prob(token[:, 0]) if left is None else left.at(token)  # the first test needs no dense row
-        s = torch.where(chosen, 1.0, _draft_prob(node, left, token))
+        s = torch.where(chosen[:, 0], 1.0, _draft_prob(node, left, token))
         passed = flip_ratio(node, r, s, node.child[:, k], 0)
         if relax is not None:
             wide = _flip_rest(node, r, s, relax, node.child[:, k])
@@ -183,8 +197,8 @@ def reject_in_turn(node: NodeBatch, chosen: Tensor, relax: Relax | None = None) 
         if node.settled(slot):
             return StepBatch(slot, slot, late)
         left = Left.of(node) if left is None else left
-        step = torch.where(chosen[:, None], 0.0, scale / left.left)
-        left.drop(token, step, present)
+        step = torch.where(chosen, 0.0, scale / left.left)
+        left.drop(token, step, present & (s > 0)[:, None])  # what cannot have been drawn costs its token nothing
     assert left is not None
     return left.emit(node, slot, late)
 
@@ -250,6 +264,9 @@ def walk_ahead(solve: BatchSolver, case: BatchCase) -> Verdict:
     return walk_batch(solve, replace(case, dice=rolled_ahead(case.dice, case.drafts.width)))
 
 
+# With one child per node every sampled kind is the same thing: one draw from q.
+ONE_DRAW = pairs(tuple(kind for kind in Kind if kind != Kind.CHOSEN), (Topology.CHAIN,))
+
 ONE_HOT = Rule(
     name="one-hot",
     summary="test candidates one after another with their own probability; exact for any tree",
@@ -262,7 +279,7 @@ RESIDUAL = Rule(
     name="residual",
     summary="p/q tests on candidates drawn without replacement; the classical rule on a chain",
     # Merged i.i.d. draws in order of first sight are draws without replacement, of which there may be fewer.
-    exact_for=pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.CHOSEN)),
+    exact_for=pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.CHOSEN)) | ONE_DRAW,
     verify=partial(walk, solve_residual),
     verify_batch=partial(walk_ahead, solve_residual_batch),
 )
@@ -270,7 +287,7 @@ RESIDUAL = Rule(
 RESIDUAL_IID = Rule(
     name="residual-iid",
     summary="p/q tests on independent draws, the residual updated after each (SpecInfer)",
-    exact_for=pairs((Kind.SAMPLED_IID,), ANY_TOPOLOGY) | pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT,), (Topology.CHAIN,)),
+    exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
     verify=partial(walk, solve_iid),
     verify_batch=partial(walk_ahead, solve_iid_batch),
 )

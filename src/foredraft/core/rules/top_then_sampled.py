@@ -1,4 +1,4 @@
-"""Greedy multi-draft (Hu et al. 2025): the k - 1 likeliest tokens and one draw, with the verifier that is optimal for it.
+"""Greedy multi-draft (Hu et al. 2025): the k - 1 likeliest tokens and one draw, with the verifier optimal for them.
 
 Top are the k - 1 tokens of largest q; the last candidate x is drawn from q' = q off Top, renormalised. Accept x with
 min(1, p(x) / q'(x)); otherwise draw y from Nrm([p - q']+) and go on from it if it is a candidate. The acceptance
@@ -18,7 +18,7 @@ from ..dice import Dice, Purpose
 from ..laws import DenseLaw
 from .base import Rule, pairs
 from .hit import emit_or_hit, emit_or_hit_batch
-from .rejection import emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
+from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
 
@@ -72,16 +72,16 @@ def solve_top_then_sampled_batch(node: NodeBatch) -> StepBatch:
 
 def _off_top(q: Tensor, top: Tensor) -> Tensor:
     """q' [B, V]: q without the tokens of `top` [B, C] (-1 = none), renormalised; zero where nothing is left."""
-    for k in range(top.shape[1]):
-        token = top[:, k : k + 1]
-        q.scatter_(1, token.clamp(min=0), q.gather(1, token.clamp(min=0)) * (token < 0))
+    token = top.clamp(min=0)
+    q.scatter_add_(1, token, -q.gather(1, token) * (top >= 0))  # absent candidates take nothing off token 0
     return q / q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
 
 
 TOP_THEN_SAMPLED = Rule(
     name="top-then-sampled",
     summary="the optimal test for the k - 1 likeliest tokens and one draw (greedy multi-draft)",
-    exact_for=pairs((Kind.TOP_THEN_SAMPLED,)),
+    # Given its elder siblings, the last of several draws without replacement is such a draw too.
+    exact_for=pairs((Kind.TOP_THEN_SAMPLED, Kind.SAMPLED_WITHOUT_REPLACEMENT)) | ONE_DRAW,
     verify=partial(walk, solve_top_then_sampled),
     verify_batch=partial(walk_ahead, solve_top_then_sampled_batch),
 )

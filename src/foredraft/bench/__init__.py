@@ -1,0 +1,1 @@
+"""The benchmark: every method and plain decoding in one run, counted the same way, with intervals and a record."""

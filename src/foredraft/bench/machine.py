@@ -1,0 +1,80 @@
+"""What the machine gives and what a run takes of it: memory bandwidth, bytes of weights per pass, peak memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from ..runtime import Executor, TorchExecutor
+
+COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+COPY_TIMES = 8
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of the fastest of a few large copies."""
+    size = COPY_BYTES.get(device.type, 256 << 20)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    best = float("inf")
+    for _ in range(COPY_TIMES):
+        synchronise(device)
+        begin = time.perf_counter()
+        target.copy_(source)
+        synchronise(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size / best
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def weight_bytes(executor: Executor) -> int | None:
+    """Bytes of weights that one pass reads; an untied embedding is only looked up. None = not known.
+
+    An executor with weights in a form of its own (quantised, say) tells it by an attribute of this name.
+    """
+    told = getattr(executor, "weight_bytes", None)
+    if told is not None:
+        return int(told)
+    if not isinstance(executor, TorchExecutor):
+        return None
+    config = executor.decoder.config
+    looked_up = 0 if config.tied_head else config.vocab_size * config.hidden_size
+    return (config.num_parameters - looked_up) * executor.dtype.itemsize
+
+
+class MemoryMeter:
+    """The highest memory use of this process since `start`, where the system can tell it; else since it began."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device if device.type == "cuda" else None
+
+    def start(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # 5 = forget the high-water mark
+        except OSError:
+            pass
+        if self._cuda is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+
+    def host(self) -> int:
+        try:
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        except OSError:
+            found = None
+        if found is not None:
+            return int(found[1]) * 1024
+        import resource  # not on every system, and the file above is on most
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def device(self) -> int:
+        return 0 if self._cuda is None else torch.cuda.max_memory_allocated(self._cuda)

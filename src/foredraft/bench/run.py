@@ -1,0 +1,190 @@
+"""The measurement: plain decoding and every method answer the same questions in turns, in one process.
+
+Plain comes first on every question and the methods follow in an order that rotates, so that whatever the machine does
+meanwhile hits all alike. Later turns of a conversation build on plain decoding's answers, so all see the same prompt.
+It knows no files but the ledger and prints nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from ..engine import Request
+from ..recipes import LLM
+from ..types import SamplingParams
+from .lanes import Lane
+from .ledger import Ledger
+from .loops import find_loop
+from .machine import MemoryMeter
+from .margins import find_difference
+from .questions import Question
+from .records import Difference, Key, Record
+from .settings import Settings
+from .tasks import Loaded
+from .timeline import Timeline, follow
+
+WARM_UP = " ".join(["Write three sentences about a harbour in the morning, then say them again in other words."] * 16)
+WARM_UP_TOKENS = 24
+
+Progress = Callable[[int, int, str], None]  # answers done, answers in all, what is running
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A turn that is to be answered."""
+
+    question: Question
+    turn: int
+    ids: list[int]
+
+
+@dataclass(slots=True)
+class Runner:
+    """Measures lanes on questions and files what it finds."""
+
+    llm: LLM
+    lanes: list[Lane]  # plain first
+    settings: Settings
+    ledger: Ledger
+    progress: Progress = field(default=lambda done, total, what: None)
+    _done: int = 0
+    _total: int = 0
+    _mark: float = 0.0  # when the last answer's bookkeeping was over
+
+    def warm_up(self) -> None:
+        """Let every lane answer once, then forget it: caches, threads and kernels are ready, and nothing is known."""
+        for lane in self.lanes:
+            question = Question("", "", (WARM_UP,))
+            ids = question.prompt(self.llm.tokenizer, 0, ())[: lane.engine.executor.max_length // 2]
+            params = SamplingParams(max_new_tokens=min(WARM_UP_TOKENS, lane.engine.executor.max_length // 4))
+            size = self.settings.batch_size
+            follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
+            lane.forget()
+
+    def run(self, tasks: list[Loaded]) -> None:
+        """Measure whatever of these tasks the ledger does not hold yet."""
+        questions = [question for task in tasks for question in task.questions]
+        self._total = sum(len(q.turns) for q in questions for lane in self.lanes if wanted(lane, q))
+        self._done = 0
+        self._mark = time.perf_counter()
+        number = 0
+        for task in tasks:
+            for group in groups(task.questions, self.settings.batch_size):
+                self._ask(group, number)
+                number += 1
+
+    def _ask(self, group: list[Question], number: int) -> None:
+        """All turns of some questions, on all lanes."""
+        for turn in range(max(len(question.turns) for question in group)):
+            prompts = list(self._prompts(group, turn))
+            for order, lane in enumerate(rotated(self.lanes, number)):
+                mine = [prompt for prompt in prompts if wanted(lane, prompt.question)]
+                missing = [prompt for prompt in mine if self._key(lane, prompt) not in self.ledger]
+                for prompt in mine:
+                    if prompt not in missing:
+                        self._replay(lane, prompt)
+                if missing:
+                    self._measure(lane, missing, order)
+                self._done += len(mine)
+                self.progress(self._done, self._total, f"{group[0].task} {lane.label}")
+
+    def _prompts(self, group: list[Question], turn: int) -> Iterator[Prompt]:
+        plain = self.lanes[0]
+        for question in group:
+            before = [self.ledger.records.get(self._key_of(plain, question, t)) for t in range(turn)]
+            answers = tuple(record.text for record in before if record is not None and record.error is None)
+            if turn < len(question.turns) and len(answers) == turn:
+                yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers))
+
+    def _replay(self, lane: Lane, prompt: Prompt) -> None:
+        record = self.ledger.records[self._key(lane, prompt)]
+        if record.error is None and not self.settings.forget:
+            lane.replay(prompt.ids, record.ids)
+
+    def _measure(self, lane: Lane, prompts: list[Prompt], order: int) -> None:
+        """One batch on one lane; its records are filed before the next lane begins."""
+        if self.settings.forget:
+            lane.forget()
+        room = lane.engine.executor.max_length
+        fitting = [prompt for prompt in prompts if len(prompt.ids) < room]
+        requests = [self._request(lane, prompt) for prompt in fitting]
+        meter = MemoryMeter(lane.engine.executor.device)
+        meter.start()
+        lines = follow(lane.engine, requests) if requests else []
+        memory = (meter.host(), meter.device())
+        ran = sum(sum(line.seconds) for line in lines)
+        records = [self._record(lane, *row, order, memory) for row in zip(fitting, requests, lines, strict=True)]
+        for prompt in prompts:
+            if prompt not in fitting:
+                records.append(self._refused(lane, prompt, room, order))
+        self._file(records, ran)
+
+    def _request(self, lane: Lane, prompt: Prompt) -> Request:
+        return self.llm.request(prompt.ids, self.settings.params(prompt.question, prompt.turn), lane.method)
+
+    def _file(self, records: list[Record], ran: float) -> None:
+        """Add the harness's own time, shared by the batch, and write the records."""
+        now = time.perf_counter()
+        own, self._mark = (now - self._mark - ran) / len(records), now
+        for record in records:
+            self.ledger.add(_with_times(record, round(own, 6), len(records)))
+
+    def _record(
+        self, lane: Lane, prompt: Prompt, request: Request, line: Timeline, order: int, memory: tuple[int, int]
+    ) -> Record:
+        ids = request.sequence.output
+        return Record(
+            key=self._key(lane, prompt),
+            prompt_tokens=len(prompt.ids),
+            ids=ids,
+            text=self.llm.tokenizer.decode(ids),
+            finish=request.finish_reason or "",
+            line=line,
+            loop=find_loop(ids, request.stop_ids),
+            difference=self._difference(lane, prompt, ids),
+            error=request.error,
+            order=order,
+            peak_bytes=memory[0],
+            device_bytes=memory[1],
+        )
+
+    def _difference(self, lane: Lane, prompt: Prompt, ids: list[int]) -> Difference | None:
+        """For exact greedy methods: the first token that is not plain decoding's."""
+        plain = self.ledger.records.get(self._key(self.lanes[0], prompt))
+        comparable = lane.target and lane.method.exact and self.settings.temperature == 0
+        if plain is None or not comparable or plain.error is not None:
+            return None
+        return find_difference(self.llm.target.executor, prompt.ids, plain.ids, ids)
+
+    def _refused(self, lane: Lane, prompt: Prompt, room: int, order: int) -> Record:
+        why = f"the prompt has {len(prompt.ids)} tokens, but the context holds {room}"
+        return Record(self._key(lane, prompt), len(prompt.ids), [], "", "error", Timeline(), error=why, order=order)
+
+    def _key(self, lane: Lane, prompt: Prompt) -> Key:
+        return self._key_of(lane, prompt.question, prompt.turn)
+
+    def _key_of(self, lane: Lane, question: Question, turn: int) -> Key:
+        return Key(question.task, question.id, turn, lane.label, self.settings.key)
+
+
+def _with_times(record: Record, harness: float, mates: int) -> Record:
+    return replace(record, harness=harness, mates=mates, time=round(time.time(), 3))
+
+
+def wanted(lane: Lane, question: Question) -> bool:
+    """Lanes that stand for quality alone answer only what can be scored."""
+    return bool(question.scorer) or not lane.scored_only
+
+
+def rotated(lanes: list[Lane], number: int) -> list[Lane]:
+    """Plain first, then the others, beginning one further on at every question."""
+    plain, others = lanes[:1], lanes[1:]
+    shift = number % len(others) if others else 0
+    return plain + others[shift:] + others[:shift]
+
+
+def groups(questions: list[Question], size: int) -> Iterator[list[Question]]:
+    for begin in range(0, len(questions), size):
+        yield questions[begin : begin + size]

@@ -1,0 +1,107 @@
+"""Scorers: from the text of an answer to its final answer and whether that is right.
+
+`number` compares the last number, `letter` the chosen letter, `code` runs unit tests in a sandbox. A scorer knows the
+text and the reference, never the method that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..errors import unknown_name
+from .quality import Score
+from .questions import Question
+from .records import Key, Record
+from .sandbox import passes
+
+Scorer = Callable[[Question, str], Score]
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+CHOSEN = re.compile(r"\b(?:answer|choice|option)\s*(?:is|:)?\s*\(?\*{0,2}([A-H])\b", re.IGNORECASE)
+LETTER = re.compile(r"(?:^|[\s(*\"'])([A-H])(?=[\s.):,*\"']|$)")
+
+
+def number(question: Question, text: str) -> Score:
+    """The number behind `####` or `answer is`, else the last one."""
+    for mark in ("####", "answer is", "answer:"):
+        if mark in text.lower():
+            tail = text[text.lower().rindex(mark) + len(mark) :]
+            if found := NUMBER.search(tail):
+                return _number(found[0], question.reference)
+    numbers = NUMBER.findall(text)
+    return _number(numbers[-1], question.reference) if numbers else Score(None, False)
+
+
+def _number(found: str, reference: str) -> Score:
+    value = float(found.replace(",", ""))
+    return Score(f"{value:g}", abs(value - float(reference.replace(",", ""))) < 1e-6)
+
+
+def letter(question: Question, text: str) -> Score:
+    """The letter that is called the answer, else the first one that stands by itself."""
+    found = CHOSEN.search(text) or LETTER.search(text)
+    if found is None:
+        return Score(None, False)
+    return Score(found[1].upper(), found[1].upper() == question.reference)
+
+
+def code(question: Question, text: str) -> Score:
+    """Whether the unit tests pass; that is the final answer too, since programs differ in a thousand ways."""
+    block = FENCE.search(text)
+    program = block[1] if block is not None else text
+    if question.stem and not re.search(r"^def ", program, re.MULTILINE):
+        program = question.stem + program  # only the body was written
+    elif question.stem:
+        program = _imports(question.stem) + program
+    correct = passes(f"{program}\n\n{question.reference}\n")
+    return Score("pass" if correct else "fail", correct)
+
+
+def _imports(stem: str) -> str:
+    return "".join(f"{line}\n" for line in stem.split("\n") if line.startswith(("import ", "from ")))
+
+
+SCORERS: dict[str, Scorer] = {"number": number, "letter": letter, "code": code}
+
+
+def score(question: Question, text: str) -> Score:
+    """Mark one answer."""
+    if question.scorer not in SCORERS:
+        raise unknown_name("scorer", question.scorer, SCORERS)
+    return SCORERS[question.scorer](question, text)
+
+
+def score_all(
+    records: Iterable[Record], questions: Iterable[Question], path: Path, progress: Callable[[], None] = lambda: None
+) -> dict[Key, Score]:
+    """Marks of the last turn of all scored questions; kept in a file, so that nothing is marked twice."""
+    known = read_scores(path)
+    by_name = {(question.task, question.id): question for question in questions if question.scorer}
+    with path.open("a", encoding="utf-8") as file:
+        for record in records:
+            question = by_name.get(record.key[:2])
+            if question is None or record.key in known or record.error or record.key.turn != len(question.turns) - 1:
+                continue
+            mark = known[record.key] = score(question, record.text)
+            file.write(json.dumps([*record.key, mark.answer, mark.correct]) + "\n")
+            file.flush()
+            progress()
+    return known
+
+
+def read_scores(path: Path) -> dict[Key, Score]:
+    """The marks in a file; half a line at its end, left by a kill, is no mark."""
+    if not path.exists():
+        return {}
+    found = {}
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            *key, answer, correct = json.loads(line)
+        except ValueError:
+            continue
+        found[Key(*key)] = Score(answer, correct)
+    return found

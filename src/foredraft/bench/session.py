@@ -1,0 +1,165 @@
+"""`foredraft bench` from its options to its document: load, measure what is missing, mark, sum up.
+
+It owns the order of things and no arithmetic; whoever calls it decides what to print.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from ..models import DEFAULT
+from ..models import Progress as LoadProgress
+from ..provenance import provenance, write_json
+from ..recipes import LLM
+from ..recipes.loading import Place
+from . import folder as files
+from .entries import ALL, Entry, every_method, parse
+from .lanes import Lane, make_lanes
+from .ledger import Ledger
+from .machine import copy_bandwidth, weight_bytes
+from .records import Record
+from .rows import Floor, table
+from .run import Progress, Runner
+from .scoring import score_all
+from .settings import Settings
+from .tasks import Loaded, find_tasks, load
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the user asked for."""
+
+    model: str = DEFAULT
+    methods: str = ALL
+    tasks: str = ""  # "" = Spec-Bench where there is a data folder, else our own prompts
+    data: Path | None = None
+    out: Path | None = None
+    limit: int | None = None
+    temperature: float = 0.0
+    batch_size: int = 1
+    seed: int = 0
+    max_new_tokens: int = 128
+    max_length: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    forget: bool = False
+
+    def entries(self) -> list[Entry]:
+        return every_method() if self.methods == ALL else parse(self.methods)
+
+    def load_tasks(self) -> list[Loaded]:
+        if self.data is not None and not self.data.is_dir():
+            raise UsageError(f"--data {self.data} is not a folder")
+        names = self.tasks or ("spec-bench" if self.data is not None else "own")
+        wanted = find_tasks([name.strip() for name in names.split(",") if name.strip()])
+        if not wanted:
+            raise UsageError("--tasks is empty; name tasks or groups, or leave it out")
+        return [load(task, self.data, self.limit) for task in wanted]
+
+    def settings(self) -> Settings:
+        place = Place(self.dtype, self.device, self.batch_size, self.max_length)
+        return Settings(
+            model=self.model,
+            dtype=place.dtype_name(),
+            device=place.torch_device().type,
+            temperature=self.temperature,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            max_new_tokens=self.max_new_tokens,
+            max_length=self.max_length,
+            forget=self.forget,
+            threads=torch.get_num_threads(),
+        )
+
+    def name(self) -> str:
+        """A folder name for whoever gives none: the same order gets the same one."""
+        value = {name: str(option) for name, option in asdict(self).items()}
+        return "bench-" + hashlib.sha256(repr(sorted(value.items())).encode()).hexdigest()[:10]
+
+
+def _silent(message: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """Who listens while a run goes on."""
+
+    say: Callable[[str], None] = _silent  # one line for a person
+    loading: LoadProgress | None = None
+    progress: Progress = field(default=lambda done, total, what: None)
+
+
+def run_bench(order: Order, ears: Ears | None = None) -> dict[str, Any]:
+    """Measure, mark, sum up; returns the document that is printed last."""
+    ears = ears or Ears()
+    entries, tasks, settings = order.entries(), order.load_tasks(), order.settings()  # errors before a model is loaded
+    folder = files.choose(order.out, order.name())
+    llm = LLM(
+        order.model, "plain", dtype=settings.dtype, device=settings.device, batch_size=settings.batch_size,
+        max_length=settings.max_length, progress=ears.loading,
+    )  # fmt: skip
+    lanes = make_lanes(llm, entries, ears.say if order.methods == ALL else None)
+    run = _open(folder, settings, lanes, tasks, llm)
+    with Ledger(folder / files.RECORDS) as ledger:
+        if ledger.records:
+            ears.say(f"{len(ledger.records)} answers of {folder} are kept")
+        runner = Runner(llm, lanes, settings, ledger, ears.progress)
+        runner.warm_up()
+        runner.run(tasks)
+        records = list(ledger.records.values())
+    questions = [question for task in tasks for question in task.questions]
+    ears.say("marking scored answers")
+    scores = score_all(records, questions, folder / files.SCORES)
+    floor = Floor(**run["floor"])
+    document = {
+        "rows": table(records, scores, floor),
+        "settings": asdict(settings),
+        "methods": [lane.describe() for lane in lanes],
+        "differences": differences(records),
+        "errors": [{**r.key._asdict(), "error": r.error} for r in records if r.error is not None],
+        "overhead_share": overhead(records),
+        "floor": run["floor"],
+        "out": str(folder),
+    }
+    write_json(folder / files.SUMMARY, document)
+    return document
+
+
+def _open(folder: Path, settings: Settings, lanes: list[Lane], tasks: list[Loaded], llm: LLM) -> dict[str, Any]:
+    """Open the folder before anything is measured; returns its run.json."""
+    executor = llm.target.executor
+    hashes = {task.task.name: task.sha256 for task in tasks}
+    run = {
+        "kind": "run",
+        "settings": asdict(settings),
+        "methods": [lane.describe() for lane in lanes],
+        "tasks": hashes,
+        "floor": {"bandwidth": copy_bandwidth(executor.device), "weights": weight_bytes(executor)},
+        "executor": executor.name,
+    }
+    files.open_run(folder, run)
+    files.note_session(folder, provenance(seed=settings.seed, data=hashes))
+    return files.read(folder / files.RUN) or run
+
+
+def differences(records: list[Record]) -> list[dict[str, Any]]:
+    """Every place where an exact greedy method did not write what plain decoding wrote."""
+    found = []
+    for record in records:
+        if record.difference is not None:
+            found.append({**record.key._asdict(), **asdict(record.difference)})
+    return found
+
+
+def overhead(records: list[Record]) -> float:
+    """The benchmark's own share of the time in which answers were written."""
+    own, engine = sum(r.harness for r in records), sum(sum(r.line.seconds) for r in records)
+    return own / (own + engine) if own + engine else 0.0

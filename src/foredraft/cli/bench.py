@@ -1,0 +1,168 @@
+"""`foredraft bench`: measure methods, the engine alone and other engines, and make a report of what was measured.
+
+The last line on stdout is one JSON document; `--json` leaves nothing else there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from ..errors import ForedraftError, UsageError
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..bench.session import Ears
+
+
+class RunByDefault(TyperGroup):
+    """`foredraft bench --limit 2` means `foredraft bench run --limit 2`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        asked = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        unknown = bool(args) and not args[0].startswith("-")
+        return super().parse_args(ctx, args if asked or unknown else ["run", *args])
+
+
+bench = typer.Typer(
+    cls=RunByDefault,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure methods against plain decoding (run, the default), the engine alone, and other engines.",
+)
+
+Data = Annotated[Path | None, typer.Option(envvar="FOREDRAFT_DATA", help="Folder with published tasks.")]
+Tasks = Annotated[str, typer.Option(help="Tasks or groups: own, spec-bench, eagle, quality, arc, text, or single names.")]
+Methods = Annotated[str, typer.Option(help="a,b:option=value,c; options: shape, rule, drafter, length.")]
+Limit = Annotated[int | None, typer.Option(help="Questions a task, evenly spread.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for records; an unfinished run in it is continued.")]
+BatchSize = Annotated[int, typer.Option(help="Questions that are answered at a time.")]
+Seed = Annotated[int, typer.Option(help="Seed of all sampling.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@bench.command()
+def run(
+    model: o.Model = o.DEFAULT_MODEL,
+    methods: Methods = "all",
+    tasks: Tasks = "",
+    data: Data = None,
+    limit: Limit = None,
+    temperature: o.Temperature = 0.0,
+    batch_size: BatchSize = 1,
+    seed: Seed = 0,
+    max_new_tokens: o.MaxNewTokens = 128,
+    max_length: o.MaxLength = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    forget: Annotated[bool, typer.Option("--forget", help="Fresh drafters for every question.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> int:
+    """Measure methods and plain decoding in turns, question by question."""
+    from ..bench.session import Order, run_bench  # only whoever measures waits for these
+
+    order = Order(
+        model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, temperature=temperature,
+        batch_size=batch_size, seed=seed, max_new_tokens=max_new_tokens, max_length=max_length, dtype=dtype,
+        device=device, forget=forget,
+    )  # fmt: skip
+    with listening() as ears:
+        document = run_bench(order, ears)
+    if not as_json:
+        show(document, f"{model} {document['settings']['dtype']}, T={temperature:g}, against plain decoding")
+    return finish(document)
+
+
+@contextmanager
+def listening() -> Iterator[Ears]:
+    """Progress on stderr; an interrupted run says how to go on."""
+    from ..bench import terminal
+    from ..bench.session import Ears
+
+    loading = o.LoadingBar()
+    bar = terminal.Bar(o.errors)
+    stopped = False
+
+    def progress(done: int, total: int, what: str) -> None:
+        nonlocal stopped
+        if not stopped:  # two live displays cannot share a terminal
+            loading.progress.stop()
+            bar.progress.start()
+            stopped = True
+        bar(done, total, what)
+
+    try:
+        with loading:
+            yield Ears(lambda text: o.errors.print(text, style="dim", markup=False), loading, progress)
+    except KeyboardInterrupt:
+        raise ForedraftError("interrupted; the same command goes on where it stopped") from None
+    finally:
+        bar.progress.stop()
+
+
+def show(document: dict[str, Any], title: str) -> None:
+    """The tables of a document."""
+    from ..bench import terminal
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    rows, width = document["rows"], console.width
+    for table in (terminal.speed_table(rows, title, width), terminal.task_table(rows), terminal.quality_table(rows)):
+        if table is not None:
+            console.print(table)
+    console.print(f"records and provenance: {document['out']}", markup=False, highlight=False)
+
+
+def finish(document: dict[str, Any]) -> int:
+    """The last line."""
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def numbers(text: str, kind: type, option: str) -> tuple[Any, ...]:
+    try:
+        found = tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if not found:
+        raise UsageError(f"{option} takes numbers with commas between them, not {text!r}")
+    return found
+
+
+@bench.command()
+def engine(
+    shape: Annotated[str, typer.Option(help="Model shape: smollm2, llama-1b, llama-8b, llama-70b.")] = "smollm2",
+    rate: Annotated[str, typer.Option(help="Chance that a drafted token is right; several with commas.")] = "0.6,0.8",
+    length: Annotated[str, typer.Option(help="Tokens drafted per round; several with commas.")] = "3,7",
+    context: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
+    max_new_tokens: o.MaxNewTokens = 128,
+    batch_size: BatchSize = 1,
+    rounds: Annotated[int, typer.Option(help="Times that everything is measured, in turns.")] = 5,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> int:
+    """Measure the engine alone: random weights of a named shape, drafts of a set acceptance rate."""
+    from ..bench.synthetic import EngineOrder, run_engine
+
+    order = EngineOrder(
+        shape, numbers(rate, float, "--rate"), numbers(length, int, "--length"), context, max_new_tokens, batch_size,
+        rounds, dtype, device, seed, out,
+    )  # fmt: skip
+    with listening() as ears:
+        document = run_engine(order, ears.progress)
+    if not as_json:
+        show(document, f"engine alone, shape {shape} {document['settings']['dtype']}")
+        passes = [f"{p['rows']}: {p['ms']:.1f} ms" for p in document["passes"]]
+        print("one pass over n rows  " + "  ".join(passes))
+    return finish(document)

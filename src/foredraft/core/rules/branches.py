@@ -1,0 +1,89 @@
+"""Trees that start from several tokens of the target's own (Lu et al. 2024).
+
+best-branch, as published: every first-level child is a draw of the target (or one of its likeliest tokens) with a
+drafted tail below it; all tails are tested, and the branch whose tail is accepted furthest wins. LOSSY: picking the
+longest tail bends the law of the first token. one-branch is the exact use of the same tree: the target draws one first
+token, and only the tail below it is tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain, repeat
+
+import torch
+
+from ...types import Reason, TreeVerdict, Verdict
+from ..ahead import rolled_ahead
+from ..dice import Purpose
+from .base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
+from .matching import solve_match, solve_match_batch
+from .opinion import solve_standard, solve_standard_batch
+from .rejection import ratio, walk_ahead
+from .walk import Node, NodeBatch, Step, StepBatch, walk
+from .whole import deepest, drawn_from, finish, finish_batch, ratio_batch
+
+
+def solve_one_branch(node: Node) -> Step:
+    """The first token is the target's own draw, later ones pass the standard test for their kind."""
+    return solve_match(node) if node.index < 0 else solve_standard(node)
+
+
+def verify_one_branch_batch(case: BatchCase) -> Verdict:
+    solvers = chain([solve_match_batch], repeat(solve_standard_batch))  # one call per level
+
+    def solve(node: NodeBatch) -> StepBatch:
+        return next(solvers)(node)
+
+    return walk_ahead(solve, case)
+
+
+def verify_best_branch(case: TreeCase) -> TreeVerdict:
+    tree, best = case.tree, -1
+    depth = {-1: 0}
+    for parent in range(-1, len(tree.token)):
+        for node in tree.children(parent) if parent in depth else []:
+            token = tree.token[node]
+            prob = 1.0 if parent < 0 else ratio(case.target(parent + 1)[token], drawn_from(case, node)[token])
+            if case.roll.flip(prob, Purpose.ACCEPT, node):
+                depth[node] = depth[parent] + 1
+                best = node if depth[node] > depth[best] else best
+    return finish(case, best, [Reason.RELAXED] * depth[best], tested=True)
+
+
+def verify_best_branch_batch(case: BatchCase) -> Verdict:
+    """Unlike a walk this reads every branch: that is its price."""
+    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    drafts = case.drafts
+    alive = torch.zeros((drafts.batch, drafts.width + 1), dtype=torch.bool, device=drafts.token.device)
+    alive[:, 0] = True
+    used = drafts.used()
+    for i in range(drafts.width):
+        row, node = drafts.parent[:, i] + 1, torch.full_like(drafts.length, i)
+        live = alive.gather(1, row[:, None])[:, 0] & used[:, i]
+        if live.device.type == "cpu" and not bool(live.any()):
+            continue
+        prob = torch.where(row == 0, 1.0, ratio_batch(case, row, node))
+        alive[:, i + 1] = live & case.dice.flip(prob, Purpose.ACCEPT, node)
+    reason = torch.full((drafts.batch, drafts.levels), int(Reason.RELAXED), device=drafts.token.device)
+    return finish_batch(case, deepest(case, alive), reason, tested=True)
+
+
+ONE_BRANCH = Rule(
+    name="one-branch",
+    summary="the target draws the first token, the tail below it passes p/q tests",
+    exact_for=pairs(EVERY_KIND),
+    verify=partial(walk, solve_one_branch),
+    verify_batch=verify_one_branch_batch,
+)
+
+BEST_BRANCH = Rule(
+    name="best-branch",
+    summary="of several branches begun by the target the one accepted furthest wins, as published (lossy)",
+    exact_for=frozenset(),
+    verify=verify_best_branch,
+    verify_batch=verify_best_branch_batch,
+    lossy=True,
+    reads_ahead=True,
+)

@@ -1,0 +1,115 @@
+"""Where a file came from: command, commit, versions, device, seed, data hash; written beside every artefact.
+
+It knows nothing of what the artefact is, and keeps no host name, user name or environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("foredraft", "torch", "transformers", "numpy", "tokenizers", "safetensors")
+
+
+def provenance(
+    *,
+    seed: int | None = None,
+    data: Mapping[str, str] | None = None,
+    argv: Iterable[str] | None = None,
+    packages: Iterable[str] = PACKAGES,
+    **more: Any,
+) -> dict[str, Any]:
+    """A record of this process; `data` maps a name to the sha256 of what was read, `more` is taken as it is."""
+    return {
+        "argv": list(sys.argv if argv is None else argv),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions(packages),
+        "device": device(),
+        "seed": seed,
+        "data": dict(data or {}),
+        **more,
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file that is either the old one or the whole new one, whatever happens meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def commit() -> str | None:
+    """The commit of the source tree that this package runs from, `+` behind it where files differ; None = no tree."""
+    here = Path(__file__).resolve().parent
+    head = _git(here, "rev-parse", "HEAD")
+    if head is None:
+        return None
+    return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no", ".") else "")
+
+
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device() -> dict[str, Any]:
+    """The processor, and the GPU if torch sees one."""
+    found: dict[str, Any] = {"cpu": cpu_model(), "cores": usable_cores()}
+    torch = sys.modules.get("torch")  # whoever did not need torch does not load it for this
+    if torch is not None:
+        found["threads"] = torch.get_num_threads()
+        if torch.cuda.is_available():
+            found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def cpu_model() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command; None where it fails or there is no git."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,77 @@
+"""Cutting and choosing drafts: what is left is a tree, its laws follow its nodes, and sources name the old nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foredraft.core.laws import TableLaws
+from foredraft.core.surgery import cut, keep, part
+from foredraft.core.tree import trees
+from foredraft.types import DraftBatch, Kind
+
+
+def random_batch(seed: int, batch: int = 3, nodes: int = 12) -> DraftBatch:
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(batch):
+        size = int(torch.randint(1, nodes, (), generator=generator))
+        parents = [int(torch.randint(-1, i, (), generator=generator)) if i else -1 for i in range(size)]
+        made.append((list(range(100, 100 + size)), parents))
+    drafts = trees(made, Kind.SAMPLED_WITHOUT_REPLACEMENT)
+    laws = torch.rand((batch, drafts.width + 1, 5), generator=generator)
+    return DraftBatch(**{f: getattr(drafts, f) for f in DraftBatch.__slots__} | {"laws": TableLaws(laws)})
+
+
+def closed(drafts: DraftBatch, seed: int) -> torch.Tensor:
+    """A random mask that holds every kept node's ancestors."""
+    mask = torch.rand(drafts.token.shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+    for b in range(drafts.batch):
+        for i, parent in enumerate(drafts.tree(b).parent):
+            if parent >= 0 and not mask[b, parent]:
+                mask[b, i] = False
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_kept_nodes_keep_their_place_in_the_tree(seed: int) -> None:
+    drafts = random_batch(seed)
+    mask = closed(drafts, seed)
+    left = keep(drafts, mask)
+    left.check()
+    assert left.source is not None
+    assert left.laws is not None
+    assert drafts.laws is not None
+    for b in range(drafts.batch):
+        before, after = drafts.tree(b), left.tree(b)
+        names = [i for i in range(len(before.token)) if mask[b, i]]
+        assert left.source[b, : len(names)].tolist() == names
+        assert after.token == [before.token[i] for i in names]
+        for new, old in enumerate(names):
+            above = before.parent[old]
+            assert after.parent[new] == (-1 if above < 0 else names.index(above))
+        for new, old in [(-1, -1), *enumerate(names)]:
+            row = torch.zeros(drafts.batch, dtype=torch.int64)
+            theirs = drafts.laws.at(row + old + 1).dense()[b]
+            assert torch.equal(left.laws.at(row + new + 1).dense()[b], theirs)
+            kept = [i for i in before.children(old) if mask[b, i]]
+            assert [names[i] for i in after.children(new)] == kept
+
+
+def test_a_cut_chain_has_fewer_levels() -> None:
+    drafts = trees([([1, 2, 3], [-1, 0, 1]), ([4, 5], [-1, 0])])
+    short = cut(drafts, [1, 5])
+    assert short.lengths() == (1, 2)
+    assert short.levels == 2
+    assert cut(drafts, [9, 9]) is drafts
+
+
+def test_a_part_is_those_sequences() -> None:
+    drafts = random_batch(3)
+    some = part(drafts, [2, 0])
+    assert some.laws is not None
+    assert drafts.laws is not None
+    for new, old in enumerate([2, 0]):
+        assert some.tree(new) == drafts.tree(old)
+        row = torch.tensor([1, 1])
+        assert torch.equal(some.laws.at(row).dense()[new], drafts.laws.at(torch.tensor([1, 1, 1])).dense()[old])
