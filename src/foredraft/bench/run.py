@@ -63,6 +63,18 @@ class Runner:
             follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
             lane.forget()
 
+    def complete(self, tasks: list[Loaded]) -> bool:
+        """Whether the ledger holds everything already."""
+        questions = [question for task in tasks for question in task.questions]
+        keys = (
+            self._key_of(lane, question, turn)
+            for lane in self.lanes
+            for question in questions
+            if wanted(lane, question)
+            for turn in range(len(question.turns))
+        )
+        return all(key in self.ledger for key in keys)
+
     def run(self, tasks: list[Loaded]) -> None:
         """Measure whatever of these tasks the ledger does not hold yet."""
         questions = [question for task in tasks for question in task.questions]

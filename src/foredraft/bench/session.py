@@ -112,8 +112,9 @@ def run_bench(order: Order, ears: Ears | None = None) -> dict[str, Any]:
         if ledger.records:
             ears.say(f"{len(ledger.records)} answers of {folder} are kept")
         runner = Runner(llm, lanes, settings, ledger, ears.progress)
-        runner.warm_up()
-        runner.run(tasks)
+        if not runner.complete(tasks):
+            runner.warm_up()
+            runner.run(tasks)
         records = list(ledger.records.values())
     questions = [question for task in tasks for question in task.questions]
     ears.say("marking scored answers")

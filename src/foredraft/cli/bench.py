@@ -166,3 +166,34 @@ def engine(
         passes = [f"{p['rows']}: {p['ms']:.1f} ms" for p in document["passes"]]
         print("one pass over n rows  " + "  ".join(passes))
     return finish(document)
+
+
+@bench.command()
+def peers(
+    model: o.Model = o.DEFAULT_MODEL,
+    methods: Methods = "prompt-lookup,suffix",
+    engines: Annotated[str, typer.Option(help="Other engines to measure.")] = "transformers,llama.cpp,openvino,vllm",
+    tasks: Tasks = "",
+    data: Data = None,
+    limit: Limit = None,
+    max_new_tokens: o.MaxNewTokens = 128,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    draft_layers: Annotated[int, typer.Option(help="Layers of the small model of assisted decoding; 0 = a third.")] = 0,
+    vllm_python: Annotated[str | None, typer.Option(help="Interpreter of an environment that has vLLM.")] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> int:
+    """Measure other engines beside ours, in turns, on the same ids; greedy, one prompt at a time."""
+    from ..bench.peers.compare import PeerOrder, run_peers
+    from ..bench.session import Order
+
+    order = Order(
+        model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, max_new_tokens=max_new_tokens,
+        dtype=dtype, device=device,
+    )  # fmt: skip
+    with listening() as ears:
+        document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python), ears)
+    if not as_json:
+        show(document, f"{model} {document['settings']['dtype']}, greedy, against {document['baseline']}")
+    return finish(document)

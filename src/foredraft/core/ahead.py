@@ -57,6 +57,9 @@ class AheadDice:
     def choose(self, index: Tensor) -> Dice:
         return self.dice.choose(index)
 
+    def to(self, device: torch.device) -> Dice:
+        return self.dice.to(device)
+
 
 def rolled_ahead(dice: Dice, nodes: int) -> Dice:
     """The same dice, faster for a round with that many drafted nodes."""

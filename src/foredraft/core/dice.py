@@ -49,6 +49,9 @@ class Dice(Protocol):
     def choose(self, index: Tensor) -> Dice:
         """The dice of a part of the batch."""
 
+    def to(self, device: torch.device) -> Dice:
+        """The same dice on another device."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedDice:
@@ -56,7 +59,7 @@ class KeyedDice:
 
     seed: Tensor  # [B] int64
     round: Tensor  # [B] int64, verification rounds so far
-    position: Tensor  # [B] int64, tokens committed, i.e. the absolute position of the root's successor
+    position: Tensor  # [B] int64, absolute position of the root; depth d lies d behind it
 
     def uniform(self, counter: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
         """[B] float64 in [0, 1)."""
@@ -73,3 +76,6 @@ class KeyedDice:
 
     def choose(self, index: Tensor) -> KeyedDice:
         return KeyedDice(self.seed[index], self.round[index], self.position[index])
+
+    def to(self, device: torch.device) -> KeyedDice:
+        return KeyedDice(self.seed.to(device), self.round.to(device), self.position.to(device))

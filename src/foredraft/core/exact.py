@@ -50,6 +50,9 @@ class ExactDice:
     def choose(self, index: Tensor) -> ExactDice:
         return self
 
+    def to(self, device: torch.device) -> ExactDice:
+        return self
+
     def _roll(self, options: list[tuple[int, float]]) -> int:
         options = [(outcome, p) for outcome, p in options if p > 0]
         if len(options) == 1:

@@ -4,9 +4,9 @@ Every drafted token has an estimate of the chance that it will be committed; the
 estimates never rise along a path, so the best ones are prefixes of the chains, or trees without their lower parts.
 
 What may the estimate of a token look at? A token that is dropped is replaced by a fresh draw of the target, so at
-temperature > 0 its fate must not depend on what it is (DESIGN law 5). The published score does: it is the product of the
-tokens' own draft probabilities. The shifted score takes the largest probability of the token's law in place of its own
-and is exact. Trees are cut by value, which looks at tokens; what is left of them counts as CHOSEN.
+temperature > 0 its fate must not depend on what it is (DESIGN law 5). The published score does: it is the product of
+the tokens' own draft probabilities. The shifted score takes the largest probability of the token's law in place of its
+own and is exact. Trees are cut by value, which looks at tokens; what is left of them counts as CHOSEN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..types import DraftBatch, Kind
-from .tree import reorder
+from .surgery import keep
 
 NEVER = -float("inf")
 
@@ -142,18 +142,10 @@ def _below(parents: Seq[int], node: int) -> list[int]:
     return [i for i, parent in enumerate(parents) if parent == node]
 
 
-def keep_nodes(drafts: DraftBatch, keep: Tensor) -> DraftBatch:
-    """The trees without the nodes that `keep` [B, N] leaves out; it must hold every kept node's ancestors.
+def keep_best(drafts: DraftBatch, capacity: int) -> DraftBatch:
+    """The trees cut down to `best_nodes`.
 
     Which tokens are left depends on what they are, so the result is CHOSEN whatever the drafts were (DESIGN law 5).
     """
-    keep = keep & drafts.used()
-    front = (~keep).to(torch.int8).sort(dim=1, stable=True).indices
-    moved = reorder(drafts, front)
-    kept, length = keep.gather(1, front), keep.sum(dim=1)
-    elder = (moved.parent[:, :, None] == moved.parent[:, None, :]) & (moved.order[:, None, :] < moved.order[:, :, None])
-    order = (elder & kept[:, None, :]).sum(dim=2)
-    host = None if drafts.token.device.type != "cpu" else tuple(length.tolist())
-    return replace(
-        moved, order=order, length=length, kind=Kind.CHOSEN, node_kind=None, multiplicity=None, lengths_host=host
-    )
+    left = keep(drafts, best_nodes(drafts, capacity))
+    return replace(left, kind=Kind.CHOSEN, node_kind=None, multiplicity=None)

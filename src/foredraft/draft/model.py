@@ -61,7 +61,7 @@ class ModelDrafter(QuietDrafter):
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         stepper = ModelStepper(self.executor, slots, [s.tokens for s in sequences], block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
-        drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
+        drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice.to(self.executor.device))
         self._read |= {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
         return drafts
 

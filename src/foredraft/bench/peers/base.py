@@ -1,0 +1,95 @@
+"""What another engine has to do to be measured: answer ids with ids, and say when which tokens were out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import ForedraftError
+from ..timeline import Timeline
+
+NGRAM = 3  # longest n-gram that lookups of all engines match
+LOOKUP_TOKENS = 10  # tokens that lookups of all engines draft
+ASSISTED_TOKENS = 5  # tokens that draft models of all engines draft
+
+
+class Absent(ForedraftError):
+    """An engine that is not installed here, or cannot run this model; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all engines are given alike."""
+
+    model: str  # as the user named it
+    folder: Path  # the Hugging Face folder
+    gguf: Callable[[], Path]  # the GGUF file, fetched where needed; raises Absent where there is none
+    dtype: str
+    device: str
+    threads: int
+    context: int  # tokens that a prompt and its answer take at most
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    draft_layers: int  # of the target, as the small model of assisted decoding
+    vllm_python: str | None = None  # interpreter of an environment with vLLM; None = this one
+
+
+@dataclass(slots=True)
+class Answer:
+    """Ids, and for every time that some came out: seconds since the request began, and how many."""
+
+    ids: list[int] = field(default_factory=list)
+    times: list[tuple[float, int]] = field(default_factory=list)
+
+    def take(self, seconds: float, tokens: list[int]) -> None:
+        self.ids += tokens
+        self.times.append((seconds, len(tokens)))
+
+    def cut(self, stop_ids: frozenset[int], limit: int) -> Answer:
+        """The answer up to and with the first stop token, as every engine is counted."""
+        end = next((i for i, token in enumerate(self.ids, 1) if token in stop_ids), len(self.ids))
+        kept, left = Answer(), min(end, limit)
+        for seconds, count in self.times:
+            if left > 0:
+                kept.take(seconds, self.ids[len(kept.ids) : len(kept.ids) + min(count, left)])
+                left -= count
+        return kept
+
+    def timeline(self) -> Timeline:
+        """As the passes of our own engine are written down; the time to the first token is all prefill."""
+        line, last = Timeline(), 0.0
+        for seconds, count in self.times:
+            line.seconds.append(seconds - last)
+            line.emitted.append(count)
+            last = seconds
+        none = [0] * len(self.times)
+        line.draft, line.verify = [0.0] * len(none), [0.0] * len(none)
+        line.drafted, line.depth = list(none), list(none)
+        line.accepted = [max(0, count - 1) for count in line.emitted]
+        if self.times:
+            line.ttft = line.prefill = self.times[0][0]
+            line.prefill_tokens = self.times[0][1]
+        return line
+
+
+class Peer(Protocol):
+    """One way of decoding of one engine, loaded and ready."""
+
+    name: str  # such as "transformers-lookup"
+    weights: str  # the form of the weights that it computes with
+
+    def answer(self, prompt: list[int]) -> Answer:
+        """Greedy decoding of one prompt."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+def require(package: str, module: str) -> None:
+    """Raise `Absent` where a package is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise Absent(f"{package} is not installed (pip install {package})")

@@ -1,0 +1,205 @@
+"""`foredraft bench peers`: our engine and others answer the same ids in turns, cut at the same stop, counted by ids.
+
+Decoding is greedy. Every engine gets the same number of threads and a moment of silence before its turn, so that
+threads of the one before have gone to sleep. Prefill is the time to the first token; decoding is everything after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ForedraftError, UsageError, unknown_name
+from ...models import MODELS, source_file
+from ...provenance import PACKAGES, provenance, write_json
+from ...recipes import LLM
+from .. import folder as files
+from ..entries import PLAIN, Entry, parse
+from ..lanes import make_lane, make_lanes
+from ..ledger import Ledger
+from ..loops import find_loop
+from ..questions import Question
+from ..records import Key, Record
+from ..rows import table
+from ..session import Ears, Order
+from ..settings import Settings
+from ..tasks import Loaded
+from . import llamacpp, openvino, transformers, vllm
+from .base import Absent, Answer, Job, Peer
+from .ours import OwnPeer
+
+SILENCE = 0.25  # seconds
+WARM_UP_ANSWERS = 2
+ENGINES: dict[str, Callable[[Job], Any]] = {
+    "transformers": transformers.peers,
+    "llama.cpp": llamacpp.peers,
+    "openvino": openvino.peers,
+    "vllm": vllm.peers,
+}
+BASELINE = "transformers"
+VERSIONS = (*PACKAGES, "cyllama", "openvino-genai", "openvino")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOrder:
+    """What is to be compared; `order` names model, tasks, limits and our own methods."""
+
+    order: Order
+    engines: str = ",".join(ENGINES)
+    draft_layers: int = 0  # 0 = a third of the target's
+    vllm_python: str | None = None
+
+    def names(self) -> list[str]:
+        found = [name.strip() for name in self.engines.split(",") if name.strip()]
+        for name in found:
+            if name not in ENGINES:
+                raise unknown_name("engine", name, ENGINES)
+        if self.order.temperature > 0 or self.order.batch_size != 1:
+            raise UsageError("engines are compared at temperature 0 and batch size 1")
+        return found
+
+
+def run_peers(asked: PeerOrder, ears: Ears | None = None) -> dict[str, Any]:
+    """Compare; returns the document that is printed last."""
+    ears, order, names = ears or Ears(), asked.order, asked.names()
+    entries, tasks, settings = order.entries(), order.load_tasks(), order.settings()
+    folder = files.choose(order.out, order.name().replace("bench", "peers"))
+    llm = LLM(order.model, PLAIN, dtype=settings.dtype, device=settings.device, progress=ears.loading)
+    prompts = _prompts(llm, tasks, settings)
+    job = _job(asked, llm, settings, max(len(ids) for _, ids in prompts))
+    peers, missing = _gather(llm, job, entries, names, ears)
+    try:
+        hashes = {task.task.name: task.sha256 for task in tasks}
+        labels = [{"label": peer.name, "weights": peer.weights} for peer in peers]
+        run = {"kind": "peers", "settings": asdict(settings), "methods": labels, "tasks": hashes, "floor": {}}
+        files.open_run(folder, run | {"missing": missing})
+        files.note_session(folder, provenance(seed=settings.seed, data=hashes, packages=VERSIONS))
+        with Ledger(folder / files.RECORDS) as ledger:
+            _measure(peers, prompts, settings, ledger, job, ears)
+            records = list(ledger.records.values())
+    finally:
+        for peer in peers:
+            peer.close()
+    baseline = BASELINE if any(peer.name == BASELINE for peer in peers) else peers[0].name
+    document = {
+        "rows": table(records, baseline=baseline),
+        "baseline": baseline,
+        "engines": labels,
+        "missing": missing,
+        "settings": asdict(settings),
+        "out": str(folder),
+    }
+    write_json(folder / files.SUMMARY, document)
+    return document
+
+
+def _prompts(llm: LLM, tasks: list[Loaded], settings: Settings) -> list[tuple[Question, list[int]]]:
+    """First turns only: a second turn would need one engine's answer for all."""
+    room = llm.target.executor.max_length - settings.max_new_tokens
+    questions = [question for task in tasks for question in task.questions]
+    found = [(question, question.prompt(llm.tokenizer, 0, ())) for question in questions]
+    fitting = [(question, ids) for question, ids in found if len(ids) < room]
+    if not fitting:
+        raise UsageError("no prompt fits into the model's context; choose other tasks")
+    return fitting
+
+
+def _job(asked: PeerOrder, llm: LLM, settings: Settings, longest: int) -> Job:
+    model = asked.order.model
+
+    def gguf() -> Path:
+        if model in MODELS and MODELS[model].format == "gguf":
+            return source_file(model)
+        if model.endswith(".gguf"):
+            return Path(model).expanduser()
+        raise Absent(f"model {model!r} has no GGUF file")
+
+    return Job(
+        model=model,
+        folder=llm.target.folder,
+        gguf=gguf,
+        dtype=settings.dtype,
+        device=settings.device,
+        threads=torch.get_num_threads(),
+        context=longest + settings.max_new_tokens + 16,
+        max_new_tokens=settings.max_new_tokens,
+        stop_ids=llm.target.eos_ids,
+        draft_layers=asked.draft_layers or max(1, llm.target.executor.num_layers // 3),
+        vllm_python=asked.vllm_python,
+    )
+
+
+def _gather(
+    llm: LLM, job: Job, entries: list[Entry], names: list[str], ears: Ears
+) -> tuple[list[Peer], dict[str, str]]:
+    """Everyone who can take part, and why the others cannot."""
+    lenient = ears.say
+    lanes = [make_lane(llm, Entry(PLAIN)), *make_lanes(llm, entries, lenient)[1:]]
+    peers: list[Peer] = [OwnPeer(llm, lane, job.max_new_tokens) for lane in lanes if lane.target]
+    missing = {}
+    for name in names:
+        try:
+            peers += ENGINES[name](job)
+        except Absent as reason:
+            missing[name] = str(reason)
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+        if name in missing:
+            ears.say(f"{name} is left out: {missing[name]}")
+    return peers, missing
+
+
+def _measure(
+    peers: list[Peer],
+    prompts: list[tuple[Question, list[int]]],
+    settings: Settings,
+    ledger: Ledger,
+    job: Job,
+    ears: Ears,
+) -> None:
+    _warm_up(peers, prompts[0][1])
+    done = 0
+    for number, (question, ids) in enumerate(prompts):
+        shift = number % len(peers)
+        for order, peer in enumerate(peers[shift:] + peers[:shift]):
+            key = Key(question.task, question.id, 0, peer.name, settings.key)
+            if key not in ledger:
+                time.sleep(SILENCE)
+                ledger.add(_record(key, ids, _ask(peer, ids).cut(job.stop_ids, job.max_new_tokens), order, job))
+            done += 1
+            ears.progress(done, len(prompts) * len(peers), f"{question.task} {peer.name}")
+
+
+def _warm_up(peers: list[Peer], ids: list[int]) -> None:
+    for peer in peers:
+        for _ in range(WARM_UP_ANSWERS):
+            _ask(peer, ids[: len(ids) // 2 + 1])
+        if isinstance(peer, OwnPeer):
+            peer.close()  # forgets what it saw
+
+
+def _ask(peer: Peer, ids: list[int]) -> Answer:
+    try:
+        return peer.answer(list(ids))
+    except (RuntimeError, ValueError) as error:
+        raise ForedraftError(f"{peer.name} failed: {error}") from None
+
+
+def _record(key: Key, prompt: list[int], answer: Answer, order: int, job: Job) -> Record:
+    stopped = bool(answer.ids) and answer.ids[-1] in job.stop_ids
+    return Record(
+        key,
+        prompt_tokens=len(prompt),
+        ids=answer.ids,
+        text="",
+        finish="stop" if stopped else "length",
+        line=answer.timeline(),
+        loop=find_loop(answer.ids, job.stop_ids),
+        order=order,
+        time=round(time.time(), 3),
+    )

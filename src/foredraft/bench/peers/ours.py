@@ -1,0 +1,29 @@
+"""Our own engine as one of the peers: the lanes of `foredraft bench`, timed the way the others are."""
+
+from __future__ import annotations
+
+from ...recipes import LLM
+from ...types import SamplingParams
+from ..lanes import Lane
+from ..timeline import follow
+from .base import Answer
+
+
+class OwnPeer:
+    """One lane; its drafter keeps what it wrote itself."""
+
+    def __init__(self, llm: LLM, lane: Lane, max_new_tokens: int) -> None:
+        self.name, self.weights = f"foredraft-{lane.label}", llm.target.dtype
+        self._llm, self._lane, self._limit = llm, lane, max_new_tokens
+
+    def answer(self, prompt: list[int]) -> Answer:
+        request = self._llm.request(prompt, SamplingParams(max_new_tokens=self._limit), self._lane.method)
+        line = follow(self._lane.engine, [request])[0]
+        answer, seconds, output = Answer(), 0.0, request.sequence.output
+        for took, count in zip(line.seconds, line.emitted, strict=True):
+            seconds += took
+            answer.take(seconds, output[len(answer.ids) : len(answer.ids) + count])
+        return answer
+
+    def close(self) -> None:
+        self._lane.forget()
