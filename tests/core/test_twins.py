@@ -48,7 +48,7 @@ def random_case(
     """
     rng = np.random.default_rng(seed)
     batch = 18 if seed % 4 == 2 else int(rng.integers(1, 8))
-    drafter = dirichlet(VOCAB, seed, 0.1)
+    drafter = dirichlet(VOCAB, seed, 0.1, support=6 if rule.name == "otm" else None)  # it lists all sets of draws
     target = mixed(drafter, dirichlet(VOCAB, seed + 1, 0.1), 0.6)
     dice = dice_of(seed, batch)
     drafts: list[Draft] = []

@@ -1,91 +1,39 @@
-"""Language models that are tables: a law for every prefix, worked out on first sight and then fixed."""
+"""Language models that are tables; they live in `foredraft.audit`, which runs on them too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from foredraft.audit.tables import (
+    G1_DRAFT,
+    G1_TARGET,
+    G2_DRAFT,
+    G2_TARGET,
+    G3_DRAFT,
+    G3_TARGET,
+    Array,
+    Prefix,
+    TableModel,
+    at_temperature_zero,
+    behind,
+    dirichlet,
+    fixed,
+    mixed,
+    rolled,
+)
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
-Prefix = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TableModel:
-    """A next-token law for every prefix. `work_out` must be a function of the prefix alone."""
-
-    vocab: int
-    work_out: Callable[[Prefix], Array]
-    _known: dict[Prefix, Array] = field(default_factory=dict, repr=False)
-
-    def next_law(self, prefix: Sequence[int] = ()) -> Array:
-        key = tuple(prefix)
-        if key not in self._known:
-            self._known[key] = self.work_out(key)
-        return self._known[key]
-
-    def joint(self, length: int, prefix: Prefix = ()) -> Array:
-        """Law of the next `length` tokens, one axis per token."""
-        if length == 0:
-            return np.ones(())
-        law = self.next_law(prefix)
-        return np.stack([law[v] * self.joint(length - 1, (*prefix, v)) for v in range(self.vocab)])
-
-
-def dirichlet(vocab: int, seed: int, alpha: float = 1.0, support: int | None = None) -> TableModel:
-    """Random laws; small `alpha` makes peaked ones, `support` leaves only so many tokens possible per prefix."""
-
-    def work_out(prefix: Prefix) -> Array:
-        rng = np.random.default_rng([seed, len(prefix), *prefix])
-        law = rng.dirichlet(np.full(vocab, alpha))
-        if support is not None:
-            law[rng.permutation(vocab)[support:]] = 0.0
-        law = np.maximum(law, 0.0)
-        return np.asarray(law / law.sum())
-
-    return TableModel(vocab, work_out)
-
-
-def fixed(law: Sequence[float]) -> TableModel:
-    """The same law whatever came before."""
-    array = np.array(law)
-    return TableModel(len(law), lambda prefix: array)
-
-
-def rolled(law: Sequence[float]) -> TableModel:
-    """`law` rolled to the right by the sum of the prefix: the context-dependent golden vector G3."""
-    array = np.array(law)
-    return TableModel(len(law), lambda prefix: np.roll(array, sum(prefix) % len(law)))
-
-
-def mixed(first: TableModel, second: TableModel, share: float) -> TableModel:
-    """`share` of the first model's laws and the rest of the second's: a target that likes its drafter."""
-
-    def work_out(prefix: Prefix) -> Array:
-        return share * first.next_law(prefix) + (1 - share) * second.next_law(prefix)
-
-    return TableModel(first.vocab, work_out)
-
-
-def behind(model: TableModel, text: Sequence[int], reach: int = 2) -> TableModel:
-    """The same model after `text`, of which it remembers the last `reach` tokens."""
-    return TableModel(model.vocab, lambda prefix: model.next_law((*text, *prefix)[-reach:]))
-
-
-def at_temperature_zero(model: TableModel) -> TableModel:
-    """The point mass at the argmax of another model's laws."""
-
-    def work_out(prefix: Prefix) -> Array:
-        law = np.zeros(model.vocab)
-        law[model.next_law(prefix).argmax()] = 1.0
-        return law
-
-    return TableModel(model.vocab, work_out)
-
-
-# Golden vectors of the verification spec, section 0.7.
-G1_TARGET, G1_DRAFT = fixed((0.40, 0.30, 0.15, 0.10, 0.05)), fixed((0.10, 0.25, 0.35, 0.05, 0.25))
-G2_TARGET, G2_DRAFT = fixed((1 / 3, 2 / 3)), fixed((2 / 3, 1 / 3))
-G3_TARGET, G3_DRAFT = rolled((0.45, 0.30, 0.15, 0.10)), rolled((0.15, 0.20, 0.35, 0.30))
+__all__ = [
+    "G1_DRAFT",
+    "G1_TARGET",
+    "G2_DRAFT",
+    "G2_TARGET",
+    "G3_DRAFT",
+    "G3_TARGET",
+    "Array",
+    "Prefix",
+    "TableModel",
+    "at_temperature_zero",
+    "behind",
+    "dirichlet",
+    "fixed",
+    "mixed",
+    "rolled",
+]

@@ -6,7 +6,7 @@ belongs to the entry on its left. It knows names and options, and builds nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import UsageError, unknown_name
@@ -14,7 +14,7 @@ from ..recipes.table import RECIPES, Options
 
 PLAIN, ALONE, ALL = "plain", "alone", "all"  # `alone` = the draft model writing by itself, for comparison of quality
 SHORT = {"length": "draft_length"}
-FIELDS = {field.name: str(field.type) for field in fields(Options)}
+FIELDS = {option.name: str(option.type) for option in fields(Options)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Entry:
     """One row of the table: a method and what was changed of it."""
 
     method: str
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
 
     @property
     def label(self) -> str:

@@ -18,7 +18,13 @@ from typing import Any
 from ..errors import ForedraftError, UsageError
 from ..provenance import write_json
 
-RUN, PROVENANCE, RECORDS, SCORES, SUMMARY = "run.json", "provenance.json", "records.jsonl", "scores.jsonl", "summary.json"
+RUN, PROVENANCE, RECORDS, SCORES, SUMMARY = (
+    "run.json",
+    "provenance.json",
+    "records.jsonl",
+    "scores.jsonl",
+    "summary.json",
+)
 DEFAULT_PARENT = Path("results")
 
 

@@ -12,14 +12,24 @@ import resource
 import sys
 
 # Loaded while we may still read every folder, because programs use them.
-USUAL = """abc array base64 bisect calendar cmath collections contextlib copy dataclasses datetime decimal enum fractions
-functools hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct
-textwrap threading time traceback typing unicodedata"""
+USUAL = """abc array base64 bisect calendar cmath collections contextlib copy dataclasses datetime decimal enum
+fractions functools hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics
+string struct textwrap threading time traceback typing unicodedata"""
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
 NOBODY = 65534
 REFUSED = ("socket.", "subprocess.", "ctypes.", "shutil.", "ftplib.", "urllib.", "http.", "smtplib.", "webbrowser.")
 REFUSED_CALLS = {
-    *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg", "pty.spawn"),
+    *(
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.kill",
+        "os.killpg",
+        "pty.spawn",
+    ),
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"),
     *("os.putenv", "os.chdir", "signal.pthread_kill"),
 }
@@ -72,7 +82,7 @@ def main() -> None:
     limit(seconds, megabytes)
     say = os.dup(1)
     sys.argv = ["program"]
-    sys.stdout = sys.stderr = open(os.devnull, "w")
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sys.addaudithook(refuse)
     exec(compile(program, "program", "exec"), {"__name__": "__main__"})  # a failed test ends us here
     os.write(say, token.encode())

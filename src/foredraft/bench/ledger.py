@@ -21,9 +21,13 @@ class Ledger:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
-        self._lock()
         self.records: dict[Key, Record] = {}
-        self._read()
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Ledger:
         return self
@@ -38,9 +42,10 @@ class Ledger:
         """Append a record; a kill of this process cannot lose it any more when this returns."""
         if record.key in self.records:
             raise ForedraftError(f"{record.key} has been measured already")
-        self._file.write(record.to_json().encode() + b"\n")
+        text = record.to_json()
+        self._file.write(text.encode() + b"\n")
         self._file.flush()
-        self.records[record.key] = record
+        self.records[record.key] = Record.from_json(text)  # what is counted is what is on the disk
 
     def _lock(self) -> None:
         if fcntl is None:
@@ -48,8 +53,9 @@ class Ledger:
         try:
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
-            raise ForedraftError(f"another process is writing to {self.path}; wait for it or name another --out") from None
+            raise ForedraftError(
+                f"another process is writing to {self.path}; wait for it or name another --out"
+            ) from None
 
     def _read(self) -> None:
         self._file.seek(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -57,10 +58,8 @@ class MemoryMeter:
         self._cuda = device if device.type == "cuda" else None
 
     def start(self) -> None:
-        try:
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # 5 = forget the high-water mark
-        except OSError:
-            pass
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
 

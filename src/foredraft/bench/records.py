@@ -77,9 +77,10 @@ class Record:
     @classmethod
     def from_json(cls, text: str) -> Record:
         value: dict[str, Any] = json.loads(text)
-        columns = {name: [x / 1e3 for x in c] if name in MILLI else c for name, c in value["columns"].items()}
-        times = {"prefill": value["seconds"]["prefill"], "prefill_tokens": value["prefill_tokens"]}
-        line = Timeline(**columns, **times, ttft=value["ttft"])
+        columns: dict[str, Any] = {n: [x / 1e3 for x in c] if n in MILLI else c for n, c in value["columns"].items()}
+        line = Timeline(**columns)
+        line.prefill, line.prefill_tokens = value["seconds"]["prefill"], value["prefill_tokens"]
+        line.ttft = value["ttft"]
         loop, difference = value["loop"], value["difference"]
         return cls(
             key=Key(*(value[name] for name in Key._fields)),

@@ -70,6 +70,23 @@ def task_table(rows: Iterable[Row]) -> Table | None:
     return table
 
 
+def peer_table(document: Mapping[str, Any]) -> Table:
+    """One line per engine, prefill and decoding told apart."""
+    weights = {engine["label"]: engine["weights"] for engine in document["engines"]}
+    title = f"Greedy, one prompt at a time, against {document['baseline']}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("engine", overflow="fold")
+    for name in ("weights", "speed-up \\[95%]", "tok/s", "decode tok/s", "first token", "tok/pass", "looped"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in document["rows"]:
+        if row["task"] == ALL:
+            cells = [row["method"], weights.get(row["method"], "-"), interval(row, "speedup")]
+            cells += [f"{row['tokens_per_second']:.1f}", f"{row['decode_tokens_per_second']:.1f}"]
+            cells += [f"{row['ttft_ms']:.0f} ms", f"{row['tokens_per_step']:.2f}", percent(row["looped_share"])]
+            table.add_row(*cells)
+    return table
+
+
 def quality_table(rows: Iterable[Row]) -> Table | None:
     """Accuracy and flips of every method on what was scored; None = nothing was."""
     scored = [row for row in rows if row.get("quality") and row["task"] == ALL]

@@ -67,17 +67,18 @@ def common_cut(plain: Record, method: Record) -> int | None:
     return min(cuts) if cuts else None
 
 
-def acceptance(rounds: list[tuple[int, int]]) -> dict[str, list[float]]:
+def acceptance(rounds: list[tuple[int, int]]) -> dict[str, list[float | None]]:
     """By position in the draft, 1 first.
 
     unconditional: of all passes, those that accepted this position; conditional: of the passes that drafted it and
-    accepted everything before it, those that accepted it too.
+    accepted everything before it, those that accepted it too (None = there was no such pass).
     """
     deepest = max((depth for depth, _ in rounds), default=0)
-    unconditional, conditional = [], []
+    unconditional: list[float | None] = []
+    conditional: list[float | None] = []
     for position in range(1, deepest + 1):
         passed = sum(accepted >= position for _, accepted in rounds)
         reached = sum(depth >= position and accepted >= position - 1 for depth, accepted in rounds)
         unconditional.append(passed / len(rounds))
-        conditional.append(passed / reached if reached else 0.0)
+        conditional.append(passed / reached if reached else None)
     return {"unconditional": unconditional, "conditional": conditional}

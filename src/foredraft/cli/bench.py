@@ -38,7 +38,9 @@ bench = typer.Typer(
 )
 
 Data = Annotated[Path | None, typer.Option(envvar="FOREDRAFT_DATA", help="Folder with published tasks.")]
-Tasks = Annotated[str, typer.Option(help="Tasks or groups: own, spec-bench, eagle, quality, arc, text, or single names.")]
+Tasks = Annotated[
+    str, typer.Option(help="Tasks or groups: own, spec-bench, eagle, quality, arc, text, or single names.")
+]
 Methods = Annotated[str, typer.Option(help="a,b:option=value,c; options: shape, rule, drafter, length.")]
 Limit = Annotated[int | None, typer.Option(help="Questions a task, evenly spread.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for records; an unfinished run in it is continued.")]
@@ -114,8 +116,9 @@ def show(document: dict[str, Any], title: str) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)
-    rows, width = document["rows"], console.width
-    for table in (terminal.speed_table(rows, title, width), terminal.task_table(rows), terminal.quality_table(rows)):
+    rows = document["rows"]
+    first = terminal.peer_table(document) if "engines" in document else terminal.speed_table(rows, title, console.width)
+    for table in (first, terminal.task_table(rows), terminal.quality_table(rows)):
         if table is not None:
             console.print(table)
     console.print(f"records and provenance: {document['out']}", markup=False, highlight=False)
@@ -195,5 +198,22 @@ def peers(
     with listening() as ears:
         document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python), ears)
     if not as_json:
-        show(document, f"{model} {document['settings']['dtype']}, greedy, against {document['baseline']}")
+        show(document, f"{model} {document['settings']['dtype']}")
+    return finish(document)
+
+
+@bench.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", metavar="DIR...")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the report (default: report/ in the first DIR).")] = None,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "foredraft benchmark",
+    as_json: Json = False,
+) -> int:
+    """Make one page, a page of Markdown and pictures of what was measured."""
+    from ..bench.report.make import make_report
+
+    document = make_report(folders, out, title)
+    if not as_json:
+        for path in (document["html"], document["markdown"], *document["images"]):
+            print(path)
     return finish(document)

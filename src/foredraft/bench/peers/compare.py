@@ -19,8 +19,8 @@ from ...models import MODELS, source_file
 from ...provenance import PACKAGES, provenance, write_json
 from ...recipes import LLM
 from .. import folder as files
-from ..entries import PLAIN, Entry, parse
-from ..lanes import make_lane, make_lanes
+from ..entries import PLAIN, Entry
+from ..lanes import make_lanes
 from ..ledger import Ledger
 from ..loops import find_loop
 from ..questions import Question
@@ -29,17 +29,17 @@ from ..rows import table
 from ..session import Ears, Order
 from ..settings import Settings
 from ..tasks import Loaded
-from . import llamacpp, openvino, transformers, vllm
+from . import hugging_face, llamacpp, open_vino, vllm_process
 from .base import Absent, Answer, Job, Peer
 from .ours import OwnPeer
 
 SILENCE = 0.25  # seconds
 WARM_UP_ANSWERS = 2
 ENGINES: dict[str, Callable[[Job], Any]] = {
-    "transformers": transformers.peers,
+    "transformers": hugging_face.peers,
     "llama.cpp": llamacpp.peers,
-    "openvino": openvino.peers,
-    "vllm": vllm.peers,
+    "openvino": open_vino.peers,
+    "vllm": vllm_process.peers,
 }
 BASELINE = "transformers"
 VERSIONS = (*PACKAGES, "cyllama", "openvino-genai", "openvino")
@@ -138,8 +138,7 @@ def _gather(
     llm: LLM, job: Job, entries: list[Entry], names: list[str], ears: Ears
 ) -> tuple[list[Peer], dict[str, str]]:
     """Everyone who can take part, and why the others cannot."""
-    lenient = ears.say
-    lanes = [make_lane(llm, Entry(PLAIN)), *make_lanes(llm, entries, lenient)[1:]]
+    lanes = make_lanes(llm, entries)
     peers: list[Peer] = [OwnPeer(llm, lane, job.max_new_tokens) for lane in lanes if lane.target]
     missing = {}
     for name in names:

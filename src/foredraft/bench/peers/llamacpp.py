@@ -6,6 +6,7 @@ The loop is ours, because the wheel has none that tells ids and times apart; eve
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 from .base import LOOKUP_TOKENS, NGRAM, Answer, Job, require
@@ -18,8 +19,7 @@ class LlamaCpp:
 
     def __init__(self, job: Job) -> None:
         require("cyllama", "cyllama")
-        from cyllama.llama import llama_cpp as library
-
+        library: Any = import_module("cyllama.llama.llama_cpp")
         self.job, self.library = job, library
         library.disable_logging()
         params = library.LlamaModelParams()

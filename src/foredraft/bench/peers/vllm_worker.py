@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
 from typing import Any
 
 
@@ -31,18 +32,16 @@ def main() -> None:
 
 
 def load(settings: dict[str, Any]) -> Any:
-    from vllm import LLM  # type: ignore[import-not-found, unused-ignore]
-
+    library: Any = import_module("vllm")
     speculative = settings.pop("speculative_config")
     more = {} if speculative is None else {"speculative_config": speculative}
     # Eager, one sequence, no prefix cache: every prompt is read in full, as in the other engines.
-    return LLM(enforce_eager=True, max_num_seqs=1, enable_prefix_caching=False, **settings, **more).llm_engine
+    return library.LLM(enforce_eager=True, max_num_seqs=1, enable_prefix_caching=False, **settings, **more).llm_engine
 
 
 def answer(engine: Any, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams
-
-    params = SamplingParams(
+    library: Any = import_module("vllm")
+    params = library.SamplingParams(
         temperature=0.0,
         max_tokens=request["max_tokens"],
         stop_token_ids=request["stop_token_ids"],

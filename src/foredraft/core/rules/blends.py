@@ -117,17 +117,15 @@ class _Clips:
         high = np.searchsorted(self.r, a, side="right")
         missing = 1.0 - (self.q[high] + a * (self.p[-1] - self.p[high]))
         k = np.searchsorted(self.need, missing, side="left")
-        with np.errstate(divide="ignore", invalid="ignore"):
-            b = np.where(self.p[k] > 0, (missing + self.q[k]) / self.p[k], 0.0)
-        return np.where(missing > 0, b, 0.0)
+        below = np.maximum(self.p[k], 1e-300)
+        return np.where((missing > 0) & (self.p[k] > 0), (missing + self.q[k]) / below, 0.0)
 
     def divergence(self, a: Array) -> Array:
         """KL(p || v) for the upper clip a."""
         b = self.lower(a)
         low, high = np.searchsorted(self.r, b, side="left"), np.searchsorted(self.r, a, side="right")
         low = np.minimum(low, high)
-        with np.errstate(divide="ignore"):
-            lifted = np.where(self.p[low] > 0, self.p[low] * np.log(b), 0.0)
+        lifted = self.p[low] * np.log(np.where(b > 0, b, 1.0))  # b = 0 lifts nothing
         return -(lifted + self.plogr[high] - self.plogr[low] + (self.p[-1] - self.p[high]) * np.log(a))
 
 

@@ -37,29 +37,26 @@ def nearest_codes(codebook: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Neighbours and the budget for pooling them."""
+    """Neighbours, and the budget for pooling them: add + times * R(x)."""
 
     near: Tensor  # [V, k_max] int64
-    k: int
-    delta: float | None  # additive budget, or
-    lam: float | None  # multiplicative one
+    k: int  # neighbours that may be pooled
+    add: float = 0.0
+    times: float = 0.0
 
     def table(self) -> NDArray[np.int64]:
-        return np.asarray(self.near.numpy())
+        return np.asarray(self.near.cpu().numpy())
 
     def mass(self, r: Array, token: int) -> float:
-        """What pooling adds to R(token)."""
+        """What pooling adds to R(token): the longest run of neighbours within the budget."""
         sums = np.cumsum(r[self.table()[token, : self.k]])
-        budget = self.delta if self.delta is not None else ((self.lam or 1.0) - 1.0) * r[token]
-        inside = sums[sums <= budget]
+        inside = sums[sums <= self.add + self.times * r[token]]
         return float(inside[-1]) if inside.size else 0.0
 
     def mass_batch(self, r: Tensor, token: Tensor) -> Tensor:
         """[B] the same for one token per sequence."""
-        near = self.near.to(r.device)[token, : self.k]
-        sums = r.gather(1, near).cumsum(dim=1)
-        own = r.gather(1, token[:, None])
-        budget = self.delta if self.delta is not None else ((self.lam or 1.0) - 1.0) * own
+        sums = r.gather(1, self.near.to(r.device)[token, : self.k]).cumsum(dim=1)
+        budget = self.add + self.times * r.gather(1, token[:, None])
         return torch.where(sums <= budget, sums, 0.0).amax(dim=1)
 
 
@@ -148,17 +145,24 @@ def lantern(near: Tensor, k: int = 1000, delta: float = 0.1, greedy: bool = Fals
 
     greedy: the test for temperature 0, an argmax over pooled probabilities. delta 0 is the exact rule.
     """
-    return _rule("lantern", Pool(near, min(k, near.shape[1]), delta, None), greedy)
+    _check(near, delta >= 0, "lantern: delta is 0 or positive")
+    return _rule("lantern", Pool(near, k, add=delta), greedy)
 
 
 def lantern_pp(near: Tensor, k: int = 10, lam: float = 5.0, greedy: bool = False) -> Rule:
     """LANTERN++: pooled probability at most lam times the token's own. lam 1 is the exact rule."""
-    return _rule("lantern++", Pool(near, min(k, near.shape[1]), None, lam), greedy)
+    _check(near, lam >= 1, "lantern++: lam is at least 1")
+    return _rule("lantern++", Pool(near, k, times=lam - 1.0), greedy)
+
+
+def _check(near: Tensor, fits: bool, message: str) -> None:
+    if near.ndim != 2:
+        raise UsageError("lantern: the neighbour table is [V, k], as nearest_codes makes it")
+    if not fits:
+        raise UsageError(message)
 
 
 def _rule(name: str, pool: Pool, greedy: bool) -> Rule:
-    if pool.near.ndim != 2 or (pool.delta or 0.0) < 0 or (pool.lam or 1.0) < 1:
-        raise UsageError(f"{name}: the neighbour table is [V, k], delta is 0 or positive, lam is at least 1")
     summary = "a token may borrow the probability of its nearest codes, within a budget (lossy)"
     if greedy:
         return with_opinion(name, summary, _argmax_after_pooling(pool), needs_soft=True)

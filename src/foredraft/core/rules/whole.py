@@ -57,10 +57,10 @@ def chosen_batch(case: BatchCase, node: Tensor) -> Tensor:
 def deepest(case: BatchCase, alive: Tensor) -> Tensor:
     """[B] row of the first deepest passing node, by parent and then by rank; alive [B, N + 1] by row, root included."""
     drafts = case.drafts
-    depth = torch.nn.functional.pad(drafts.depth, (1, 0)) * alive
-    place = torch.nn.functional.pad(drafts.parent * drafts.branching + drafts.order, (1, 0))
+    depth = torch.where(alive, torch.nn.functional.pad(drafts.depth, (1, 0)), -1)
+    place = torch.nn.functional.pad((drafts.parent + 1) * drafts.branching + drafts.order, (1, 0))
     best = depth == depth.amax(dim=1, keepdim=True)
-    return torch.where(best, place, place.amax() + 1 if drafts.width else 0).argmin(dim=1)
+    return torch.where(best, place, (drafts.width + 1) * drafts.branching).argmin(dim=1)
 
 
 def finish_batch(case: BatchCase, row: Tensor, reason: Tensor, tested: bool) -> Verdict:

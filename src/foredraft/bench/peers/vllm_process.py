@@ -37,9 +37,8 @@ class VllmPeer:
             "VLLM_LOGGING_LEVEL": "ERROR",
             "OMP_NUM_THREADS": str(job.threads),
         }
-        environment.pop("PYTHONPATH", None)  # it is ours, and the worker imports nothing of us
         self._process = subprocess.Popen(
-            [interpreter(job), str(WORKER)],
+            [interpreter(job), "-I", str(WORKER)],  # isolated: neither our packages nor this folder's files
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

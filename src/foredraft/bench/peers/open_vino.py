@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,8 @@ class OpenVinoPeer:
     weights = "gguf"
 
     def __init__(self, job: Job, name: str, lookup: bool) -> None:
-        import openvino
-        import openvino_genai as library
-
-        self.name, self._library, self._tensor = name, library, openvino.Tensor
+        library: Any = import_module("openvino_genai")
+        self.name, self._library, self._tensor = name, library, import_module("openvino").Tensor
         device = {"cpu": "CPU"}.get(job.device)
         if device is None:
             raise Absent(f"OpenVINO is measured on the CPU only, not on {job.device}")

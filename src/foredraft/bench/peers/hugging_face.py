@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,13 +36,11 @@ class Transformers:
 
     def __init__(self, job: Job) -> None:
         require("transformers", "transformers")
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        library: Any = import_module("transformers")
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
         self.job = job
-        self.load = AutoModelForCausalLM.from_pretrained
+        self.load = library.AutoModelForCausalLM.from_pretrained
         self.model = self._load()
 
     def _load(self, **changed: Any) -> Any:

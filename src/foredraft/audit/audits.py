@@ -1,0 +1,115 @@
+"""The audits that can be asked for, from options to a document: a method of ours, or another engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ForedraftError, UsageError
+from ..models import Progress as Loading
+from ..models import Tokenizer, resolve
+from ..recipes import LLM, Options
+from ..types import SamplingParams
+from .coarse import Text
+from .enumeration import enumerate_method
+from .greedy import greedy_identity
+from .own import EngineSubject
+from .report import conclude
+from .subject import Activity
+from .trial import Plan, Progress, run_trial
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is audited, and how far."""
+
+    model: str
+    prompts: tuple[str, ...]
+    plan: Plan  # its prompts are filled in once there is a tokenizer
+    params: SamplingParams
+    greedy_tokens: int = 24
+    dtype: str = "fp32"
+    device: str = "auto"
+    exact: bool = True  # whether to run the exact part where there is one
+
+
+def encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> tuple[Text, ...]:
+    return tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
+
+
+def audit_method(
+    order: Order, method: str, options: Options, progress: Progress, loading: Loading | None = None
+) -> dict[str, Any]:
+    """Exact part, greedy identity and sequential test of a method of the table."""
+    if order.params.temperature <= 0:
+        raise UsageError(
+            "the sequential test samples, so --temperature must be above 0 (greedy is tested anyway)"
+        )
+    exact = enumerate_or_skip(method, options) if order.exact else None
+    llm = LLM(
+        order.model,
+        method,
+        rule=options.rule,
+        shape=options.shape,
+        drafter=options.drafter,
+        draft_length=options.draft_length,
+        dtype=order.dtype,
+        device=order.device,
+        batch_size=order.plan.batch,
+        progress=loading,
+    )
+    plan = replace(order.plan, prompts=encode(llm.tokenizer, order.prompts))
+    subject = EngineSubject(llm.target.executor, llm.method, order.params)
+    greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, llm.target.dtype)
+    if subject.activity is not None:
+        subject.activity = Activity()  # what the sequential test drafts, not what the greedy texts did
+    trial = run_trial(subject, plan, progress).as_dict(plan)
+    rule = llm.method.rule
+    about = {
+        "name": f"method {method}",
+        "model": order.model,
+        "rule": rule.name + (" (lossy by design)" if rule.lossy else ""),
+        "options": {k: v for k, v in _options(options).items() if v is not None} or "as the recipe has them",
+        "temperature": order.params.temperature,
+        "dtype": llm.target.dtype,
+        "drafted": 0 if subject.activity is None else subject.activity.drafted,
+        "accepted": 0 if subject.activity is None else subject.activity.accepted,
+    }
+    return conclude(about, {"exact": exact, "greedy": greedy, "statistics": trial}, plan.seed)
+
+
+def enumerate_or_skip(method: str, options: Options) -> dict[str, Any]:
+    """The exact part; a method whose parts need a real model says so."""
+    try:
+        return enumerate_method(method, options)
+    except UsageError:
+        raise
+    except ForedraftError as error:
+        return {"verdict": "SKIPPED", "reason": str(error)}
+
+
+def _options(options: Options) -> dict[str, Any]:
+    names = ("shape", "rule", "drafter", "draft_length")
+    return {name: getattr(options, name) for name in names}
+
+
+def audit_peer(
+    order: Order, peer: str, assistant: str, progress: Progress, loading: Loading | None = None
+) -> dict[str, Any]:
+    """Greedy identity and sequential test of another engine's sampler."""
+    from .peers import load_peer
+
+    folder = resolve(order.model) if loading is None else resolve(order.model, loading)
+    subject = load_peer(peer, folder, assistant, order.params.temperature, order.dtype)
+    plan = replace(order.plan, prompts=encode(Tokenizer.from_folder(folder), order.prompts))
+    greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, order.dtype)
+    trial = run_trial(subject, plan, progress).as_dict(plan)
+    about = {
+        "name": subject.name,
+        "model": order.model,
+        "temperature": order.params.temperature,
+        "dtype": order.dtype,
+        "version": subject.version,
+    }
+    return conclude(about, {"greedy": greedy, "statistics": trial}, plan.seed)

@@ -1,0 +1,56 @@
+"""The law of a next token as an auditor sees it: the likeliest tokens one by one, all others as one cell.
+
+A black box reveals no more than that, and a test on cells stays valid whatever happens inside the last one. Tokens are
+ids, or strings where an endpoint gives no ids; nothing here knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .tables import Array
+
+Token = int | str
+Text = tuple[Token, ...]
+
+FLOOR = 1e-12  # a cell that should be empty keeps this much: one stray token is no proof, a second one is
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseLaw:
+    """Probabilities of m tokens and of everything else."""
+
+    tokens: tuple[Token, ...]  # likeliest first
+    mass: Array  # [m + 1], the last cell is the rest
+    place: dict[Token, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", {token: i for i, token in enumerate(self.tokens)})
+
+    def cell(self, token: Token) -> int:
+        return self.place.get(token, len(self.tokens))
+
+
+def coarse(probs: Mapping[Token, float]) -> CoarseLaw:
+    """From the probabilities of some tokens; the rest of the mass is the rest."""
+    ranked = sorted(probs.items(), key=lambda item: -item[1])
+    return _law(tuple(token for token, _ in ranked), [p for _, p in ranked], 1.0 - sum(probs.values()))
+
+
+def coarse_dense(probs: ArrayLike, top: int) -> CoarseLaw:
+    """From a whole law, of which the `top` likeliest tokens keep their own cells."""
+    law = np.asarray(probs, np.float64)
+    top = min(top, law.size)
+    order = np.argpartition(-law, top - 1)[:top] if top < law.size else np.arange(law.size)
+    order = order[np.argsort(-law[order], kind="stable")]
+    kept = law[order]
+    return _law(tuple(order.tolist()), kept, float(law.sum() - kept.sum()) if top < law.size else 0.0)
+
+
+def _law(tokens: tuple[Token, ...], probs: Sequence[float] | Array, rest: float) -> CoarseLaw:
+    mass = np.maximum(np.append(np.asarray(probs, np.float64), rest), FLOOR)
+    return CoarseLaw(tokens, mass / mass.sum())

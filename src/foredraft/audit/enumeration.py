@@ -1,0 +1,117 @@
+"""The exact part: a method of the table, rebuilt on table models and run by the real engine under all outcomes.
+
+Drafter, shape and rule are those of the method; only the models are tables, small enough to enumerate every outcome
+of every die. The result is the law of whole texts, to be compared with the product of the target's own laws.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.exact import ExactDice, outcomes
+from ..engine import Engine, Method, Request
+from ..errors import ForedraftError
+from ..recipes import Options, find_recipe
+from ..recipes.loading import Loaded, Place
+from ..recipes.table import Recipe, Workshop
+from ..types import Kind, SamplingParams, Sequence, Topology
+from .executor import TableExecutor
+from .mutation import exact_finding
+from .tables import Array, TableModel, dirichlet, mixed
+
+TOKENS = 3
+PROMPT = (0, 1, 0)  # the last token stood there before, so that lookups draft at once
+TOLERANCE = 1e-6  # laws are float32 in the engine
+_DRAFTER = "table-drafter"
+_MOST = 400_000  # outcomes that anybody waits for
+
+
+def _two_likeliest(law: Array) -> Array:
+    """A flatter law on the two likeliest tokens."""
+    kept = np.where(law >= np.sort(law)[-2], np.sqrt(law), 0.0)
+    return np.asarray(kept / kept.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A target and a draft model."""
+
+    target: TableModel
+    drafter: TableModel
+
+
+SMALL, LARGE = dirichlet(3, seed=1), dirichlet(5, seed=4)
+CHAINS = Tables(SMALL, mixed(SMALL, dirichlet(3, seed=2), 0.5))
+TREES = Tables(LARGE, mixed(LARGE, dirichlet(5, seed=5), 0.5))  # trees are up to four wide
+# Few possible tokens at a place keep the number of drawn trees down.
+SPARSE = dirichlet(5, seed=6, support=3)
+DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _two_likeliest(SPARSE.next_law(prefix))))
+
+
+def tables_for(method: Method) -> Tables:
+    """Models on which the method's outcomes can be enumerated."""
+    drafter = method.drafter
+    if drafter is None or drafter.topology is Topology.CHAIN:
+        return CHAINS
+    return TREES if drafter.kinds == {Kind.CHOSEN} else DRAWN_TREES
+
+
+class _Words:
+    """The tokenizer of a table: all that recipes ask of it."""
+
+    def vocab_hash(self) -> str:
+        return "table"
+
+
+def _loaded(name: str, executor: TableExecutor) -> Loaded:
+    words: Any = _Words()
+    model: Any = executor
+    return Loaded(name, Path(), model, words, frozenset(), "fp32", torch.device("cpu"))
+
+
+def table_method(recipe: Recipe, options: Options, tables: Tables) -> tuple[Method, TableExecutor]:
+    """The recipe's parts on fresh table models."""
+    target, drafter = TableExecutor(tables.target), TableExecutor(tables.drafter)
+    workshop = Workshop(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
+    own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
+    if recipe.takes_drafter:
+        own = replace(own, drafter=_DRAFTER)
+    return recipe.build(workshop, own), target
+
+
+def enumerate_method(name: str, options: Options) -> dict[str, Any]:
+    """Total variation between the texts of a method on tables and the target's joint law."""
+    began, recipe = time.monotonic(), find_recipe(name)
+    first, _ = table_method(recipe, options, CHAINS)
+    tables = tables_for(first)
+    law, count = np.zeros((tables.target.vocab,) * TOKENS), 0
+
+    def run(dice: ExactDice) -> tuple[int, ...]:
+        method, target = table_method(recipe, options, tables)
+        return run_once(target, method, dice)
+
+    for weight, text in outcomes(run):
+        law[text] += weight
+        count += 1
+        if count > _MOST:
+            raise ForedraftError(f"method {name!r} has more than {_MOST} outcomes on table models")
+    apart = float(np.abs(law - tables.target.joint(TOKENS, PROMPT)).sum() / 2)
+    more = {"tolerance": TOLERANCE, "tokens": TOKENS, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
+    return exact_finding(apart, rule=first.rule.name, lossy=first.rule.lossy, **more)
+
+
+def run_once(target: TableExecutor, method: Method, dice: ExactDice) -> tuple[int, ...]:
+    """One text by the real engine, with the given dice."""
+    engine = Engine(target, lambda sequences: dice)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=1.0, max_new_tokens=TOKENS)
+    request = Request(Sequence(0, list(PROMPT), len(PROMPT), params, 0), method, frozenset())
+    engine.add(request)
+    while not engine.scheduler.idle:
+        engine.step()
+    return tuple(request.sequence.output)

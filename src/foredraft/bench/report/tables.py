@@ -1,0 +1,176 @@
+"""The tables of a report as plain cells, from which the page and the Markdown are made alike.
+
+Measured columns and papers' claims never share a column, and claims are marked as such wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..rows import ALL
+from ..terminal import interval, percent
+from .runs import Row, Run
+
+CLAIM = "paper's own figure, its own models and machines"
+WORST = 40  # differences that are listed one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings, cells, and from which column on the cells are not ours."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    foreign: int | None = None  # first column that holds claims
+    note: str = ""
+
+
+def methods(run: Run) -> Table:
+    """Every method over all tasks, and what its paper claims."""
+    heads = ["method", "output", "speed-up [95%]", "decoding only", "tokens/s", "tokens/pass with bonus"]
+    heads += ["accepted /pass", "of roofline", "first token", "looped", "differ", CLAIM]
+    rows = []
+    for row in run.totals:
+        about = run.about(row["method"])
+        claim = f"{about['paper']}: {about['claim']}" if about.get("claim") else "-"
+        rows.append([row["method"], "exact" if about.get("exact", True) else "lossy", *_speed(row), claim])
+    note = (
+        "Speed-up is all tokens over all time, prefill included, against plain decoding in the same run; intervals are"
+        " paired bootstraps over questions. Outputs that fall into a repetition loop are cut, on both sides, where the"
+        " loop begins. 'differ' counts greedy answers whose ids are not plain decoding's (near-ties in 16 bit)."
+    )
+    return Table("Methods", heads, rows, foreign=len(heads) - 1, note=note)
+
+
+def _speed(row: Row) -> list[str]:
+    return [
+        interval(row, "speedup"),
+        f"{row['decode_speedup']:.2f}",
+        f"{row['tokens_per_second']:.1f}",
+        f"{row['tokens_per_step']:.2f}",
+        f"{row['accepted_per_step']:.2f}",
+        percent(row["roofline_share"]),
+        f"{row['ttft_ms']:.0f} ms",
+        percent(row["looped_share"]),
+        str(row["differences"]),
+    ]
+
+
+def by_task(run: Run) -> Table:
+    """Speed-up of every method on every task."""
+    tasks = [*run.tasks, ALL]
+    rows = []
+    for total in run.totals:
+        cells = [run.row(total["method"], task) for task in tasks]
+        rows.append([total["method"], *("-" if row is None else interval(row, "speedup") for row in cells)])
+    return Table("Speed-up by task [95%]", ["method", *tasks], rows)
+
+
+def quality(run: Run) -> Table | None:
+    """Accuracy beside the target's own, and flips; None = nothing was scored."""
+    heads = [
+        "method",
+        "scored",
+        "accuracy [95%]",
+        "target's own [95%]",
+        "difference [95%]",
+        "final answer differs [95%]",
+    ]
+    rows = []
+    for row in run.totals:
+        marks = row.get("quality")
+        if marks:
+            names = ("accuracy", "target_accuracy", "accuracy_gap")
+            flips = interval(marks, "flip_rate") if "flip_rate" in marks else "-"
+            rows.append([row["method"], str(marks["scored"]), *(interval(marks, name) for name in names), flips])
+    note = "Intervals of shares are Wilson's, those of differences paired bootstraps."
+    return Table("Quality", heads, rows, note=note) if rows else None
+
+
+def differences(run: Run) -> Table | None:
+    """Where exact greedy methods did not write plain decoding's ids."""
+    found: list[dict[str, Any]] = run.document.get("differences", [])
+    if not found:
+        return None
+    heads = ["method", "task", "question", "turn", "token", "plain's id", "method's id", "top-2 margin", "logit gap"]
+    worst = sorted(found, key=lambda d: -d["margin"])
+    rows = [
+        [d["method"], d["task"], d["question"], str(d["turn"] + 1), str(d["position"]), *_marks(d)]
+        for d in worst[:WORST]
+    ]
+    largest = worst[0]["margin"]
+    note = (
+        f"{len(found)} in all, by margin; the widest margin between the target's two likeliest tokens is {largest:.4f}."
+    )
+    return Table("Greedy answers that differ from plain decoding", heads, rows, note=note)
+
+
+def _marks(found: dict[str, Any]) -> list[str]:
+    gap = "-" if found["gap"] is None else f"{found['gap']:.4f}"
+    return [_id(found["plain_id"]), _id(found["method_id"]), f"{found['margin']:.4f}", gap]
+
+
+def _id(token: int | None) -> str:
+    return "(ended)" if token is None else str(token)
+
+
+def engine(run: Run) -> list[Table]:
+    """The engine alone: rounds, and passes over n rows."""
+    heads = [
+        "drafts",
+        "speed-up [95%]",
+        "tokens/s",
+        "tokens per pass",
+        "step",
+        "draft",
+        "verify",
+        "host",
+        "of roofline",
+    ]
+    rows = []
+    for row in run.totals:
+        shares = [percent(row["split"][part] / row["seconds"]) for part in ("draft", "verify", "host")]
+        cells = [interval(row, "speedup"), f"{row['tokens_per_second']:.1f}", f"{row['tokens_per_step']:.2f}"]
+        rows.append([row["method"], *cells, f"{row['step_ms']:.2f} ms", *shares, percent(row["roofline_share"])])
+    passes = run.document["passes"]
+    cost = [[str(p["rows"]), f"{p['ms']:.2f} ms", percent(p["roofline_share"])] for p in passes]
+    return [
+        Table("Synthetic drafts of a set acceptance rate", heads, rows),
+        Table("One target pass over n rows", ["rows", "time", "of roofline"], cost),
+    ]
+
+
+def peers(run: Run) -> Table:
+    """All engines on the same prompts."""
+    heads = [
+        "engine",
+        "weights",
+        "speed-up [95%]",
+        "tokens/s",
+        "decoding tokens/s",
+        "first token",
+        "tokens per pass",
+        "looped",
+    ]
+    weights = {engine["label"]: engine["weights"] for engine in run.document["engines"]}
+    rows = []
+    for row in run.totals:
+        cells = [interval(row, "speedup"), f"{row['tokens_per_second']:.1f}", f"{row['decode_tokens_per_second']:.1f}"]
+        cells += [f"{row['ttft_ms']:.0f} ms", f"{row['tokens_per_step']:.2f}", percent(row["looped_share"])]
+        rows.append([row["method"], weights.get(row["method"], "-"), *cells])
+    missing = [f"{name}: {why}" for name, why in run.document["missing"].items()]
+    note = f"Against {run.document['baseline']}. Engines with GGUF weights compute in 4 bit and may write other texts."
+    return Table("Engines", heads, rows, note=" Left out: ".join([note, *missing]))
+
+
+def of_run(run: Run) -> list[Table]:
+    """All tables of a run, in the order in which they are read."""
+    if run.kind == "engine":
+        return engine(run)
+    if run.kind == "peers":
+        return [peers(run), by_task(run)]
+    found: Sequence[Table | None] = (methods(run), by_task(run), quality(run), differences(run))
+    return [table for table in found if table is not None]

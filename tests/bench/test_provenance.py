@@ -1,0 +1,29 @@
+"""Provenance: complete, and written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foredraft.provenance import provenance, write_json
+
+
+def test_a_record_says_where_it_came_from() -> None:
+    record = provenance(seed=3, data={"t": "abc"}, argv=["foredraft", "bench"], extra=1)
+    assert record["argv"] == ["foredraft", "bench"]
+    assert (record["seed"], record["data"], record["extra"]) == (3, {"t": "abc"}, 1)
+    assert record["device"]["cpu"] and record["device"]["cores"] >= 1
+    assert "torch" in record["versions"]
+    assert set(record) >= {"time", "commit", "python", "platform"}
+    json.dumps(record)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "x.json"
+    write_json(path, {"x": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"x": object()})
+    assert json.loads(path.read_text()) == {"x": 1}
+    assert [file.name for file in path.parent.iterdir()] == ["x.json"]

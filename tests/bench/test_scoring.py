@@ -1,0 +1,108 @@
+"""Final answers, and the sandbox that runs what a model wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foredraft.bench.questions import Question
+from foredraft.bench.sandbox import passes
+from foredraft.bench.scoring import read_scores, score, score_all
+
+from .made import record
+
+
+def asked(scorer: str, reference: str, stem: str = "") -> Question:
+    return Question("t", "1", ("?",), scorer=scorer, reference=reference, stem=stem)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("2 + 2 = 4, so the answer is 1,200.", "1200"),
+        ("#### 18", "18"),
+        ("First 3, then 7.5 apples", "7.5"),
+        ("The answer is $-5", "-5"),
+        ("The answer is 6. Check: 2 * 3", "6"),
+        ("none", None),
+    ],
+)
+def test_numbers(text: str, answer: str | None) -> None:
+    marked = score(asked("number", "1200"), text)
+    assert marked.answer == answer
+    assert marked.correct == (answer == "1200")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("B", "B"),
+        ("B. fire", "B"),
+        ("The answer is (C).", "C"),
+        ("the correct choice is D", "D"),
+        ("**A**", "A"),
+        ("A dog is not it; the answer is B", "B"),
+        ("I cannot say", None),
+    ],
+)
+def test_letters(text: str, answer: str | None) -> None:
+    assert score(asked("letter", "B"), text).answer == answer
+
+
+def test_code_is_taken_out_of_its_block() -> None:
+    question = asked("code", "assert twice(2) == 4")
+    right = "Sure!\n```python\ndef twice(x):\n    return 2 * x\n```\nIt doubles."
+    assert score(question, right).correct
+    assert score(question, "def twice(x):\n    return 2 * x").correct
+    assert not score(question, right.replace("2 * x", "x")).correct
+    assert not score(question, "I would write a loop.").correct
+    assert score(question, "```python\ndef twice(x):\n    return 2 * x").correct  # cut off before its end
+
+
+def test_imports_of_the_stem_are_kept() -> None:
+    question = asked("code", "assert f([1]) == 1", "from typing import List\n\ndef f(x: List[int]) -> int:\n")
+    assert score(question, "```python\ndef f(x: List[int]) -> int:\n    return x[0]\n```").correct
+
+
+@pytest.mark.parametrize("program", ["assert True", "import math\nassert math.pi > 3", "print('x' * 10)"])
+def test_good_programs_pass(program: str) -> None:
+    assert passes(program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "assert False",
+        "raise SystemExit",
+        "import os\nos._exit(0)",
+        "import socket\nsocket.socket()",
+        "open('left-behind', 'w')",
+        "import os\nos.remove('/nonexistent')",
+        "import os\nos.system('true')",
+        "import subprocess\nsubprocess.run(['true'])",
+        "import ctypes\nctypes.CDLL(None)",
+        "x = bytearray(2 << 30)",
+        "(",
+    ],
+)
+def test_bad_programs_fail(program: str) -> None:
+    assert not passes(program)
+
+
+def test_endless_programs_are_ended() -> None:
+    assert not passes("while True: pass", seconds=1)
+    assert not passes("import time\ntime.sleep(60)", seconds=1)
+
+
+def test_nothing_is_marked_twice(tmp_path: Path) -> None:
+    path = tmp_path / "scores.jsonl"
+    question = asked("number", "4")
+    records = [record("plain", [1], text="4"), record("judge", [1], text="5")]
+    first = score_all(records, [question], path)
+    assert [mark.correct for mark in first.values()] == [True, False]
+    path.write_text(path.read_text() + '["t", "1", 0')  # a kill in the middle of a line
+    assert read_scores(path) == first
+    told: list[int] = []
+    assert score_all(records, [question], path, lambda: told.append(1)) == first
+    assert not told
