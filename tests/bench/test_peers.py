@@ -34,7 +34,7 @@ def asked(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerOr
 class Echo:
     """An engine that says the last token of the prompt over and over, two at a time, past the stop."""
 
-    weights = "none"
+    weights, version = "none", "1"
 
     def __init__(self, name: str, stop: int) -> None:
         self.name, self.stop, self.asked = name, stop, 0
@@ -96,7 +96,7 @@ def test_sampling_and_unknown_engines_are_refused(asked: PeerOrder) -> None:
 
 def test_absent_packages_are_told_by_name() -> None:
     with pytest.raises(Absent, match="pip install no-such-engine"):
-        require("no-such-engine", "no_such_engine")
+        require("no-such-engine")
 
 
 def test_an_interpreter_without_vllm_is_told(asked: PeerOrder) -> None:

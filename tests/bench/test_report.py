@@ -62,7 +62,11 @@ def write_run(folder: Path, kind: str = "run", argv: tuple[str, ...] = ("foredra
         document["settings"] = SETTINGS | {"shape": "smollm2", "context": 64}
         document["passes"] = [{"rows": n, "ms": 2.0 + n, "roofline_share": 0.5} for n in (1, 4, 16)]
     if kind == "peers":
-        document |= {"engines": [{"label": "plain", "weights": "bf16"}], "missing": {"vllm": "no"}, "baseline": "plain"}
+        document |= {
+            "engines": [{"label": "plain", "weights": "bf16", "version": "1"}],
+            "missing": {"vllm": "no"},
+            "baseline": "plain",
+        }
     write_json(folder / "run.json", {"kind": kind, "methods": methods, "settings": document["settings"]})
     write_json(folder / "summary.json", document)
     write_json(folder / "provenance.json", provenance(seed=0, data={"qa": "ab"}, argv=argv) | {"earlier": []})

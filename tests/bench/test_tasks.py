@@ -68,7 +68,9 @@ def test_turns_keep_mt_bench_together_and_find_numbers() -> None:
 
 
 def test_choices_written_into_an_instruction_become_letters() -> None:
-    ask = "Please choose the correct answer to the question: Which one?\n\nAnswer1: ice Answer2: fire\n\nAnswer format: x"
+    ask = (
+        "Please choose the correct answer to the question: Which one?\n\nAnswer1: ice Answer2: fire\n\nAnswer format: x"
+    )
     yes = "Please answer the following question with true or false, question: is it?\n\nAnswer format: true/false"
     rows = [{"instruction": ask, "answer": "answer2"}, {"instruction": yes, "answer": "false"}]
     first, second = formats.instructions(lines(*rows), "arc")
@@ -77,7 +79,12 @@ def test_choices_written_into_an_instruction_become_letters() -> None:
 
 
 def test_unit_tests_follow_the_answer() -> None:
-    row = {"task_id": "HumanEval/7", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g): assert g(1) == 1"}
+    row = {
+        "task_id": "HumanEval/7",
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "test": "def check(g): assert g(1) == 1",
+    }
     question = formats.humaneval(lines(row), "humaneval")[0]
     assert question.id == "7"
     assert score(question, "```python\ndef f(x):\n    return x\n```").correct

@@ -21,7 +21,7 @@ ORDER = (
     ("draft",),
     ("engine",),
     ("recipes",),
-    ("train", "bench"),
+    ("train", "bench", "audit"),
     ("serve", "integrations"),
     ("cli",),
 )

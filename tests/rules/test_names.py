@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.core.rules import FACTORIES, RULES, default_rule, find_rule
+from foredraft.core.rules import FACTORIES, RULES, check_pair, default_rule, find_rule
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Topology
 
@@ -70,3 +70,14 @@ def test_every_factory_has_defaults_that_stand_in_the_table() -> None:
 def test_greedy_drafts_get_their_own_rule() -> None:
     for topology in Topology:
         assert default_rule(frozenset({Kind.TOP_THEN_SAMPLED}), topology).name == "top-then-sampled"
+
+
+def test_lossy_rules_are_let_through_where_they_can_work() -> None:
+    for rule in RULES.values():
+        if rule.lossy:
+            check_pair(rule, frozenset({Kind.SAMPLED_WITHOUT_REPLACEMENT}), Topology.CHAIN)
+    with pytest.raises(UsageError, match="chains only"):
+        check_pair(RULES["fly"], frozenset({Kind.CHOSEN}), Topology.TREE)
+    for name in ("ensemble", "mentored", "kl-gate", "fuzzy"):
+        with pytest.raises(UsageError, match="draft's laws"):
+            check_pair(RULES[name], frozenset({Kind.CHOSEN}), Topology.CHAIN)

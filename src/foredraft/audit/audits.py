@@ -1,9 +1,9 @@
-"""The audits that can be asked for, from options to a document: a method of ours, or another engine in this process."""
+"""The audits that can be asked for, each from an order to a document."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ForedraftError, UsageError
@@ -11,10 +11,14 @@ from ..models import Progress as Loading
 from ..models import Tokenizer, resolve
 from ..recipes import LLM, Options
 from ..types import SamplingParams
+from .blackbox import audit_endpoint
 from .coarse import Text
+from .endpoint import Server
 from .enumeration import enumerate_method
 from .greedy import greedy_identity
+from .mutation import audit_mutation
 from .own import EngineSubject
+from .peers import load_peer
 from .report import conclude
 from .subject import Activity
 from .trial import Plan, Progress, run_trial
@@ -24,28 +28,30 @@ from .trial import Plan, Progress, run_trial
 class Order:
     """What is audited, and how far."""
 
+    what: str  # a method, a mutation, an endpoint or a peer
     model: str
     prompts: tuple[str, ...]
     plan: Plan  # its prompts are filled in once there is a tokenizer
     params: SamplingParams
+    options: Options = field(default_factory=Options)
     greedy_tokens: int = 24
     dtype: str = "fp32"
     device: str = "auto"
     exact: bool = True  # whether to run the exact part where there is one
+    assistant: str = "none"  # how a peer drafts
+    reference: str | None = None  # a second endpoint
+    api_key: str | None = None
 
 
 def encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> tuple[Text, ...]:
     return tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
 
 
-def audit_method(
-    order: Order, method: str, options: Options, progress: Progress, loading: Loading | None = None
-) -> dict[str, Any]:
+def audit_method(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
     """Exact part, greedy identity and sequential test of a method of the table."""
+    method, options = order.what, order.options
     if order.params.temperature <= 0:
-        raise UsageError(
-            "the sequential test samples, so --temperature must be above 0 (greedy is tested anyway)"
-        )
+        raise UsageError("the sequential test samples, so --temperature must be above 0 (greedy is tested anyway)")
     exact = enumerate_or_skip(method, options) if order.exact else None
     llm = LLM(
         order.model,
@@ -94,14 +100,10 @@ def _options(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def audit_peer(
-    order: Order, peer: str, assistant: str, progress: Progress, loading: Loading | None = None
-) -> dict[str, Any]:
+def audit_peer(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
     """Greedy identity and sequential test of another engine's sampler."""
-    from .peers import load_peer
-
     folder = resolve(order.model) if loading is None else resolve(order.model, loading)
-    subject = load_peer(peer, folder, assistant, order.params.temperature, order.dtype)
+    subject = load_peer(order.what, folder, order.assistant, order.params.temperature, order.dtype)
     plan = replace(order.plan, prompts=encode(Tokenizer.from_folder(folder), order.prompts))
     greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, order.dtype)
     trial = run_trial(subject, plan, progress).as_dict(plan)
@@ -113,3 +115,24 @@ def audit_peer(
         "version": subject.version,
     }
     return conclude(about, {"greedy": greedy, "statistics": trial}, plan.seed)
+
+
+def audit_server(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
+    """A black box over HTTP."""
+    server = Server(order.what, order.model, order.api_key)
+    reference = None if order.reference is None else Server(order.reference, order.model, order.api_key)
+    heat = order.params.temperature
+    return audit_endpoint(server, reference, order.prompts, order.plan, heat, order.greedy_tokens, progress)
+
+
+def audit_wrong_rule(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
+    """A seeded wrong rule on table models."""
+    return audit_mutation(order.what, order.plan.seed, order.plan.alpha, progress)
+
+
+AUDITS: dict[str, Callable[[Order, Progress, Loading | None], dict[str, Any]]] = {
+    "method": audit_method,
+    "mutation": audit_wrong_rule,
+    "endpoint": audit_server,
+    "peer": audit_peer,
+}

@@ -13,9 +13,10 @@ import numpy as np
 from .coarse import CoarseLaw, Text, coarse_dense
 from .exactness import distortion, first_tokens
 from .mutants import Mutant, find_mutant
+from .report import conclude
 from .subject import Activity
 from .tables import Array, TableModel
-from .trial import Plan, Progress, Verdict, run_trial, worst
+from .trial import Plan, Progress, Verdict, run_trial
 
 EXACT = 1e-10  # total variation that float64 sums may leave
 
@@ -55,9 +56,5 @@ def audit_mutation(name: str, seed: int = 0, alpha: float = 1e-3, progress: Prog
     joint = first_tokens(mutant.method, mutant.target, mutant.length)
     plan = mutant_plan(mutant, seed, alpha)
     trial = run_trial(JointSubject(name, joint / joint.sum(), mutant.target), plan, progress or (lambda *_: None))
-    return {
-        "subject": {"kind": "mutation", "name": name, "bug": mutant.bug},
-        "verdict": worst([Verdict(exact["verdict"]), trial.verdict]).value,
-        "exact": exact,
-        "statistics": trial.as_dict(plan),
-    }
+    about = {"name": f"mutation {name}", "bug": mutant.bug}
+    return conclude(about, {"exact": exact, "statistics": trial.as_dict(plan)}, seed)

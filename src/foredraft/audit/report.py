@@ -5,6 +5,7 @@ It arranges what the parts found and draws one conclusion; it measures nothing.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ MEANING = {
 }
 GUARANTEE = (
     "The sequential test raises a false alarm with probability at most {false_alarm_rate:g} over the whole run, however"
-    " often it is looked at (Bayes factors with known null as test martingales; Ville's inequality; the rate is shared by"
-    " the positions). At this number of texts a shift of {detectable_total_variation:.3g} in total variation at the first"
+    " often it is looked at (Bayes factors with a known null are test martingales; Ville's inequality; the positions"
+    " share the rate). With this many texts a shift of {detectable_total_variation:.3g} in total variation at the first"
     " token of every prompt, in the direction that is hardest to see, is found with {power:.0%} power."
 )
 
@@ -38,8 +39,18 @@ def conclude(
         "meaning": MEANING[verdict.value],
         **found,
         **more,
-        "provenance": provenance(seed=seed),
+        "provenance": provenance(seed=seed, argv=without_key(sys.argv)),
     }
+
+
+def without_key(argv: list[str]) -> list[str]:
+    """A command line that may be shown: keys are blotted out."""
+    shown, hide = [], False
+    for word in argv:
+        name, sign, _ = word.partition("=")
+        shown.append("..." if hide else f"{name}=..." if name == "--api-key" and sign else word)
+        hide = word == "--api-key"
+    return shown
 
 
 def write_report(document: dict[str, Any], folder: Path) -> None:
@@ -113,7 +124,7 @@ def _statistics(part: dict[str, Any]) -> list[str]:
         lines += [f"{part['texts_needed']} texts would decide about a bias of {part['resolution']:g}.", ""]
     lines += [
         "| token | evidence, log10 | alarm | view | total variation seen | by chance |",
-        "|---|---|---|---|---|---|",
+        "|---" * 6 + "|",
     ]
     keys = ("position", "log10_evidence", "alarm", "view", "total_variation", "chance_level")
     return lines + ["| " + " | ".join(_cell(row[key]) for key in keys) + " |" for row in part["positions"]]

@@ -105,6 +105,18 @@ class Trial:
         }
 
 
+def position_row(index: int, log_e: float, bar: float, view: str, seen: float, chance: float) -> dict[str, Any]:
+    """What was found at one position of the texts."""
+    return {
+        "position": index + 1,
+        "log10_evidence": round(log_e / float(np.log(10)), 3),
+        "alarm": log_e >= bar,
+        "view": view,
+        "total_variation": round(seen, 4),
+        "chance_level": round(chance, 4),
+    }
+
+
 class Sampling:
     """The state of one trial."""
 
@@ -145,21 +157,8 @@ class Sampling:
             self.known[which].update(zip(prefixes, laws, strict=True))
 
     def positions(self) -> list[dict[str, Any]]:
-        found = []
-        for i in range(self.plan.tokens):
-            view, seen, chance = self.evidence.shift(i)
-            log_e = self.evidence.log_e(i)
-            found.append(
-                {
-                    "position": i + 1,
-                    "log10_evidence": round(log_e / float(np.log(10)), 3),
-                    "alarm": log_e >= self.evidence.bar,
-                    "view": view,
-                    "total_variation": round(seen, 4),
-                    "chance_level": round(chance, 4),
-                }
-            )
-        return found
+        evidence = self.evidence
+        return [position_row(i, evidence.log_e(i), evidence.bar, *evidence.shift(i)) for i in range(self.plan.tokens)]
 
     def alarm(self) -> bool:
         return any(self.evidence.log_e(i) >= self.evidence.bar for i in range(self.plan.tokens))
@@ -188,7 +187,10 @@ def run_trial(subject: Subject, plan: Plan, progress: Progress = lambda done, to
 def _conclude(sampling: Sampling, alarm: bool) -> tuple[Verdict, str]:
     activity, plan = sampling.subject.activity, sampling.plan
     if alarm:
-        return Verdict.FAIL, f"the texts do not follow the target; chance raises this alarm once in {1 / plan.alpha:g}"
+        return (
+            Verdict.FAIL,
+            f"the texts do not follow the target (a right sampler: once in {1 / plan.alpha:g} audits)",
+        )
     if sampling.needed is None:
         return Verdict.UNDECIDED, "the prompts leave the target too little choice to see a bias of that size"
     if sampling.drawn < sampling.needed:

@@ -40,7 +40,7 @@ def wilson(hits: int, count: int) -> tuple[float, float, float]:
     share, square = hits / count, Z * Z
     middle = (share + square / (2 * count)) / (1 + square / count)
     reach = Z / (1 + square / count) * sqrt(share * (1 - share) / count + square / (4 * count * count))
-    return share, max(0.0, middle - reach), min(1.0, middle + reach)
+    return share, middle - reach if hits else 0.0, middle + reach if hits < count else 1.0
 
 
 def mean_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> tuple[float, float, float]:

@@ -18,7 +18,7 @@ from .lanes import Lane
 from .ledger import Ledger
 from .loops import find_loop
 from .machine import MemoryMeter
-from .margins import find_difference
+from .margins import Reader, find_difference
 from .questions import Question
 from .records import Difference, Key, Record
 from .settings import Settings
@@ -52,13 +52,18 @@ class Runner:
     _done: int = 0
     _total: int = 0
     _mark: float = 0.0  # when the last answer's bookkeeping was over
+    _reader: Reader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = Reader(self.llm.target.executor)
 
     def warm_up(self) -> None:
         """Let every lane answer once, then forget it: caches, threads and kernels are ready, and nothing is known."""
         for lane in self.lanes:
             question = Question("", "", (WARM_UP,))
             ids = question.prompt(self.llm.tokenizer, 0, ())[: lane.engine.executor.max_length // 2]
-            params = SamplingParams(max_new_tokens=min(WARM_UP_TOKENS, lane.engine.executor.max_length // 4))
+            limit = min(WARM_UP_TOKENS, lane.engine.executor.max_length // 4)
+            params = SamplingParams(temperature=self.settings.temperature, max_new_tokens=limit)
             size = self.settings.batch_size
             follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
             lane.forget()
@@ -97,10 +102,10 @@ class Runner:
                 for prompt in mine:
                     if prompt not in missing:
                         self._replay(lane, prompt)
+                self._done += len(mine)
                 if missing:
                     self._measure(lane, missing, order)
-                self._done += len(mine)
-                self.progress(self._done, self._total, f"{group[0].task} {lane.label}")
+                    self.progress(self._done, self._total, f"{group[0].task} {lane.label}")
 
     def _prompts(self, group: list[Question], turn: int) -> Iterator[Prompt]:
         plain = self.lanes[0]
@@ -168,7 +173,7 @@ class Runner:
         comparable = lane.target and lane.method.exact and self.settings.temperature == 0
         if plain is None or not comparable or plain.error is not None:
             return None
-        return find_difference(self.llm.target.executor, prompt.ids, plain.ids, ids)
+        return find_difference(self._reader, prompt.ids, plain.ids, ids)
 
     def _refused(self, lane: Lane, prompt: Prompt, room: int, order: int) -> Record:
         why = f"the prompt has {len(prompt.ids)} tokens, but the context holds {room}"

@@ -14,6 +14,8 @@ from typing import Any
 import typer
 
 from ..errors import ForedraftError, UsageError
+from .analyze import analyze
+from .audit import audit
 from .bench import bench
 from .chat import chat
 from .demo import demo
@@ -26,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Causal language models write faster by speculation: cheap drafts, checked by the model many at a time.",
 )
-for command in (generate, chat, demo, methods, models):
+for command in (generate, chat, demo, methods, models, analyze, audit):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,17 +19,13 @@ from ..errors import UsageError
 from ..types import SamplingParams
 from . import options as o
 
-if TYPE_CHECKING:
-    from ..audit.trial import Plan
-    from ..audit.trial import Progress as Told
-
 Method = Annotated[str | None, typer.Option(help="Audit a method of ours; see 'foredraft methods'.")]
 Mutation = Annotated[str | None, typer.Option(help="Audit a seeded wrong rule: B1..B9 or openvino. Must fail.")]
 Endpoint = Annotated[str | None, typer.Option(help="Audit an OpenAI-compatible server, such as http://host:8000/v1.")]
 Reference = Annotated[str | None, typer.Option(help="Compare --endpoint with this server instead of its own logprobs.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the endpoint.", show_default=False)]
 Peer = Annotated[str | None, typer.Option(help="Audit another engine in this process: transformers or vllm.")]
-Assistant = Annotated[str, typer.Option(help="How the peer drafts: lookup:N, layers:K, ngram:N, none, or a model folder.")]
+Assistant = Annotated[str, typer.Option(help="How the peer drafts: lookup:N, layers:K, ngram:N, none, a model folder.")]
 Prompts = Annotated[Path | None, typer.Option(help="One prompt per line (default: four built-in ones).")]
 Tokens = Annotated[int, typer.Option(help="Tokens of every sampled text.")]
 Resolution = Annotated[float, typer.Option(help="Bias in total variation that a PASS rules out.")]
@@ -76,20 +72,65 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Test whether texts written with speculation follow the model's own distribution."""
+    from ..audit.audits import AUDITS, Order  # only whoever audits waits for these
     from ..audit.prompts import read_prompts
     from ..audit.trial import Plan
     from ..recipes import Options
 
-    given = {k: v for k, v in zip(KINDS, (method, mutation, endpoint, peer), strict=True) if v is not None}
-    if len(given) != 1:
-        raise UsageError("say what to audit with one of --method, --mutation, --endpoint or --peer")
+    kind, what = chosen(method=method, mutation=mutation, endpoint=endpoint, peer=peer)
     if reference is not None and endpoint is None:
         raise UsageError("--reference goes with --endpoint")
-    kind, what = next(iter(given.items()))
-    plan = Plan(((),), tokens, alpha, resolution, texts, seconds, batch_size, seed)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    job = Job(what, model, read_prompts(prompts), plan, params, greedy_tokens, dtype, device, exact, assistant)
-    job.options, job.reference, job.api_key = Options(shape, rule, drafter, draft_length), reference, api_key
-    with progress_bar(f"audit {what}") as progress:
-        document = RUNS[kind](job, progress)
+    order = Order(
+        what, model, read_prompts(prompts), Plan(((),), tokens, alpha, resolution, texts, seconds, batch_size, seed),
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), Options(shape, rule, drafter, draft_length),
+        greedy_tokens, dtype, device, exact, assistant, reference, api_key,
+    )  # fmt: skip
+    with listening(f"audit {what}") as (progress, loading):
+        document = AUDITS[kind](order, progress, loading)
     return show(document, out, as_json)
+
+
+def chosen(**kinds: str | None) -> tuple[str, str]:
+    """What is to be audited: exactly one thing."""
+    given = [(kind, what) for kind, what in kinds.items() if what is not None]
+    if len(given) != 1:
+        raise UsageError(f"say what to audit with one of {', '.join('--' + kind for kind in kinds)}")
+    return given[0]
+
+
+@contextmanager
+def listening(title: str) -> Iterator[tuple[Callable[[int, int], None], o.LoadingBar]]:
+    """Progress on stderr: first of loading, then of sampling."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=o.errors, transient=True, disable=not sys.stderr.isatty())
+    task = bar.add_task(title, total=None)
+    loading = o.LoadingBar()
+
+    def progress(done: int, total: int) -> None:
+        if not bar.live.is_started:  # two live displays cannot share a terminal
+            loading.progress.stop()
+            bar.start()
+        bar.update(task, completed=min(done, total), total=total)
+
+    try:
+        with loading:
+            yield progress, loading
+    finally:
+        bar.stop()
+
+
+def show(document: dict[str, Any], out: Path | None, as_json: bool) -> int:
+    """Print what was found, write it where asked, and turn the verdict into an exit code."""
+    from ..audit.report import summary, write_report
+    from ..audit.trial import Verdict
+
+    if out is not None:
+        write_report(document, out)
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        print(f"audit of {document['subject']['name']}")
+        print("\n".join(summary(document)))
+        if out is not None:
+            print(f"report: {out / 'audit.md'}")
+    return Verdict(document["verdict"]).exit_code

@@ -168,6 +168,7 @@ def engine(
         show(document, f"engine alone, shape {shape} {document['settings']['dtype']}")
         passes = [f"{p['rows']}: {p['ms']:.1f} ms" for p in document["passes"]]
         print("one pass over n rows  " + "  ".join(passes))
+        print(f"of a plain step, {document['outside_pass_share']:.0%} is spent outside of that pass")
     return finish(document)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -79,6 +80,7 @@ class Peer(Protocol):
 
     name: str  # such as "transformers-lookup"
     weights: str  # the form of the weights that it computes with
+    version: str  # of the engine
 
     def answer(self, prompt: list[int]) -> Answer:
         """Greedy decoding of one prompt."""
@@ -87,9 +89,9 @@ class Peer(Protocol):
         """Give back what it holds."""
 
 
-def require(package: str, module: str) -> None:
-    """Raise `Absent` where a package is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        raise Absent(f"{package} is not installed (pip install {package})")
+def require(package: str) -> str:
+    """The version of an installed package; raises `Absent` where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise Absent(f"{package} is not installed (pip install {package})") from None

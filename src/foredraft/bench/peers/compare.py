@@ -26,6 +26,7 @@ from ..loops import find_loop
 from ..questions import Question
 from ..records import Key, Record
 from ..rows import table
+from ..run import WARM_UP
 from ..session import Ears, Order
 from ..settings import Settings
 from ..tasks import Loaded
@@ -71,15 +72,17 @@ def run_peers(asked: PeerOrder, ears: Ears | None = None) -> dict[str, Any]:
     folder = files.choose(order.out, order.name().replace("bench", "peers"))
     llm = LLM(order.model, PLAIN, dtype=settings.dtype, device=settings.device, progress=ears.loading)
     prompts = _prompts(llm, tasks, settings)
-    job = _job(asked, llm, settings, max(len(ids) for _, ids in prompts))
+    warm = Question("", "", (WARM_UP,)).prompt(llm.tokenizer, 0, ())[: llm.target.executor.max_length // 2]
+    job = _job(asked, llm, settings, max(len(ids) for ids in [warm, *(ids for _, ids in prompts)]))
     peers, missing = _gather(llm, job, entries, names, ears)
     try:
         hashes = {task.task.name: task.sha256 for task in tasks}
-        labels = [{"label": peer.name, "weights": peer.weights} for peer in peers]
+        labels = [{"label": peer.name, "weights": peer.weights, "version": peer.version[:12]} for peer in peers]
         run = {"kind": "peers", "settings": asdict(settings), "methods": labels, "tasks": hashes, "floor": {}}
         files.open_run(folder, run | {"missing": missing})
         files.note_session(folder, provenance(seed=settings.seed, data=hashes, packages=VERSIONS))
         with Ledger(folder / files.RECORDS) as ledger:
+            _warm_up(peers, warm)
             _measure(peers, prompts, settings, ledger, job, ears)
             records = list(ledger.records.values())
     finally:
@@ -161,7 +164,6 @@ def _measure(
     job: Job,
     ears: Ears,
 ) -> None:
-    _warm_up(peers, prompts[0][1])
     done = 0
     for number, (question, ids) in enumerate(prompts):
         shift = number % len(peers)
@@ -175,9 +177,10 @@ def _measure(
 
 
 def _warm_up(peers: list[Peer], ids: list[int]) -> None:
+    """A text that repeats itself, so that lookups find something too: some engines compile at their first hit."""
     for peer in peers:
         for _ in range(WARM_UP_ANSWERS):
-            _ask(peer, ids[: len(ids) // 2 + 1])
+            _ask(peer, ids)
         if isinstance(peer, OwnPeer):
             peer.close()  # forgets what it saw
 

@@ -35,7 +35,7 @@ class Transformers:
     """One model for all three ways."""
 
     def __init__(self, job: Job) -> None:
-        require("transformers", "transformers")
+        self.version = require("transformers")
         library: Any = import_module("transformers")
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
@@ -77,7 +77,7 @@ class TransformersPeer:
     """One of the three."""
 
     def __init__(self, engine: Transformers, name: str, how: dict[str, Any]) -> None:
-        self.name, self.weights = name, engine.job.dtype
+        self.name, self.weights, self.version = name, engine.job.dtype, engine.version
         self._engine, self._how = engine, how
 
     def answer(self, prompt: list[int]) -> Answer:

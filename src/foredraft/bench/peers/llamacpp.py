@@ -18,7 +18,7 @@ class LlamaCpp:
     """A context over the GGUF file, cleared for every prompt."""
 
     def __init__(self, job: Job) -> None:
-        require("cyllama", "cyllama")
+        self.version = require("cyllama")
         library: Any = import_module("cyllama.llama.llama_cpp")
         self.job, self.library = job, library
         library.disable_logging()
@@ -60,6 +60,7 @@ class LlamaCppPeer:
 
     def __init__(self, engine: LlamaCpp, name: str, lookup: bool) -> None:
         self.name, self._engine, self._lookup = name, engine, lookup
+        self.version = engine.version
 
     def answer(self, prompt: list[int]) -> Answer:
         engine, job = self._engine, self._engine.job

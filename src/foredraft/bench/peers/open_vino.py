@@ -17,6 +17,7 @@ class OpenVinoPeer:
     weights = "gguf"
 
     def __init__(self, job: Job, name: str, lookup: bool) -> None:
+        self.version = require("openvino-genai")
         library: Any = import_module("openvino_genai")
         self.name, self._library, self._tensor = name, library, import_module("openvino").Tensor
         device = {"cpu": "CPU"}.get(job.device)
@@ -68,5 +69,4 @@ def _watch(library: Any) -> Any:
 
 
 def peers(job: Job) -> list[OpenVinoPeer]:
-    require("openvino-genai", "openvino_genai")
     return [OpenVinoPeer(job, "openvino", False), OpenVinoPeer(job, "openvino-lookup", True)]

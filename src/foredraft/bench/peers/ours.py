@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ... import provenance
 from ...recipes import LLM
 from ...types import SamplingParams
 from ..lanes import Lane
@@ -14,6 +15,7 @@ class OwnPeer:
 
     def __init__(self, llm: LLM, lane: Lane, max_new_tokens: int) -> None:
         self.name, self.weights = f"foredraft-{lane.label}", llm.target.dtype
+        self.version = provenance.commit() or "-"
         self._llm, self._lane, self._limit = llm, lane, max_new_tokens
 
     def answer(self, prompt: list[int]) -> Answer:

@@ -45,7 +45,7 @@ class VllmPeer:
             env=environment,
             text=True,
         )
-        self._ask(settings)
+        self.version = str(self._ask(settings)["version"])
 
     def answer(self, prompt: list[int]) -> Answer:
         said = self._ask(self._request | {"ids": prompt})

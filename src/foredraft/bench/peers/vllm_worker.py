@@ -1,7 +1,7 @@
 """The process that runs vLLM: JSON lines in, JSON lines out. Run by path under any interpreter with vLLM.
 
 It imports nothing of foredraft. The first line in holds the engine's settings, every further one a prompt; the first
-line out says that the engine is ready.
+line out says that the engine is ready, and its version.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
 
     try:
         engine = load(json.loads(next(lines)))
-        out({"ready": True})
+        out({"version": import_module("vllm").__version__})
         for number, line in enumerate(lines):
             out(answer(engine, str(number), json.loads(line)))
     except Exception as error:  # whatever it is, the other side should read it

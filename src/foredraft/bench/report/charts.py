@@ -9,7 +9,9 @@ from ..entries import ALONE, PLAIN
 from ..rows import ALL
 from .runs import Row, Run
 from .style import GREY, INK, PARTS, colour, plots
+from .tables import output
 
+KINDS = {"exact": "o", "lossy": "D", "drafter's": "s"}
 MOST_LINES = 8  # methods in a picture of lines
 Chart = Callable[[Run], Any]
 
@@ -58,7 +60,8 @@ def tasks(run: Run) -> Any:
     names = [task for task in [*run.tasks, ALL] if any(run.row(method, task) for method in methods)]
     if not methods or len(names) < 3:
         return None
-    size = (1.3 + 1.45 * len(names), 1.1 + 0.36 * len(methods))
+    size = (2.2 + 1.5 * len(names), 1.1 + 0.36 * len(methods))
+    end = 1.3 * max(row["speedup"] for row in run.rows if row["method"] in methods)  # wide intervals may leave it
     figure, panels = plots().subplots(1, len(names), figsize=size, sharey=True, sharex=True, layout="constrained")
     for axes, task in zip(panels, names, strict=True):
         for place, method in enumerate(methods):
@@ -67,9 +70,10 @@ def tasks(run: Run) -> Any:
                 paint = {"color": shade(run, method), "ecolor": shade(run, method)}
                 axes.errorbar(row["speedup"], place, xerr=_reach([row], "speedup"), fmt="o", capsize=2.5, **paint)
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_title(task.removeprefix("own-"), fontsize=10)
+        axes.set_title(task.removeprefix("own-"), fontsize=9)
     panels[0].set_yticks(range(len(methods)), methods)
     panels[0].set_ylim(-0.6, len(methods) - 0.4)
+    panels[0].set_xlim(0, max(1.2, end))
     figure.supxlabel("speed-up over plain decoding (95% interval)", fontsize=10)
     return figure
 
@@ -124,7 +128,7 @@ def frontier(run: Run) -> Any:
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
         for row in rows:
             marks = row["quality"] | ({"flip_rate": 0.0, "flip_rate_low": 0.0, "flip_rate_high": 0.0} | row["quality"])
-            kind = "o" if run.about(row["method"]).get("exact", True) else "D"
+            kind = KINDS[output(run.about(row["method"]))]
             paint = {"color": shade(run, row["method"]), "capsize": 2.5, "elinewidth": 1, "markersize": 7}
             reach = {"xerr": _reach([row], "speedup"), "yerr": _reach([marks], name)}
             axes.errorbar(row["speedup"], marks[name], fmt=kind, label=row["method"], **reach, **paint)
@@ -133,7 +137,12 @@ def frontier(run: Run) -> Any:
         axes.set_ylim(-0.03, 1.03)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, fontsize=8.5, title="circles exact, diamonds lossy"
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=2,
+        fontsize=8.5,
+        title="circles exact, diamonds lossy, squares the drafter alone",
     )
     return figure
 

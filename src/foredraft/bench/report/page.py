@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from . import tables
+from . import charts, tables
 from .runs import Run
 from .tables import Table
 
@@ -50,14 +50,14 @@ def _fold(table: Table) -> bool:
 def facts(run: Run) -> str:
     """The few numbers that a reader wants first."""
     found: list[tuple[str, str]] = []
-    others = [row for row in run.totals if row["speedup_high"] != row["speedup_low"] or row["speedup"] != 1.0]
-    if others:
-        best = max(others, key=lambda row: row["speedup"])
+    rows = charts.measured(run)
+    if len(rows) > 1:
+        best = max(rows, key=lambda row: row["speedup"])
         found.append((f"{best['speedup']:.2f}x", f"fastest: {best['method']}"))
     plain = run.totals[0]
     found.append((f"{plain['tokens_per_second']:.1f} tokens/s", plain["method"]))
     if run.kind != "engine":
-        looped = max(row["looped_share"] for row in run.totals)
+        looped = max(row["looped_share"] for row in rows)
         found.append((f"{100 * looped:.0f}%", "of answers looped, at most"))
     if "overhead_share" in run.document:
         found.append((f"{100 * run.document['overhead_share']:.1f}%", "taken by the benchmark itself"))
@@ -84,8 +84,12 @@ def html_table(table: Table) -> str:
 
 
 def _cell(tag: str, text: str, claim: bool) -> str:
+    """A cell; long names of methods may break behind a comma or a colon."""
     mark = ' class="claim"' if claim else ""
-    return f"<{tag}{mark}>{escape(text)}</{tag}>"
+    inner = escape(text)
+    if " " not in text:
+        inner = inner.replace(",", ",<wbr>").replace(":", ":<wbr>")
+    return f"<{tag}{mark}>{inner}</{tag}>"
 
 
 def picture(caption: str, svg: bytes) -> str:

@@ -36,13 +36,20 @@ def methods(run: Run) -> Table:
     for row in run.totals:
         about = run.about(row["method"])
         claim = f"{about['paper']}: {about['claim']}" if about.get("claim") else "-"
-        rows.append([row["method"], "exact" if about.get("exact", True) else "lossy", *_speed(row), claim])
+        rows.append([row["method"], output(about), *_speed(row), claim])
     note = (
         "Speed-up is all tokens over all time, prefill included, against plain decoding in the same run; intervals are"
         " paired bootstraps over questions. Outputs that fall into a repetition loop are cut, on both sides, where the"
         " loop begins. 'differ' counts greedy answers whose ids are not plain decoding's (near-ties in 16 bit)."
     )
     return Table("Methods", heads, rows, foreign=len(heads) - 1, note=note)
+
+
+def output(about: dict[str, Any]) -> str:
+    """What a method's text is: the target's own law, a relaxed one, or not the target's at all."""
+    if not about.get("target", True):
+        return "drafter's"
+    return "exact" if about.get("exact", True) else "lossy"
 
 
 def _speed(row: Row) -> list[str]:
@@ -147,6 +154,7 @@ def peers(run: Run) -> Table:
     """All engines on the same prompts."""
     heads = [
         "engine",
+        "version",
         "weights",
         "speed-up [95%]",
         "tokens/s",
@@ -155,12 +163,12 @@ def peers(run: Run) -> Table:
         "tokens per pass",
         "looped",
     ]
-    weights = {engine["label"]: engine["weights"] for engine in run.document["engines"]}
+    known = {engine["label"]: [engine["version"], engine["weights"]] for engine in run.document["engines"]}
     rows = []
     for row in run.totals:
         cells = [interval(row, "speedup"), f"{row['tokens_per_second']:.1f}", f"{row['decode_tokens_per_second']:.1f}"]
         cells += [f"{row['ttft_ms']:.0f} ms", f"{row['tokens_per_step']:.2f}", percent(row["looped_share"])]
-        rows.append([row["method"], weights.get(row["method"], "-"), *cells])
+        rows.append([row["method"], *known.get(row["method"], ["-", "-"]), *cells])
     missing = [f"{name}: {why}" for name, why in run.document["missing"].items()]
     note = f"Against {run.document['baseline']}. Engines with GGUF weights compute in 4 bit and may write other texts."
     return Table("Engines", heads, rows, note=" Left out: ".join([note, *missing]))

@@ -92,7 +92,9 @@ def default_rule(kinds: frozenset[Kind], topology: Topology) -> Rule:
 
 def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
     """Refuse a rule that would change the target's law with such drafts (DESIGN law 1). Lossy rules are asked for."""
-    if rule.lossy or rule.exact_with(kinds, topology):
+    if rule.lossy:
+        return _check_lossy(rule, kinds, topology)
+    if rule.exact_with(kinds, topology):
         return
     wrong = next(kind for kind in kinds if (kind, topology) not in rule.exact_for)
     chains_only = (wrong, Topology.CHAIN) in rule.exact_for and not any(t is Topology.TREE for _, t in rule.exact_for)
@@ -101,6 +103,14 @@ def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
         f"rule {rule.name!r} is biased on a {topology.value} of {wrong.name} drafts: {why};"
         f" use rule {default_rule(kinds, topology).name!r}"
     )
+
+
+def _check_lossy(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
+    """A lossy rule bends the law by design, but it must be able to look at what it needs."""
+    if rule.chains_only and topology is Topology.TREE:
+        raise UsageError(f"rule {rule.name!r} handles chains only, and these drafts are trees")
+    if rule.needs_laws and Kind.CHOSEN in kinds:
+        raise UsageError(f"rule {rule.name!r} needs the draft's laws, and a drafter that chooses its tokens gives none")
 
 
 __all__ = [

@@ -86,6 +86,8 @@ class Rule:
     reads_ahead: bool = False  # looks at rows behind the emitted token, so lengths must not depend on them
     needs_hidden: bool = False  # looks at the target's states ...
     tap: int = -1  # ... at this tap (runtime.FINAL, or the entry of a layer)
+    needs_laws: bool = False  # looks at the draft's laws even of chosen tokens, for which drafters give none
+    chains_only: bool = False  # means nothing on trees; exact rules say so by `exact_for` already
     needs_soft: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.soft`)
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:

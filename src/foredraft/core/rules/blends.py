@@ -63,6 +63,7 @@ def ensemble(weight: float = 0.8) -> Rule:
         verify=partial(walk, partial(solve_blend, mix)),
         verify_batch=partial(walk_ahead, partial(solve_blend_batch, mix_batch)),
         lossy=True,
+        needs_laws=True,
     )
 
 
@@ -83,6 +84,7 @@ def mentored(divergence: float = 0.1) -> Rule:
         verify=partial(walk, partial(solve_blend, clip)),
         verify_batch=partial(walk_ahead, partial(solve_blend_batch, clip_batch)),
         lossy=True,
+        needs_laws=True,
     )
 
 

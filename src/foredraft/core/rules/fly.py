@@ -120,6 +120,7 @@ def fly(theta: float = 0.3, window: int = 6, gate: str = "paper") -> Rule:
         verify=rule.verify,
         verify_batch=rule.verify_batch,
         lossy=True,
+        chains_only=True,
         reads_ahead=True,
         needs_soft=True,
     )

@@ -77,7 +77,7 @@ def kl_gate(threshold: float = 0.5) -> Rule:
     """Standard test, or KL(p || q) <= threshold in nats; a threshold below 0 is the standard rule."""
     name = label("kl-gate", threshold=(threshold, 0.5))
     summary = "the standard test, or the whole laws are within a KL threshold (lossy)"
-    return with_opinion(name, summary, _gate(DIVERGENCES["kl"], threshold), needs_soft=True)
+    return with_opinion(name, summary, _gate(DIVERGENCES["kl"], threshold), needs_soft=True, needs_laws=True)
 
 
 def fuzzy(threshold: float = 0.1, divergence: str = "js", otherwise: str = "target") -> Rule:
@@ -87,4 +87,4 @@ def fuzzy(threshold: float = 0.1, divergence: str = "js", otherwise: str = "targ
     name = label("fuzzy", threshold=(threshold, 0.1), divergence=(divergence, "js"), otherwise=(otherwise, "target"))
     summary = "drafts pass wherever target and draft laws are close (lossy)"
     gate = _gate(DIVERGENCES[divergence], threshold)
-    return with_opinion(name, summary, gate, FALLBACKS[otherwise], needs_soft=True)
+    return with_opinion(name, summary, gate, FALLBACKS[otherwise], needs_soft=True, needs_laws=True)

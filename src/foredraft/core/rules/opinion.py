@@ -86,6 +86,7 @@ def with_opinion(
     standard: tuple[Solver, BatchSolver] = (solve_standard, solve_standard_batch),
     needs_hidden: bool = False,
     needs_soft: bool = False,
+    needs_laws: bool = False,
 ) -> Rule:
     """A lossy rule: `standard` or the opinion."""
     return Rule(
@@ -97,6 +98,7 @@ def with_opinion(
         lossy=True,
         needs_hidden=needs_hidden,
         needs_soft=needs_soft,
+        needs_laws=needs_laws,
     )
 
 

@@ -180,16 +180,18 @@ def reject_in_turn(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
     """The sequential test of `solve_residual` for a batch; chosen candidates are point masses."""
     if node.childless():
         return emit_batch(node, node.p)
-    chosen, tokens, presents = node.chosen()[:, None], node.token.clamp(min=0), node.child >= 0
-    slot, late = torch.full_like(node.index, -1), torch.zeros_like(node.index)
+    chosen = None if node.drafts.node_kind is None and node.drafts.kind != Kind.CHOSEN else node.chosen()[:, None]
+    tokens, presents = node.token.clamp(min=0), node.child >= 0
+    slot, late = torch.full_like(node.index, -1), None if relax is None else torch.zeros_like(node.index)
     scale = 1.0 if relax is None else relax.lenience
     left: Left | None = None
     for k in range(node.child.shape[1]):
         present, token = presents[:, k : k + 1], tokens[:, k : k + 1]
         r = node.p.prob(token[:, 0]) if left is None else left.at(token)  # the first test needs no dense row
-        s = torch.where(chosen[:, 0], 1.0, _draft_prob(node, left, token))
+        s = _draft_prob(node, left, token)
+        s = s if chosen is None else torch.where(chosen[:, 0], 1.0, s)
         passed = flip_ratio(node, r, s, node.child[:, k], 0)
-        if relax is not None:
+        if relax is not None and late is not None:
             wide = _flip_rest(node, r, s, relax, node.child[:, k])
             late = torch.where((slot < 0) & ~passed & wide, int(Reason.RELAXED), late)
             passed = passed | wide
@@ -197,7 +199,7 @@ def reject_in_turn(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
         if node.settled(slot):
             return StepBatch(slot, slot, late)
         left = Left.of(node) if left is None else left
-        step = torch.where(chosen, 0.0, scale / left.left)
+        step = scale / left.left if chosen is None else torch.where(chosen, 0.0, scale / left.left)
         left.drop(token, step, present & (s > 0)[:, None])  # what cannot have been drawn costs its token nothing
     assert left is not None
     return left.emit(node, slot, late)

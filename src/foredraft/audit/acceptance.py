@@ -1,0 +1,73 @@
+"""How often a rule accepts one of given candidates at one node, for any rule of the table.
+
+The rule itself is run, over all outcomes of its tests: given the candidates the result is exact at any vocabulary size,
+because a draw from what is left matters only as far as it hits a candidate. Only the order in which independent draws
+are tried is drawn, once per seed. Nothing here knows what a rule does; `forms` does, and is held to this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.dice import Purpose
+from ..core.exact import ExactDice, outcomes
+from ..core.laws import DenseLaw
+from ..core.rules import Roll, Rule, TreeCase
+from ..types import DraftTree, Kind, Law
+from .drafting import Candidates
+from .tables import Array
+
+
+@dataclass(slots=True)
+class NodeDice:
+    """Tests fall on every side; a drawn token is told apart only where it is a candidate; orders are drawn once."""
+
+    exact: ExactDice
+    tokens: list[int]
+    rng: np.random.Generator
+
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+        if purpose is Purpose.SELECT:
+            return torch.tensor([bool(self.rng.random() < float(prob.reshape(-1)[0]))])
+        return self.exact.flip(prob, purpose, node, turn)
+
+    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+        probs = law.dense()[0].double()
+        if purpose is Purpose.ORDER:
+            return torch.tensor([int(self.rng.choice(probs.shape[0], p=(probs / probs.sum()).numpy()))])
+        if purpose is Purpose.SELECT:
+            return self.exact.draw(law, purpose, node, turn)
+        hits = probs[self.tokens]
+        other = (probs.sum() - hits.sum()).clamp(min=0.0)[None]
+        place = int(self.exact.draw(DenseLaw(torch.cat((hits, other))[None]), purpose, node, turn)[0])
+        return torch.tensor([self.tokens[place] if place < len(self.tokens) else self._elsewhere()])
+
+    def _elsewhere(self) -> int:
+        return next(token for token in range(len(self.tokens) + 1) if token not in self.tokens)
+
+    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
+        return self.draw(law, Purpose.EMIT, depth)
+
+    def choose(self, index: Tensor) -> NodeDice:
+        return self
+
+    def to(self, device: torch.device) -> NodeDice:
+        return self
+
+
+def accepted_given(rule: Rule, p: Array, q: Array, kind: Kind, found: Candidates, seed: int = 0) -> float:
+    """Probability that the rule goes on from one of the given candidates."""
+    tokens, count = [token for token, _ in found], len(found)
+    tree = DraftTree(tokens, [-1] * count, [kind] * count, [times for _, times in found], list(range(count)))
+    sure = np.zeros_like(p)
+    sure[0] = 1.0  # whatever follows an accepted candidate is of no interest
+
+    def run(dice: ExactDice) -> bool:
+        roll = Roll(NodeDice(dice, tokens, np.random.default_rng(seed)))
+        return bool(rule.verify(TreeCase(tree, lambda row: sure if row else p, lambda row: q, roll)).path)
+
+    return sum(weight for weight, accepted in outcomes(run) if accepted)

@@ -1,0 +1,155 @@
+"""What a drafter and the rules are worth on given prompts: overlap of p and q, acceptance of each rule, the optimum.
+
+Nodes are the places of texts that the target writes. It answers which rule, how many candidates, and whether the
+drafter or the rule is the limit; how fast anything runs is none of its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.rules import RULES
+from ..core.sampling import ParamBlock, law_of
+from ..draft.model import TREE_TEMPERATURE
+from ..models import Progress as Loading
+from ..recipes import LLM
+from ..recipes.loading import Place
+from ..recipes.table import Workshop, draft_executor
+from ..runtime import Executor, Rows
+from ..types import Kind, SamplingParams
+from .forms import FORMS, acceptance, optimum
+from .tables import Array
+
+IID, DRAWN, TOP, CHOSEN = Kind.SAMPLED_IID, Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.TOP_THEN_SAMPLED, Kind.CHOSEN
+KINDS = {IID: "independent draws", DRAWN: "draws without replacement", TOP: "top k - 1 and a draw", CHOSEN: "top k"}
+MOST = 8  # candidates up to which the optimum is followed
+WORTH = 0.01  # acceptance that one more candidate should add
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One place of a text: the target's law and the drafter's."""
+
+    position: int  # in the continuation, from 1
+    p: Array
+    q: Array
+
+    @property
+    def overlap(self) -> float:
+        """1 - total variation: what the single-draft test accepts."""
+        return float(np.minimum(self.p, self.q).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to analyse."""
+
+    model: str
+    drafter: str | None
+    prompts: tuple[str, ...]
+    temperature: float = 1.0
+    candidates: int = 4
+    tokens: int = 16  # nodes per prompt
+    draws: int = 8  # series of candidates per node
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+
+
+def collect(question: Question, loading: Loading | None = None) -> list[Node]:
+    """Let the target write, and read both laws at every place."""
+    place = Place(question.dtype, question.device, 1, None)
+    llm = LLM(question.model, "plain", dtype=question.dtype, device=question.device, progress=loading)
+    drafter = draft_executor(Workshop(llm.target, place), question.drafter)
+    target, heat = llm.target.executor, question.temperature
+    nodes = []
+    for number, prompt in enumerate(question.prompts):
+        ids = llm.tokenizer.encode(prompt)
+        params = SamplingParams(heat, seed=question.seed + number, max_new_tokens=question.tokens, ignore_eos=True)
+        text = llm.generate([ids], params)[0].token_ids
+        p = row_laws(target, ids, text, heat, target.vocab_size)
+        q = row_laws(drafter, ids, text, heat or TREE_TEMPERATURE, target.vocab_size)
+        nodes += [Node(i + 1, p[i], q[i]) for i in range(len(text))]
+    return nodes
+
+
+@torch.inference_mode()
+def row_laws(executor: Executor, prompt: list[int], text: list[int], heat: float, vocab: int) -> Array:
+    """[tokens, V] the laws behind every beginning of a text, over `vocab` ids."""
+    executor.rollback([0], [0])
+    executor.prefill([0], [prompt[:-1]])
+    out = executor.forward(Rows.chains([0], [[prompt[-1], *text[:-1]]], executor.device))
+    executor.rollback([0], [0])
+    logits = out.logits[out.index[0]][:, :vocab].to(torch.float32)
+    block = ParamBlock.of([SamplingParams(heat)] * logits.shape[0], logits.shape[1], executor.device)
+    laws = law_of(logits, block).dense().double().cpu().numpy()
+    laws = np.pad(laws, ((0, 0), (0, vocab - laws.shape[1])))
+    return np.asarray(laws / laws.sum(axis=1, keepdims=True))
+
+
+def analyse(
+    nodes: list[Node], candidates: int, draws: int = 8, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """Means over nodes."""
+    lines = [line for line in FORMS if line[0] in RULES]
+    accepted, best = np.zeros((len(nodes), len(lines), 2)), np.zeros((len(nodes), len(lines)))
+    curve = np.zeros((len(nodes), MOST, 2))
+    for n, node in enumerate(nodes):
+        progress(n, len(nodes))
+        for i, (rule, kind) in enumerate(lines):
+            accepted[n, i] = acceptance(rule, kind, node.p, node.q, candidates, draws, seed=n)
+            best[n, i] = max(optimum(node.p, node.q, kind, candidates), 1e-12)
+        for k in range(MOST):
+            curve[n, k] = [optimum(node.p, node.q, kind, k + 1) for kind in (IID, DRAWN)]
+    progress(len(nodes), len(nodes))
+    error = np.sqrt(accepted[:, :, 1].sum(axis=0)) / len(nodes)
+    means = zip(lines, accepted[:, :, 0].mean(axis=0).tolist(), error.tolist(), best.mean(axis=0).tolist(), strict=True)
+    rules = [
+        {"rule": rule, "drafts": KINDS[kind], "acceptance": a, "error": e, "optimum": b, "share": a / b}
+        for (rule, kind), a, e, b in means
+    ]
+    return {
+        "nodes": len(nodes),
+        "candidates": candidates,
+        "overlap": float(np.mean([node.overlap for node in nodes])),
+        "by_position": by_position(nodes, curve[:, candidates - 1, 1] if candidates <= MOST else None),
+        "optimum": [
+            {"candidates": k + 1, "independent": float(iid), "without_replacement": float(drawn)}
+            for k, (iid, drawn) in enumerate(curve.mean(axis=0))
+        ],
+        "rules": rules,
+    }
+
+
+def by_position(nodes: list[Node], best: Array | None) -> list[dict[str, Any]]:
+    """Overlap, and the optimum without replacement, at each place of the texts."""
+    found = []
+    for position in sorted({node.position for node in nodes}):
+        here = [i for i, node in enumerate(nodes) if node.position == position]
+        row = {"position": position, "overlap": float(np.mean([nodes[i].overlap for i in here]))}
+        found.append(row if best is None else row | {"optimum": float(best[here].mean())})
+    return found
+
+
+def answer(found: dict[str, Any]) -> str:
+    """Which rule, how many candidates, and what the limit is, in plain words."""
+    best = max(found["rules"], key=lambda rule: rule["acceptance"])
+    most = max(rule["optimum"] for rule in found["rules"])
+    curve = [row["without_replacement"] for row in found["optimum"]]
+    enough = max((k + 1 for k in range(1, len(curve)) if curve[k] - curve[k - 1] >= WORTH), default=1)
+    advice = f"beyond {enough} candidate{'s' * (enough > 1)} one more adds less than {WORTH:g}"
+    if enough == len(curve):
+        advice = f"up to {enough} candidates every one helps"
+    rule_gap, drafter_gap = most - best["acceptance"], 1.0 - most
+    limit = "the rule is" if rule_gap > drafter_gap else "the drafter is"
+    return (
+        f"Take {best['rule']} on {best['drafts']}: with {found['candidates']} candidates it accepts"
+        f" {best['acceptance']:.2f} where {most:.2f} is possible and a single draft gets {found['overlap']:.2f};"
+        f" {limit} the limit (better rules could add {max(rule_gap, 0.0):.2f}, better drafts {drafter_gap:.2f});"
+        f" {advice}."
+    )

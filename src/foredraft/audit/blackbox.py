@@ -1,0 +1,90 @@
+"""The audit of an endpoint: greedy text, and sampled texts against its own log-probabilities or a second endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .coarse import Text
+from .endpoint import EndpointSubject, Server, Written, read_choice, words
+from .pair_trial import run_pairs
+from .report import conclude
+from .trial import Plan, Progress, Trial, Verdict, run_trial
+
+GAP = 0.25  # log-probability by which rounding may lift another token over the likeliest one
+_HIDDEN = 2  # texts that may end early before the sample is no longer that of the law
+
+
+def audit_endpoint(
+    server: Server, reference: Server | None, prompts: tuple[str, ...], plan: Plan, heat: float, greedy_tokens: int,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Greedy part and sequential test of a server."""
+    plan = replace(plan, prompts=tuple(words(prompt) for prompt in prompts))
+    subject = EndpointSubject(server, heat, bare=reference is not None)
+    if reference is None:
+        subject.check()
+    greedy = greedy_part(server, reference, plan.prompts, greedy_tokens)
+    if reference is None:
+        trial = _unless_hidden(run_trial(subject, plan, progress), subject.ended)
+    else:
+        trial = run_pairs(subject, EndpointSubject(reference, heat, bare=True), plan, progress)
+    about = {
+        "name": subject.name,
+        "model": server.model,
+        "endpoint": server.url,
+        "compared with": "its own logprobs" if reference is None else reference.url,
+        "temperature": heat,
+        "requests": server.requests + (0 if reference is None else reference.requests),
+        "texts that ended early": subject.ended,
+        "largest change of one context's logprobs": round(subject.wobble, 4),
+    }
+    return conclude(about, {"greedy": greedy, "statistics": trial.as_dict(plan)}, plan.seed)
+
+
+def _unless_hidden(trial: Trial, ended: int) -> Trial:
+    """Texts that end early hide tokens, and what is left no longer follows the law."""
+    if ended <= _HIDDEN:
+        return trial
+    reason = f"{ended} texts ended early, which hides tokens; use prompts that go on, or a server that knows ignore_eos"
+    return replace(trial, verdict=Verdict.UNDECIDED, reason=reason)
+
+
+def greedy_part(server: Server, reference: Server | None, prompts: tuple[Text, ...], tokens: int) -> dict[str, Any]:
+    """At temperature 0 every token is the likeliest, and the text is the reference's, if there is one."""
+    differences: list[dict[str, Any]] = []
+    for number, prompt in enumerate(prompts, 1):
+        first = _greedy_text(server, prompt, tokens, bare=reference is not None)
+        wrong: list[tuple[int, float | None]] = [(i, gap) for i, gap in enumerate(first.gaps) if gap > GAP]
+        if reference is not None:
+            wrong += _parting(first, _greedy_text(reference, prompt, tokens, bare=True))
+        differences += [{"prompt": number, "position": i + 1, "margin": margin} for i, margin in wrong[:1]]
+    return {
+        "verdict": _greedy_verdict([each["margin"] for each in differences]).value,
+        "prompts": len(prompts),
+        "tokens": tokens,
+        "differences": differences,
+        "tolerance": GAP,
+    }
+
+
+def _greedy_verdict(margins: list[float | None]) -> Verdict:
+    """A clear preference that was not followed is a fault; one that nobody knows is none."""
+    if any(margin is not None and margin > GAP for margin in margins):
+        return Verdict.FAIL
+    return Verdict.UNDECIDED if None in margins else Verdict.PASS
+
+
+def _greedy_text(server: Server, prompt: Text, tokens: int, bare: bool) -> Written:
+    return read_choice(server.complete(prompt, max_tokens=tokens, temperature=0.0)[0], tokens, bare)
+
+
+def _parting(first: Written, other: Written) -> list[tuple[int, float | None]]:
+    """Where two greedy texts part, with the log-probability by which the reference preferred its token."""
+    apart = next((i for i, (a, b) in enumerate(zip(first.text, other.text, strict=False)) if a != b), None)
+    if apart is None:
+        return []
+    mass = other.laws[apart].mass if other.laws else None
+    return [(apart, None if mass is None else float(np.log(mass[0] / mass[1])))]

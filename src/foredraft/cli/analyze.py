@@ -1,0 +1,86 @@
+"""`foredraft analyze`: which rule, how many candidates, and is the drafter or the rule the limit?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UsageError
+from . import options as o
+from .audit import Json, Prompts, Seed, listening
+
+Candidates = Annotated[int, typer.Option("--candidates", "-k", help="Candidates at a node.")]
+Tokens = Annotated[int, typer.Option(help="Places looked at per prompt.")]
+Draws = Annotated[int, typer.Option(help="Series of candidates drawn at each place.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the result into this PNG, SVG or PDF file.")]
+Out = Annotated[Path | None, typer.Option(help="Write the result and its provenance into this JSON file.")]
+
+
+def analyze(
+    model: o.Model = o.DEFAULT_MODEL,
+    drafter: o.Drafter = None,
+    prompts: Prompts = None,
+    temperature: o.Temperature = 1.0,
+    candidates: Candidates = 4,
+    tokens: Tokens = 16,
+    draws: Draws = 8,
+    plot: Plot = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> int:
+    """Compare what rules would accept of a drafter's candidates with the best that is possible."""
+    from ..audit import plot as plots
+    from ..audit.analysis import Question, analyse, answer, collect
+    from ..audit.prompts import read_prompts
+    from ..provenance import provenance, write_json
+
+    if min(candidates, tokens, draws) < 1:
+        raise UsageError("--candidates, --tokens and --draws must be at least 1")
+    if plot is not None:
+        plots.check_plot(plot)
+    question = Question(
+        model, drafter, read_prompts(prompts), temperature, candidates, tokens, draws, dtype, device, seed
+    )
+    with listening("analyze") as (progress, loading):
+        found = analyse(collect(question, loading), candidates, draws, progress)
+    asked = {"model": model, "drafter": drafter or "built in", "temperature": temperature}
+    document = asked | found | {"answer": answer(found), "provenance": provenance(seed=seed)}
+    if plot is not None:
+        plots.plot(found, f"{asked['drafter']} for {model}, T={temperature:g}", plot)
+    if out is not None:
+        write_json(out, document)
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        show(document)
+    return 0
+
+
+def show(document: dict[str, Any]) -> None:
+    """Tables, and the answer as the last line."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    table = Table("place", "overlap", "optimum", title=f"Overlap of {document['drafter']} and {document['model']}")
+    for row in document["by_position"]:
+        best = f"{row['optimum']:.3f}" if "optimum" in row else "-"
+        table.add_row(str(row["position"]), f"{row['overlap']:.3f}", best)
+    console.print(table)
+    table = Table("candidates", "optimum, independent", "optimum, without replacement")
+    for row in document["optimum"]:
+        table.add_row(str(row["candidates"]), f"{row['independent']:.3f}", f"{row['without_replacement']:.3f}")
+    console.print(table)
+    table = Table("rule", "candidates", "accepts", "optimum", "share", title=f"{document['candidates']} candidates")
+    for row in sorted(document["rules"], key=lambda each: -each["acceptance"]):
+        accepts = f"{row['acceptance']:.3f} ± {row['error']:.3f}"
+        table.add_row(row["rule"], row["drafts"], accepts, f"{row['optimum']:.3f}", f"{row['share']:.0%}")
+    console.print(table)
+    print(document["answer"])

@@ -1,0 +1,94 @@
+"""A small completions server on a table model: right, or wrong in a way of one's choosing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from foredraft.audit.tables import Array, TableModel, dirichlet
+
+WORDS = tuple(f" w{i}" for i in range(12))
+MODEL = dirichlet(12, seed=3, alpha=0.7)
+
+
+@dataclass
+class Behaviour:
+    """How the server differs from an honest one."""
+
+    model: TableModel = MODEL
+    bend: Callable[[Array], Array] = lambda law: law  # the law that it samples from
+    logprobs: bool = True
+    strict: bool = False  # refuses options that it does not know
+    ends: float = 0.0  # chance that a text ends early
+    greedy: Callable[[Array], int] = lambda law: int(law.argmax())
+    many: int = 4  # choices per request at most
+    keys: list[str | None] = field(default_factory=list)
+
+
+class Writer:
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+
+    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        rng = np.random.default_rng(body.get("seed", 0))
+        return [self._choice(body, rng) for _ in range(min(body.get("n", 1), self.behaviour.many))]
+
+    def _choice(self, body: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        how, prefix = self.behaviour, (len(body["prompt"]) % 5,)
+        said: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+        for _ in range(body["max_tokens"]):
+            if said["tokens"] and rng.random() < how.ends:
+                break
+            law = how.model.next_law(prefix)
+            hot = body.get("temperature", 1.0) > 0
+            token = int(rng.choice(law.size, p=how.bend(law))) if hot else how.greedy(law)
+            self._say(said, law, token, body["logprobs"])
+            prefix = (*prefix, token)
+        return {"text": "".join(said["tokens"]), "logprobs": said if how.logprobs else None}
+
+    def _say(self, said: dict[str, list[Any]], law: Array, token: int, top: int) -> None:
+        best = set(np.argsort(-law)[:top].tolist()) | {token}  # like vLLM: the sampled token is always among them
+        said["tokens"].append(WORDS[token])
+        said["token_logprobs"].append(math.log(law[token]))
+        said["top_logprobs"].append({WORDS[i]: math.log(law[i]) for i in best})
+
+
+@contextmanager
+def serving(behaviour: Behaviour | None = None) -> Iterator[str]:
+    """The address of a running server."""
+    how = behaviour or Behaviour()
+    writer = Writer(how)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            how.keys.append(self.headers.get("Authorization"))
+            refused = how.strict and "ignore_eos" in body
+            code = 404 if self.path != "/v1/completions" else 400 if refused else 200
+            answer = {"choices": writer.choices(body)} if code == 200 else {"error": "no"}
+            data = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,129 @@
+"""Black boxes over HTTP: an honest server passes, dishonest ones fail, and a report says what happened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foredraft.audit.endpoint import words
+from foredraft.audit.tables import Array
+from foredraft.cli.app import run
+
+from .server import Behaviour, serving
+
+PROMPTS = "one two three\nfour five six\n"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text(PROMPTS, encoding="utf-8")
+    return file
+
+
+def audit(url: str, prompts: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
+    argv = ["audit", "--endpoint", url, "--model", "m", "--prompts", str(prompts), "--json", "--greedy-tokens", "6"]
+    code = run([*argv, "--tokens", "2", "--resolution", "0.25", "--texts", "1600", *more])
+    captured = capsys.readouterr()
+    assert code in (0, 3, 4), captured.err
+    return code, json.loads(captured.out)
+
+
+def sharper(law: Array) -> Array:
+    bent = law**1.6
+    return bent / bent.sum()
+
+
+def swapped(law: Array) -> Array:
+    """The two likeliest tokens change places now and then: a bias that keeps all other cells."""
+    bent, (first, second) = law.copy(), np.argsort(-law)[:2]
+    moved = 0.5 * (law[first] - law[second])
+    bent[first] -= moved
+    bent[second] += moved
+    return bent / bent.sum()
+
+
+def tail_heavy(law: Array) -> Array:
+    """Mass moves into the tokens that no server lists."""
+    rare = np.argsort(-law)[4:]
+    bent = 0.75 * law
+    bent[rare] += 0.25 * law[rare] / law[rare].sum()
+    return bent / bent.sum()
+
+
+def test_an_honest_server_passes(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as url:
+        code, document = audit(url, prompts, capsys, "--out", str(tmp_path / "report"), "--api-key", "k3y")
+    assert code == 0 and document["verdict"] == "PASS"
+    assert document["greedy"]["differences"] == []
+    assert document["subject"]["requests"] < 1700
+    report = (tmp_path / "report" / "audit.md").read_text(encoding="utf-8")
+    assert "its own logprobs" in report and "k3y" not in report + json.dumps(document)
+
+
+@pytest.mark.parametrize("bend", [sharper, swapped, tail_heavy])
+def test_a_biased_server_fails(bend: Any, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(bend=bend)) as url:
+        code, document = audit(url, prompts, capsys, "--resolution", "0.05", "--texts", "6000")
+    assert code == 3 and document["statistics"]["first_position"] in (1, 2)
+    assert document["statistics"]["total_variation"] > 0.02
+
+
+def test_a_server_that_is_greedy_by_other_means_fails(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(greedy=lambda law: int(np.argsort(-law)[2]))) as url:
+        code, document = audit(url, prompts, capsys)
+    assert code == 3 and document["greedy"]["verdict"] == "FAIL"
+    assert document["greedy"]["differences"][0]["position"] == 1
+
+
+def test_a_short_budget_is_undecided(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as url:
+        code, document = audit(url, prompts, capsys, "--resolution", "0.01", "--texts", "64")
+    assert code == 4 and document["statistics"]["texts"] == 64
+    assert document["statistics"]["texts_needed"] > 1000
+
+
+def test_a_server_that_knows_fewer_options_is_asked_again(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(strict=True, many=1)) as url:
+        code, document = audit(url, prompts, capsys, "--resolution", "0.4")
+    assert code == 0 and document["verdict"] == "PASS"
+
+
+def test_hidden_ends_are_no_ground_for_a_verdict(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(ends=0.2)) as url:
+        code, document = audit(url, prompts, capsys, "--resolution", "0.4")
+    assert code == 4 and "ended early" in document["statistics"]["reason"]
+
+
+def test_a_reference_needs_no_logprobs(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(logprobs=False)) as url, serving() as other:
+        code, document = audit(url, prompts, capsys, "--reference", other, "--resolution", "0.4", "-t", "0.8")
+    assert code == 0 and document["subject"]["compared with"] == other
+
+
+def test_two_different_servers_are_told_apart(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(bend=sharper)) as url, serving() as other:
+        code, document = audit(url, prompts, capsys, "--reference", other, "--resolution", "0.05")
+    assert code == 3 and document["statistics"]["positions"][0]["view"] == "pairs"
+
+
+def test_what_cannot_be_audited_says_so(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["audit", "--model", "m", "--prompts", str(prompts), "--endpoint"]
+    with serving(Behaviour(logprobs=False)) as url:
+        assert run([*base, url]) == 1
+        assert "no log-probabilities" in capsys.readouterr().err
+        assert run([*base, url, "-t", "0.7"]) == 2
+        assert "--reference" in capsys.readouterr().err
+        assert run([*base, url + "/nowhere"]) == 1
+        assert "404" in capsys.readouterr().err
+    assert run([*base, url]) == 1
+    assert "cannot be asked" in capsys.readouterr().err
+
+
+def test_prompts_keep_their_text() -> None:
+    for text in ("one two  three", " lead", "tail ", "a\nb"):
+        assert "".join(map(str, words(text))) == text

@@ -1,0 +1,147 @@
+"""Our own engine under audit: enumerated on tables, sampled on tables, and through the command on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foredraft.audit.enumeration import CHAINS, PROMPT, enumerate_method
+from foredraft.audit.executor import TableExecutor
+from foredraft.audit.greedy import greedy_identity
+from foredraft.audit.own import EngineSubject
+from foredraft.audit.report import without_key
+from foredraft.audit.tables import TableModel, dirichlet
+from foredraft.audit.trial import Plan, Verdict, run_trial
+from foredraft.cli.app import run
+from foredraft.core.rules import RULES, find_rule
+from foredraft.core.shape import Chain
+from foredraft.draft.lookup import PromptLookup
+from foredraft.draft.model import ModelDrafter
+from foredraft.engine import Method
+from foredraft.recipes import RECIPES, Options
+from foredraft.types import SamplingParams
+
+PAIRS = [(name, shape) for name, recipe in RECIPES.items() for shape in recipe.shapes]
+PLAN = Plan((PROMPT,), 3, resolution=0.25, texts=3000, batch=32)
+TABLE = SamplingParams(temperature=1.0)
+
+
+@pytest.mark.parametrize(("name", "shape"), PAIRS)
+def test_methods_of_the_table_are_exact(name: str, shape: str) -> None:
+    found = enumerate_method(name, Options(shape=shape))
+    assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
+    assert found["outcomes"] >= 27
+
+
+@pytest.mark.parametrize("rule", ["chain", "block", "one-hot", "sample-and-match"])
+def test_other_rules_of_a_method_are_exact(rule: str) -> None:
+    if not RULES[rule].lossy:
+        assert enumerate_method("draft-model", Options(rule=rule))["verdict"] == "PASS"
+
+
+def test_a_lossy_rule_fails_and_says_so() -> None:
+    found = enumerate_method("draft-model", Options(rule="lenience:0.3"))
+    assert found["verdict"] == "FAIL" and found["lossy"] and found["total_variation"] > 0.01
+
+
+def subject(rule: str, drafter: TableModel, slots: int = 32, heat: float = 1.0) -> EngineSubject:
+    target = TableExecutor(CHAINS.target, slots)
+    method = Method("m", find_rule(rule), ModelDrafter(TableExecutor(drafter, slots), Chain(2)))
+    return EngineSubject(target, method, SamplingParams(temperature=heat))
+
+
+def test_sampled_texts_of_an_exact_method_pass() -> None:
+    mine = subject("residual", CHAINS.drafter)
+    trial = run_trial(mine, PLAN)
+    assert trial.verdict is Verdict.PASS and trial.texts >= (trial.needed or 0)
+    assert trial.detectable <= PLAN.resolution * 1.1
+    assert mine.activity is not None and mine.activity.drafted > mine.activity.accepted > 0
+
+
+def test_sampled_texts_of_a_lossy_method_fail() -> None:
+    trial = run_trial(subject("lenience:0.2", dirichlet(3, seed=9)), replace(PLAN, resolution=0.05))
+    assert trial.verdict is Verdict.FAIL and trial.first is not None
+    assert trial.positions[trial.first - 1]["total_variation"] > 0.03
+
+
+def test_laws_are_those_of_the_table_at_any_temperature() -> None:
+    for heat in (1.0, 0.5):
+        found = subject("residual", CHAINS.drafter, heat=heat).laws(PROMPT, [(), (2,), (2, 1)])
+        for prefix, law in zip([(), (2,), (2, 1)], found, strict=True):
+            p = CHAINS.target.next_law((*PROMPT, *prefix)) ** (1 / heat)
+            assert np.allclose(law.mass[:3], np.sort(p / p.sum())[::-1], atol=1e-6)
+
+
+def test_texts_that_nobody_drafted_for_prove_nothing() -> None:
+    method = Method("m", RULES["sample-and-match"], PromptLookup(max_nodes=2, max_ngram=0))
+    mine = EngineSubject(TableExecutor(CHAINS.target, 32), method, TABLE)
+    trial = run_trial(mine, Plan((PROMPT,), 1, resolution=0.4, batch=32))
+    assert trial.verdict is Verdict.UNDECIDED and "drafted" in trial.reason
+
+
+def test_a_short_budget_leaves_the_question_open() -> None:
+    trial = run_trial(subject("residual", CHAINS.drafter), Plan((PROMPT,), 2, resolution=0.02, texts=64, batch=32))
+    assert trial.verdict is Verdict.UNDECIDED
+    assert trial.needed is not None and trial.needed > 1000 and str(trial.needed) in trial.reason
+
+
+def test_greedy_identity() -> None:
+    right = greedy_identity(subject("residual", CHAINS.drafter), [PROMPT, (1, 2)], 8, "fp32")
+    assert right["verdict"] == "PASS" and right["differences"] == []
+    wrong = subject("residual", CHAINS.drafter)
+    honest = wrong.greedy
+    wrong.greedy = lambda prompt, tokens, speculate: (  # type: ignore[method-assign]
+        *honest(prompt, tokens, speculate)[:-1], 2 if speculate else 0
+    )  # fmt: skip
+    found = greedy_identity(wrong, [PROMPT], 8, "fp32")
+    assert found["differences"][0]["position"] == 8
+    margin = found["differences"][0]["margin"]
+    assert (found["verdict"] == "FAIL") == (margin > 1e-3)
+
+
+def test_the_command_audits_a_method(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(
+        ["audit", "--method", "draft-model", "--drafter", "layers:1", "--model", str(tiny), "--json",
+         "--out", str(tmp_path), "--greedy-tokens", "8", "--texts", "400", "--resolution", "0.2"]
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    document = json.loads(out)
+    assert code == 0 and out.count("\n") == 1
+    assert document["verdict"] == "PASS"
+    assert document["exact"]["total_variation"] < 1e-6 and document["greedy"]["differences"] == []
+    assert document["statistics"]["false_alarm_rate"] == 1e-3 and document["subject"]["drafted"] > 0
+    written = (tmp_path / "audit.md").read_text(encoding="utf-8")
+    assert written.startswith("# Audit of method draft-model: PASS") and "| token | evidence" in written
+    assert json.loads((tmp_path / "audit.json").read_text(encoding="utf-8")) == document
+    assert {"commit", "versions", "seed", "argv"} <= set(document["provenance"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "--method, --mutation, --endpoint, --peer"),
+        (("--method", "plain", "--mutation", "B1"), "one of"),
+        (("--mutation", "B12"), "unknown mutation"),
+        (("--method", "sufix"), "did you mean 'suffix'"),
+        (("--method", "plain", "-t", "0"), "temperature"),
+        (("--method", "plain", "--tokens", "0"), "--tokens"),
+        (("--method", "plain", "--reference", "http://x"), "--endpoint"),
+        (("--peer", "llama"), "unknown peer"),
+        (("--method", "draft-model", "--shape", "tree", "--rule", "chain"), "biased"),
+    ],
+)
+def test_wrong_orders_cost_one_line(
+    argv: tuple[str, ...], message: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["audit", "--model", str(tiny), *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err
+
+
+def test_keys_stay_out_of_reports() -> None:
+    assert without_key(["x", "--api-key", "secret", "--json"]) == ["x", "--api-key", "...", "--json"]
+    assert without_key(["x", "--api-key=secret"]) == ["x", "--api-key=..."]
