@@ -23,6 +23,8 @@ from .report import conclude
 from .subject import Activity
 from .trial import Plan, Progress, run_trial
 
+CONTEXT = 512  # tokens that a prompt and its text may take; many short texts are written at a time
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -63,6 +65,7 @@ def audit_method(order: Order, progress: Progress, loading: Loading | None = Non
         dtype=order.dtype,
         device=order.device,
         batch_size=order.plan.batch,
+        max_length=CONTEXT,
         progress=loading,
     )
     plan = replace(order.plan, prompts=encode(llm.tokenizer, order.prompts))

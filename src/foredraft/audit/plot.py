@@ -18,7 +18,7 @@ def check_plot(file: Path) -> None:
     try:
         import_module("matplotlib")
     except ImportError:
-        raise ForedraftError("plots need matplotlib; pip install matplotlib, or leave --plot out") from None
+        raise ForedraftError("plots need matplotlib; pip install 'foredraft[bench]', or leave --plot out") from None
 
 
 def plot(found: dict[str, Any], title: str, file: Path) -> None:

@@ -18,12 +18,18 @@ MEANING = {
     "FAIL": "The output does not follow the target's distribution.",
     "UNDECIDED": "Too little was seen to say either.",
 }
-GUARANTEE = (
+RATE = (
     "The sequential test raises a false alarm with probability at most {false_alarm_rate:g} over the whole run, however"
-    " often it is looked at (Bayes factors with a known null are test martingales; Ville's inequality; the positions"
-    " share the rate). With this many texts a shift of {detectable_total_variation:.3g} in total variation at the first"
-    " token of every prompt, in the direction that is hardest to see, is found with {power:.0%} power."
+    " often it is looked at: {why}, so the evidence is a test martingale and Ville's inequality holds; the positions"
+    " share the rate."
 )
+KNOWN_LAW = "Bayes factors against a known law have mean one"
+PAIRS = "who wrote which of two texts is a fair coin if both writers are alike"
+FOUND = (
+    "With this many texts a shift of {detectable_total_variation:.3g} in total variation at the first token of every"
+    " prompt, in the direction that is hardest to see, is found with {power:.0%} power."
+)
+BLIND = "With this many texts no bias is sure to be found."
 
 
 def conclude(
@@ -111,15 +117,22 @@ def _exact(part: dict[str, Any]) -> list[str]:
 
 
 def _greedy(part: dict[str, Any]) -> list[str]:
-    lines = [_gist("greedy", part) + f" from plain decoding over {part.get('tokens', 0)} tokens."]
+    lines = [_gist("greedy", part) + f" from what they should be over {part.get('tokens', 0)} tokens."]
     for each in part.get("differences", []):
         margin = "unknown" if each["margin"] is None else f"{each['margin']:.3g}"
         lines.append(f"- prompt {each['prompt']}, token {each['position']}: margin of the target's choice {margin}")
     return lines
 
 
+def _guarantee(part: dict[str, Any]) -> str:
+    pairs = any(row["view"] == "pairs" for row in part["positions"])
+    power = FOUND if part["detectable_total_variation"] < 1 else BLIND
+    return f"{RATE} {power}".format(why=PAIRS if pairs else KNOWN_LAW, **part)
+
+
 def _statistics(part: dict[str, Any]) -> list[str]:
-    lines = [_statistics_gist(part) + ".", "", GUARANTEE.format(**part), ""]
+    gist = _statistics_gist(part)
+    lines = [gist[0].upper() + gist[1:] + ".", "", _guarantee(part), ""]
     if part["verdict"] == "UNDECIDED" and part["texts_needed"]:
         lines += [f"{part['texts_needed']} texts would decide about a bias of {part['resolution']:g}.", ""]
     lines += [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ Endpoint = Annotated[str | None, typer.Option(help="Audit an OpenAI-compatible s
 Reference = Annotated[str | None, typer.Option(help="Compare --endpoint with this server instead of its own logprobs.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the endpoint.", show_default=False)]
 Peer = Annotated[str | None, typer.Option(help="Audit another engine in this process: transformers or vllm.")]
-Assistant = Annotated[str, typer.Option(help="How the peer drafts: lookup:N, layers:K, ngram:N, none, a model folder.")]
+Assistant = Annotated[str, typer.Option(help="How the peer drafts: lookup:N, layers:K, ngram:N, none, or a model.")]
 Prompts = Annotated[Path | None, typer.Option(help="One prompt per line (default: four built-in ones).")]
 Tokens = Annotated[int, typer.Option(help="Tokens of every sampled text.")]
 Resolution = Annotated[float, typer.Option(help="Bias in total variation that a PASS rules out.")]
@@ -113,7 +113,7 @@ def listening(title: str) -> Iterator[tuple[Callable[[int, int], None], o.Loadin
         bar.update(task, completed=min(done, total), total=total)
 
     try:
-        with loading:
+        with loading, redirect_stdout(sys.stderr):  # what other engines print is no part of the document
             yield progress, loading
     finally:
         bar.stop()

@@ -29,10 +29,11 @@ class SyntheticDrafter(QuietDrafter):
         self.topology = Topology.CHAIN
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        dice = dice.to(torch.device("cpu"))
         right = torch.zeros((len(sequences), self.nodes), dtype=torch.bool)
         chance = torch.full((len(sequences),), self.rate, dtype=torch.float64)
         for i in range(self.nodes):
-            right[:, i] = dice.flip(chance, Purpose.DRAFT, torch.full((len(sequences),), i)).cpu()
+            right[:, i] = dice.flip(chance, Purpose.DRAFT, torch.full((len(sequences),), i))
         return chains([self._chain(s, line) for s, line in zip(sequences, right.tolist(), strict=True)])
 
     def _chain(self, sequence: Sequence, right: list[bool]) -> list[int]:

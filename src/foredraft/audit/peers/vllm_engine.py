@@ -83,7 +83,9 @@ def speculation(assistant: str) -> dict[str, Any]:
         lookup = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
         return {"speculative_config": {"method": "ngram", "num_speculative_tokens": int(value), **lookup}}
     drawn = {"draft_sample_method": "probabilistic"}
-    return {"speculative_config": {"model": assistant, "num_speculative_tokens": _DRAFTED, **drawn}}
+    return {
+        "speculative_config": {"method": "draft_model", "model": assistant, "num_speculative_tokens": _DRAFTED, **drawn}
+    }
 
 
 def _version() -> str:
