@@ -20,7 +20,7 @@ class LlamaCpp:
     def __init__(self, job: Job) -> None:
         self.version = require("cyllama")
         library: Any = import_module("cyllama.llama.llama_cpp")
-        self.job, self.library = job, library
+        self.job, self.binding = job, library
         library.disable_logging()
         params = library.LlamaModelParams()
         params.n_gpu_layers = 0 if job.device == "cpu" else 999
@@ -35,12 +35,12 @@ class LlamaCpp:
     def read(self, tokens: list[int], position: int) -> int:
         """One pass over tokens; returns the token that follows the last."""
         for begin in range(0, len(tokens), CHUNK):
-            self.context.decode(self.library.llama_batch_get_one(tokens[begin : begin + CHUNK], position + begin))
+            self.context.decode(self.binding.llama_batch_get_one(tokens[begin : begin + CHUNK], position + begin))
         return int(self.sampler.sample(self.context, -1))
 
     def check(self, tokens: list[int], position: int) -> list[int]:
         """One pass over a pending token and its drafts; the tokens that stand, then the one that follows."""
-        batch = self.library.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
+        batch = self.binding.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
         for i, token in enumerate(tokens):
             batch.add(token, position + i, [0], True)
         self.context.decode(batch)
@@ -68,7 +68,7 @@ class LlamaCppPeer:
         answer, began = Answer(), time.perf_counter()
         new = [engine.read(prompt, 0)]
         answer.take(time.perf_counter() - began, new)
-        cache: Any = engine.library.NgramCache() if self._lookup else None
+        cache: Any = engine.binding.NgramCache() if self._lookup else None
         text, fresh = prompt + new, len(prompt) + 1
         while len(answer.ids) < job.max_new_tokens and not job.stop_ids.intersection(new):
             if cache is None:
