@@ -9,7 +9,9 @@ import pytest
 
 from foredraft.core.exact import ExactDice, outcomes
 from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain, StaticTree
+from foredraft.core.shape import Chain, Shape, StaticTree
+from foredraft.core.stops import Confidence, PathConfidence
+from foredraft.core.value_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter
@@ -27,7 +29,7 @@ NEAR = mixed(TARGET, dirichlet(3, seed=2), 0.5)
 NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration of trees short
 
 
-def model_drafter(shape: Chain | StaticTree, model: TableModel = NEAR) -> Callable[[], Drafter]:
+def model_drafter(shape: Shape, model: TableModel = NEAR) -> Callable[[], Drafter]:
     return lambda: ModelDrafter(TableExecutor(model), shape)
 
 
@@ -37,6 +39,9 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "chain of 2": model_drafter(Chain(2)),
     "drawn tree": model_drafter(StaticTree((2, 1), drawn=True), NARROW),
     "chosen tree": model_drafter(StaticTree((2, 2))),
+    "chain that stops": model_drafter(Chain(3, Confidence(0.45))),
+    "chain that stops by its path": model_drafter(Chain(3, PathConfidence(0.3))),
+    "value tree": model_drafter(ValueTree(nodes=4, width=2, depth=3)),
     "lookup": lambda: PromptLookup(max_nodes=2),
     "suffix": lambda: SuffixDrafter(max_nodes=2),
     "suffix tree": lambda: SuffixDrafter(max_nodes=3, per_match=3, tree=True),

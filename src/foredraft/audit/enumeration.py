@@ -7,19 +7,25 @@ of every die. The result is the law of whole texts, to be compared with the prod
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.exact import ExactDice, outcomes
+from ..core.shape import Shape
+from ..draft import Drafter
+from ..draft.model import ModelDrafter
 from ..engine import Engine, Method, Request
 from ..errors import ForedraftError
 from ..recipes import Options, find_recipe
 from ..recipes.loading import Loaded, Place
 from ..recipes.table import Recipe, Workshop
+from ..recipes.trained import Ready
 from ..types import Kind, SamplingParams, Sequence, Topology
 from .executor import TableExecutor
 from .mutation import exact_finding
@@ -75,10 +81,32 @@ def _loaded(name: str, executor: TableExecutor) -> Loaded:
     return Loaded(name, Path(), model, words, frozenset(), "fp32", torch.device("cpu"))
 
 
+@dataclass(frozen=True, slots=True)
+class _TableHead:
+    """A draft model that stands for a trained head: what such a head drafts, any law may."""
+
+    executor: TableExecutor
+    longest: int = 1 << 16
+
+    def drafter(self, shape: Shape, name: str) -> Drafter:
+        return ModelDrafter(self.executor, shape, name=name)  # type: ignore[arg-type]
+
+
+class _TableWorkshop(Workshop):
+    """Recipes find tables here whatever they ask for."""
+
+    def head(self, kind: str, named: str | None) -> Ready:
+        executor: Any = self.models[_DRAFTER].executor
+        return _TableHead(executor)
+
+    def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
+        return self.head("fastdraft", named), lambda hidden: torch.zeros(len(hidden))
+
+
 def table_method(recipe: Recipe, options: Options, tables: Tables) -> tuple[Method, TableExecutor]:
     """The recipe's parts on fresh table models."""
     target, drafter = TableExecutor(tables.target), TableExecutor(tables.drafter)
-    workshop = Workshop(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
+    workshop = _TableWorkshop(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
     own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
     if recipe.takes_drafter:
         own = replace(own, drafter=_DRAFTER)

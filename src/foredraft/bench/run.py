@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from ..core.loops import find_loop
 from ..engine import Request
 from ..recipes import LLM
 from ..types import SamplingParams
 from .lanes import Lane
 from .ledger import Ledger
-from .loops import find_loop
 from .machine import MemoryMeter
 from .margins import Reader, find_difference
 from .questions import Question

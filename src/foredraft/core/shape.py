@@ -88,6 +88,20 @@ class Stepper(Protocol):
         """Read nodes whose parents have been read (or are the root); laws behind each of them."""
 
 
+class Stop(Protocol):
+    """Decides, token by token, whether a chain goes on.
+
+    It may look at the law that a token is drawn from and at what was drawn before, never at the draw itself: what has
+    been drawn is verified (law 5).
+    """
+
+    def begin(self, batch: int, device: torch.device) -> Tensor:
+        """The state of fresh chains, [B] float32."""
+
+    def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
+        """State, and [B] bool: draft beyond the token that `step` yields (depth 0 = behind the pending token)?"""
+
+
 class Shape(Protocol):
     """Grows one batch of drafts."""
 
@@ -114,6 +128,7 @@ class Chain:
     """One drawn token after another; at temperature 0 a draw is the argmax."""
 
     nodes: int = 5
+    stop: Stop | None = None  # None = always the whole length
     kind: Kind = Kind.SAMPLED_WITHOUT_REPLACEMENT
     topology: Topology = Topology.CHAIN
 
@@ -127,16 +142,41 @@ class Chain:
             return empty_drafts(stepper.batch, stepper.device)
         tokens: list[Tensor] = []
         steps = [stepper.root()]
+        drafting = _Drafting(self.stop, stepper)
         for i in range(length):
             node = torch.full((stepper.batch,), i, dtype=torch.int64, device=stepper.device)
             tokens.append(dice.draw(steps[-1].law(0), Purpose.DRAFT, node))
-            if i + 1 < length:
-                here = node[:, None]
-                steps.append(stepper.expand(Frontier(here, tokens[-1][:, None], here - 1, here + 1)))
-        lengths = tuple(min(length, budget.chain) for budget in budgets)
+            if i + 1 == length or not drafting.any_beyond(steps[-1], i):
+                break
+            here = node[:, None]
+            steps.append(stepper.expand(Frontier(here, tokens[-1][:, None], here - 1, here + 1)))
+        lengths = tuple(min(n, b.chain) for n, b in zip(drafting.lengths(len(tokens)), budgets, strict=True))
         # Row i lies behind node i - 1; nobody asks for the row behind the last one.
-        row_of = torch.arange(length + 1, device=stepper.device).clamp(max=length - 1).expand(stepper.batch, -1)
-        return chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, draft_laws(steps, row_of))
+        row_of = torch.arange(len(tokens) + 1, device=stepper.device).clamp(max=len(tokens) - 1)
+        laws = draft_laws(steps, row_of.expand(stepper.batch, -1))
+        return chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, laws)
+
+
+class _Drafting:
+    """Which chains of a batch still grow. Chains that have stopped are carried along and cut afterwards."""
+
+    def __init__(self, stop: Stop | None, stepper: Stepper) -> None:
+        self.stop, self.batch = stop, stepper.batch
+        if stop is not None:
+            self.state = stop.begin(stepper.batch, stepper.device)
+            self.growing = torch.ones(stepper.batch, dtype=torch.bool, device=stepper.device)
+            self.drawn = torch.ones(stepper.batch, dtype=torch.int64, device=stepper.device)
+
+    def any_beyond(self, step: Step, depth: int) -> bool:
+        if self.stop is None:
+            return True
+        self.state, beyond = self.stop.go_on(self.state, step, depth)
+        self.growing = self.growing & beyond
+        self.drawn = self.drawn + self.growing.to(torch.int64)
+        return bool(self.growing.any())
+
+    def lengths(self, drawn: int) -> list[int]:
+        return [drawn] * self.batch if self.stop is None else [min(drawn, n) for n in self.drawn.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

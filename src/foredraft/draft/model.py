@@ -27,7 +27,14 @@ class ModelDrafter(QuietDrafter):
     `vocab_size` is the target's. Models of one tokenizer may pad their vocabularies to different sizes.
     """
 
-    def __init__(self, executor: Executor, shape: Shape, vocab_size: int = 0, name: str = "draft-model") -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        shape: Shape,
+        vocab_size: int = 0,
+        name: str = "draft-model",
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         if shape.reads > executor.max_scratch:
             raise UsageError(f"a draft of {shape.reads} nodes exceeds the {executor.max_scratch} that fit; shorten it")
         self.name, self.executor, self.shape = name, executor, shape
@@ -36,7 +43,7 @@ class ModelDrafter(QuietDrafter):
         self.nodes = shape.nodes
         self.max_length = executor.max_length
         self.vocab_size = vocab_size or executor.vocab_size
-        self._vocabulary = _shared_ids(executor, self.vocab_size)
+        self._vocabulary = vocabulary or _shared_ids(executor, self.vocab_size)
         self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's store
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
@@ -57,7 +64,7 @@ class ModelDrafter(QuietDrafter):
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
         slots = [self._slots[s.id] for s in sequences]
-        params = [self._draft_params(s.params) for s in sequences]
+        params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         stepper = ModelStepper(self.executor, slots, [s.tokens for s in sequences], block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
@@ -80,11 +87,12 @@ class ModelDrafter(QuietDrafter):
         counts = (rows >= 0).sum(dim=1).tolist()  # read nodes are a prefix of every path
         self.executor.commit(slots, counts, None if self.topology is Topology.CHAIN else rows)
 
-    def _draft_params(self, params: SamplingParams) -> SamplingParams:
-        """Draft laws take the request's temperature and truncation, not what depends on its history."""
-        if self.topology is Topology.TREE:
-            return SamplingParams(temperature=params.temperature or TREE_TEMPERATURE)
-        return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p)
+
+def draft_params(params: SamplingParams, topology: Topology) -> SamplingParams:
+    """Draft laws take the request's temperature and truncation, not what depends on its history."""
+    if topology is Topology.TREE:
+        return SamplingParams(temperature=params.temperature or TREE_TEMPERATURE)
+    return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def _shared_ids(executor: Executor, vocab_size: int) -> Vocabulary | None:
@@ -128,20 +136,23 @@ class ModelStepper:
         return self._step(out, out.index.gather(1, last))
 
     def expand(self, frontier: Frontier) -> Step:
+        out = self.executor.forward(self._place(frontier))
+        return self._step(out, out.index)
+
+    def _place(self, frontier: Frontier) -> Rows:
+        """The next scratch rows, for the nodes of a frontier."""
         batch, width = frontier.token.shape
         above = torch.where(frontier.parent >= 0, self.row_of.gather(1, frontier.parent.clamp(min=0)), -1)
         new = torch.arange(self._rows, self._rows + width, device=self.device).expand(batch, width)
         self.row_of.scatter_(1, frontier.node, new)
         self._rows += width
-        placed = Rows(
+        return Rows(
             slots=tuple(self.slots),
             counts=(width,) * batch,
             token=frontier.token.reshape(-1),
             depth=frontier.depth.reshape(-1) - 1,
             parent=None if self._chain else above.reshape(-1),
         )
-        out = self.executor.forward(placed)
-        return self._step(out, out.index)
 
     def _step(self, out: Output, rows: Tensor) -> Step:
         logits = out.logits if self.vocab_size is None else out.logits[:, : self.vocab_size]

@@ -21,6 +21,7 @@ from .linear import Linear, PackedLinear, can_pack
 from .rope import rotate, rotation_table
 
 Device = torch.device | str
+FINAL = -1  # the tap behind the final norm: the features that the LM head reads
 
 
 class Attend(Protocol):
@@ -49,7 +50,7 @@ class Layer(nn.Module):
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
         """x plus the attention half; `index` is what `attend` is told."""
-        h = F.rms_norm(x, self.attn_norm.shape, self.attn_norm, self.eps)
+        h, x = self.enter(x)
         heads = self.qkv(h).view(len(x), -1, self.head_dim)  # [T, H + 2 Hkv, D]
         qk, v = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -57,11 +58,19 @@ class Layer(nn.Module):
         q, k = rotate(qk, cos, sin).split_with_sizes((self.heads, self.kv_heads), dim=1)
         return self.out.add_to(x, attend(index, q, k, v))
 
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and the stream that it is added to. Drafters' layers differ here."""
+        return F.rms_norm(x, self.attn_norm.shape, self.attn_norm, self.eps), x
+
     def mlp(self, x: Tensor) -> Tensor:
         """x plus the MLP half."""
+        return self.down.add_to(x, self.gated(x))
+
+    def gated(self, x: Tensor) -> Tensor:
+        """The inner activations of the MLP."""
         h = F.rms_norm(x, self.mlp_norm.shape, self.mlp_norm, self.eps)
         gate, up = self.gate_up(h).chunk(2, dim=-1)
-        return self.down.add_to(x, F.silu(gate) * up)
+        return F.silu(gate) * up
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
         return self.mlp(self.attention(x, cos, sin, attend, index))
@@ -180,13 +189,18 @@ def pack(decoder: Decoder) -> bool:
     """
     if not can_pack(decoder.norm):
         return False
-    for layer in decoder.layers:
-        for name, part in list(layer.named_children()):
-            if isinstance(part, Linear):
-                setattr(layer, name, PackedLinear(part))
+    pack_products(decoder.layers)
     if isinstance(decoder.head, Linear) and decoder.config.tied_head:
         decoder.head = PackedLinear(decoder.head)
     return True
+
+
+def pack_products(module: nn.Module) -> None:
+    """Pack every product inside a module that is bf16 on a CPU; call it only where `can_pack` says yes."""
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if isinstance(child, Linear):
+                setattr(part, name, PackedLinear(child))
 
 
 def random_decoder(

@@ -36,6 +36,7 @@ class Place:
     device: str = "auto"
     slots: int = 1
     max_length: int | None = None
+    packed: bool = True  # whether products may be packed for speed; training needs the plain weights
 
     def torch_device(self) -> torch.device:
         if self.device != "auto":
@@ -73,7 +74,8 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     raw = read_json(folder / "config.json")
     if runs_natively(raw):
         decoder = load_decoder(folder, DTYPES[dtype], device)
-        pack(decoder)
+        if place.packed:
+            pack(decoder)
         executor = TorchExecutor(decoder, place.slots, place.max_length)
     else:
         from ..runtime.hf import HFExecutor

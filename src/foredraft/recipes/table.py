@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from ..core.rules import Rule, default_rule, find_rule
 from ..core.rules.matching import SAMPLE_AND_MATCH
 from ..core.shape import Chain, Shape, StaticTree
+from ..core.stops import Confidence, PredictedRejection
+from ..core.value_tree import ValueTree
 from ..draft import Drafter
 from ..draft.lookup import PromptLookup
 from ..draft.model import ModelDrafter
@@ -20,6 +24,7 @@ from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..runtime import Executor, TorchExecutor
 from .loading import Loaded, Place, load
+from .trained import Ready, trained, with_accept_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,14 @@ class Workshop:
             self.models[name] = load(name, self.place)
         return self.models[name]
 
+    def head(self, kind: str, named: str | None) -> Ready:
+        """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
+        return trained(kind, self.target, named)
+
+    def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
+        """A fastdraft head, and the head that predicts from its states whether its tokens are accepted."""
+        return with_accept_head(self.target, named)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -80,6 +93,7 @@ class Recipe:
     parts: Callable[[Workshop, Options], Parts]
     shapes: tuple[str, ...] = ("chain",)
     takes_drafter: bool = False  # whether --drafter means anything
+    kind: str | None = None  # of the trained head that it needs
 
     def build(self, workshop: Workshop, options: Options) -> Method:
         """Put the parts together; a biased pair is refused here."""
@@ -113,6 +127,7 @@ SHAPES: dict[str, Callable[[int], Shape]] = {
     "chain": Chain,
     "tree": lambda depth: StaticTree(_branching(depth)),
     "sampled-tree": lambda depth: StaticTree(_branching(depth), drawn=True),
+    "value-tree": lambda depth: ValueTree(depth=depth),
 }
 
 
@@ -125,6 +140,28 @@ def _draft_model(workshop: Workshop, options: Options) -> Parts:
     shape = SHAPES[options.shape or "chain"](options.draft_length or 5)
     executor = draft_executor(workshop, options.drafter)
     return Parts(ModelDrafter(executor, shape, workshop.target.executor.vocab_size))
+
+
+def _trained(kind: str, default: str = "chain", length: int = 5) -> Callable[[Workshop, Options], Parts]:
+    """A recipe over a trained head: its kind, its usual shape, its usual length."""
+
+    def parts(workshop: Workshop, options: Options) -> Parts:
+        ready = workshop.head(kind, options.drafter)
+        depth = min(options.draft_length or length, ready.longest)
+        return Parts(ready.drafter(SHAPES[options.shape or default](depth), kind))
+
+    return parts
+
+
+def _specdec(workshop: Workshop, options: Options) -> Parts:
+    ready, accept = workshop.head_that_stops(options.drafter)
+    shape = Chain(options.draft_length or 10, PredictedRejection(accept, 0.5))
+    return Parts(ready.drafter(shape, "specdec++"))
+
+
+def _kangaroo(workshop: Workshop, options: Options) -> Parts:
+    ready = workshop.head("kangaroo", options.drafter)
+    return Parts(ready.drafter(Chain(options.draft_length or 6, Confidence(0.6)), "kangaroo"))
 
 
 def draft_executor(workshop: Workshop, name: str | None) -> Executor:
@@ -148,6 +185,77 @@ def draft_executor(workshop: Workshop, name: str | None) -> Executor:
 
 # Model -> the drafter that `draft-model` takes when none is named.
 DRAFTERS = {"tinyllama": "stories15m"}
+
+
+
+def _shapes(kind: str) -> tuple[str, ...]:
+    """A stop rule belongs to chains; heads without one draft in any shape."""
+    return ("chain",) if kind in ("kangaroo", "accept-head") else tuple(SHAPES)
+
+
+SHIPPED = "with the package for the default model; foredraft train makes others (--drafter FOLDER)"
+# Trained drafters: name, kind of head, parts, and the card's title, paper, parts and claim.
+TRAINED: tuple[tuple[str, str, Callable[[Workshop, Options], Parts], tuple[str, str, str, str]], ...] = (
+    (
+        "eagle",
+        "eagle",
+        _trained("eagle"),
+        ("EAGLE", "Li et al. 2024 (arXiv 2401.15077)", "feature head, chain + p/q rule", "2.7-3.5x, LLaMA2-70B"),
+    ),
+    (
+        "eagle2",
+        "eagle",
+        _trained("eagle", "value-tree", 6),
+        ("EAGLE-2", "Li et al. 2024 (arXiv 2406.16858)", "EAGLE's head, dynamic tree", "3.05-4.26x, 7-13B"),
+    ),
+    (
+        "eagle3",
+        "eagle3",
+        _trained("eagle3", "value-tree", 6),
+        ("EAGLE-3", "Li et al. 2025 (arXiv 2503.01840)", "three taps, unrolled training, dynamic tree", "3.0-6.5x"),
+    ),
+    (
+        "griffin",
+        "griffin",
+        _trained("griffin", "value-tree", 6),
+        (
+            "GRIFFIN",
+            "Hu et al. 2025 (arXiv 2502.11018)",
+            "token-aligned feature head, dynamic tree",
+            "3.28x, LLaMA2-7B",
+        ),
+    ),
+    (
+        "medusa",
+        "medusa",
+        _trained("medusa", "value-tree", 4),
+        ("Medusa", "Cai et al. 2024 (arXiv 2401.10774)", "independent heads, tree", "2.2-3.6x, Vicuna"),
+    ),
+    (
+        "mlp-speculator",
+        "mlp-speculator",
+        _trained("mlp-speculator", "value-tree", 4),
+        ("MLP speculator", "Wertheimer et al. 2024 (arXiv 2404.19124)", "token and state, tree", "2-3x, 7-20B"),
+    ),
+    (
+        "fastdraft",
+        "fastdraft",
+        _trained("fastdraft"),
+        ("FastDraft", "Zafrir et al. 2024 (arXiv 2411.11055)", "small stand-alone drafter, chain", "up to 2x"),
+    ),
+    (
+        "specdec++",
+        "accept-head",
+        _specdec,
+        ("SpecDec++", "Huang et al. 2024 (arXiv 2405.19715)", "fastdraft, stops on predicted rejection", "2.04-2.26x"),
+    ),
+    (
+        "kangaroo",
+        "kangaroo",
+        _kangaroo,
+        ("Kangaroo", "Liu et al. 2024 (arXiv 2404.18911)", "early exit with an adapter, confidence stop", "1.68x"),
+    ),
+)
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -181,6 +289,10 @@ RECIPES: dict[str, Recipe] = {
             _draft_model,
             shapes=tuple(SHAPES),
             takes_drafter=True,
+        ),
+        *(
+            Recipe(name, Card(*card, weights=SHIPPED), parts, _shapes(kind), takes_drafter=True, kind=kind)
+            for name, kind, parts, card in TRAINED
         ),
     )
 }

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..models.decoder import FINAL
 from ..types import DraftBatch
 
-FINAL = -1  # the tap behind the final norm: the features that the LM head reads
+__all__ = ["FINAL", "Executor", "Output", "Placement", "Rows"]
 
 
 @dataclass(frozen=True, slots=True)

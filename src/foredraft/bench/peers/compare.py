@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...core.loops import find_loop
 from ...errors import ForedraftError, UsageError, unknown_name
 from ...models import MODELS, source_file
 from ...provenance import PACKAGES, provenance, write_json
@@ -22,7 +23,6 @@ from .. import folder as files
 from ..entries import PLAIN, Entry
 from ..lanes import make_lanes
 from ..ledger import Ledger
-from ..loops import find_loop
 from ..questions import Question
 from ..records import Key, Record
 from ..rows import table

@@ -1,0 +1,161 @@
+"""`foredraft train` and `foredraft data`: drafters for a model, and the text that they learn from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import UsageError
+from . import options as o
+from .bench import numbers
+
+if TYPE_CHECKING:
+    from ..train.trainer import News
+
+Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+class TrainingBar:
+    """Losses and simulated tokens per pass on stderr; a line now and then where nobody looks."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(),
+        )
+        self.live = sys.stderr.isatty()
+        self.progress = Progress(*columns, console=o.errors, disable=not self.live)
+        self.task = self.progress.add_task("training", total=None, news="")
+        self.told = -1
+
+    def __call__(self, news: News) -> None:
+        parts = []
+        for name, loss in news.losses.items():
+            tokens = news.tokens_per_step.get(name)
+            parts.append(f"{name} {loss:.3f}" + (f" ({tokens:.2f} tokens/pass)" if tokens else ""))
+        line = "  ".join(parts)
+        self.progress.update(self.task, completed=news.step, total=news.steps, news=line)
+        tenth = news.step * 20 // max(news.steps, 1)
+        if not self.live and tenth > self.told:
+            o.errors.print(f"step {news.step}/{news.steps}  {line}", markup=False, highlight=False)
+            self.told = tenth
+
+
+def train(
+    kinds: Annotated[
+        str,
+        typer.Argument(
+            help="eagle3, eagle, griffin, fastdraft, medusa, mlp-speculator, kangaroo; "
+            "several with commas share one pass of the target."
+        ),
+    ],
+    target: Target = o.DEFAULT_MODEL,
+    data: Annotated[list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")] = Path(
+        "heads"
+    ),
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1000,
+    rows: Annotated[int, typer.Option(help="Texts per step and process.")] = 64,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    length: Annotated[int | None, typer.Option(help="Drafted tokens to train for.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="accept-head: the fastdraft head that it belongs to.")] = None,
+    objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.")] = None,
+    held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,
+    try_every: Annotated[int, typer.Option(help="Steps between simulations.")] = 200,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
+    storage: Annotated[str, typer.Option(help="int8 or bf16.")] = "int8",
+    measure: Annotated[int, typer.Option(help="Held-out prompts that the real engine answers at the end.")] = 32,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Train drafters for a model; run it under torchrun to use several GPUs."""
+    from ..train.objectives import OBJECTIVES
+    from ..train.session import TrainOrder
+    from ..train.session import train as run_training
+    from ..train.trainer import Plan
+
+    if objective is not None and objective not in OBJECTIVES:
+        raise UsageError(f"--objective {objective!r} is none of {', '.join(OBJECTIVES)}")
+    wishes = {"lr": lr, "length": length, "layers": layers, "draft_vocab_size": vocab, "objective": objective}
+    plan = Plan(steps=steps, rows=rows, held_out=held_out, seed=seed, try_every=try_every)
+    order = TrainOrder(
+        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
+        plan=plan, changes={k: v for k, v in wishes.items() if v is not None}, dtype=dtype, device=device,
+        storage=storage, limit_seconds=seconds, measure=measure, drafter=drafter,
+    )  # fmt: skip
+    bar = TrainingBar()
+    with bar.progress:
+        result = run_training(order, bar)
+    if not as_json:
+        _show(result, out)
+    print(json.dumps(result | {"plan": asdict(plan)}))
+    return 0
+
+
+def _show(result: dict[str, Any], out: Path) -> None:
+    if not result["done"]:
+        print(f"stopped at step {result['step']} of {result['steps']}; the same command goes on from there")
+        return
+    for name, card in result["heads"].items():
+        held, engine = card.get("held_out"), card.get("engine")
+        if held and engine:
+            simulated = card["simulated_on_the_same"]["tokens_per_step"]
+            print(
+                f"{name}: {held['tokens_per_step']:.2f} tokens per pass simulated on held-out text; in the engine "
+                f"{engine['tokens_per_step']:.2f} (simulated on the same texts: {simulated:.2f})"
+            )
+        print(f"{name}: {out / name}")
+
+
+def data(
+    target: Target = o.DEFAULT_MODEL,
+    prompts: Annotated[list[Path] | None, typer.Option(help="Files of questions, JSON lines or one a line.")] = None,
+    texts: Annotated[list[Path] | None, typer.Option(help="Text files whose passages go into templates.")] = None,
+    per_text: Annotated[int, typer.Option(help="Prompts to make of each text file.")] = 1000,
+    own: Annotated[int, typer.Option(help="Prompts that the target writes itself.")] = 0,
+    temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
+    max_new_tokens: o.MaxNewTokens = 256,
+    row: Annotated[int, typer.Option(help="Tokens of a row, prompt included.")] = 640,
+    batch_size: Annotated[int, typer.Option(help="Prompts that are answered at a time.")] = 512,
+    out: Annotated[Path, typer.Option(help="Folder for corpus.npz and its provenance.")] = Path("data"),
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Let a model write the text that its drafters learn from."""
+    from ..recipes.loading import Place, load
+    from ..recipes.trained import decoder_of
+    from ..train.make_data import DataOrder, make_data
+
+    order = DataOrder(
+        prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, own=own, max_new=max_new_tokens,
+        temperatures=numbers(temperatures, float, "--temperatures"), row=row, batch=batch_size, seed=seed,
+    )  # fmt: skip
+    loaded = load(target, Place(dtype, device))
+    columns = (TextColumn("writing"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
+    with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("writing", total=None, news="")
+
+        def tell(done: int, total: int, tokens: int) -> None:
+            progress.update(task, completed=done, total=total, news=f"{tokens:,} tokens")
+
+        corpus = make_data(decoder_of(loaded), loaded.tokenizer, loaded.eos_ids, order, out, tell)
+    figures = {"rows": len(corpus), "written_tokens": int(corpus.written.sum()), "out": str(out)}
+    if not as_json:
+        print(f"{figures['rows']:,} rows with {figures['written_tokens']:,} written tokens: {out / 'corpus.npz'}")
+    print(json.dumps(figures))
+    return 0

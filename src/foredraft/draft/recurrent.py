@@ -1,0 +1,84 @@
+"""Drafts with a head that needs no attention (Medusa, the MLP speculator): it follows the newest target state only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from ..core.dice import Dice
+from ..core.sampling import ParamBlock
+from ..core.shape import Frontier, Shape, Step, Vocabulary
+from ..models.heads import RecurrentHead
+from ..types import DraftBatch, Kind, Sequence, Topology
+from ..types.drafts import empty_drafts
+from .base import QuietDrafter, Round
+from .feature import accepted_rows
+from .model import draft_params
+
+
+class RecurrentDrafter(QuietDrafter):
+    """Remembers the target's state before the pending token of every sequence and lets the shape grow from it."""
+
+    def __init__(self, head: RecurrentHead, shape: Shape, vocabulary: Vocabulary, name: str) -> None:
+        self.name, self.head, self.shape, self.vocabulary = name, head, shape, vocabulary
+        self.kinds: frozenset[Kind] = frozenset({shape.kind})
+        self.topology: Topology = shape.topology
+        self.nodes = shape.nodes
+        self.taps = frozenset(head.taps)
+        self._state: dict[int, Tensor] = {}  # sequence id -> [d]
+
+    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
+        for sequence, states in zip(sequences, hidden, strict=True):
+            if len(states[self.head.taps[0]]):
+                self._state[sequence.id] = states[self.head.taps[0]][-1]
+
+    @torch.no_grad()
+    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        if not all(s.id in self._state for s in sequences):  # a prompt of one token has no state yet
+            return empty_drafts(len(sequences), self.vocabulary.ids.device)
+        state = torch.stack([self._state[s.id] for s in sequences])
+        pending = torch.tensor([s.tokens[-1] for s in sequences], device=state.device)
+        params = [draft_params(s.params, self.topology) for s in sequences]
+        block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
+        stepper = RecurrentStepper(self.head, state, pending, block, self.vocabulary, self.shape.reads)
+        return self.shape.grow(stepper, [s.budget for s in sequences], dice)
+
+    def observe(self, round: Round) -> None:
+        rows, counts = accepted_rows(round)
+        last = rows[torch.tensor(counts, device=rows.device).cumsum(0) - 1]
+        newest = round.out.hidden[self.head.taps[0]][last]
+        self._state |= {s.id: state for s, state in zip(round.sequences, newest, strict=True)}
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._state.pop(sequence.id, None)
+
+
+class RecurrentStepper:
+    """One round of a recurrent head. Shapes read level by level, so the number of calls is the depth."""
+
+    def __init__(
+        self, head: RecurrentHead, state: Tensor, pending: Tensor, block: ParamBlock, words: Vocabulary, reads: int
+    ) -> None:
+        self.head, self.block, self.words, self.pending = head, block, words, pending
+        self.batch, self.device = len(state), state.device
+        self._states = state.new_zeros((self.batch, reads + 1, state.shape[1]))  # row 0 is the root
+        self._begin = head.begin(state)
+        self._depth = 0
+
+    def root(self) -> Step:
+        return self._step(self._begin[:, None], self.pending[:, None], torch.zeros_like(self.pending)[:, None])
+
+    def expand(self, frontier: Frontier) -> Step:
+        above = (frontier.parent + 1)[:, :, None].expand(-1, -1, self._states.shape[2])
+        return self._step(self._states.gather(1, above), frontier.token, frontier.node + 1)
+
+    def _step(self, state: Tensor, token: Tensor, place: Tensor) -> Step:
+        """One depth further for [B, w] nodes, whose states go to `place`."""
+        state, feature = self.head.step(state, self.head.embed(token), self._depth)
+        self._depth += 1
+        self._states.scatter_(1, place[:, :, None].expand_as(state), state)
+        rows = torch.arange(token.numel(), device=self.device).view_as(token)
+        return Step(self.head.logits(feature.flatten(0, 1)), rows, self.block, feature.flatten(0, 1), self.words)

@@ -1,0 +1,34 @@
+"""Trained drafters' modules: what a head is, how it is stored, and the kinds that exist."""
+
+from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
+from .base import Head, HeadSpec, Identity, own_parameters
+from .exits import AcceptHead, FastDraft, KangarooHead
+from .feature import Eagle3Head, EagleHead, FeatureHead, GriffinHead
+from .loading import BUILDERS, load_head, settle
+from .recurrent import MedusaHead, RecurrentHead, SpeculatorHead
+
+__all__ = [
+    "BUILDERS",
+    "AcceptHead",
+    "Eagle3Head",
+    "EagleHead",
+    "FastDraft",
+    "FeatureHead",
+    "GriffinHead",
+    "Head",
+    "HeadSpec",
+    "Identity",
+    "KangarooHead",
+    "MedusaHead",
+    "RecurrentHead",
+    "SpeculatorHead",
+    "check_target",
+    "fill",
+    "load_head",
+    "own_parameters",
+    "read_spec",
+    "read_weights",
+    "save_head",
+    "settle",
+    "weights_digest",
+]

@@ -1,0 +1,114 @@
+"""A trained head on disk: a folder with config.json, weights.safetensors and card.json.
+
+Matrices are stored as int8 with one scale a row (or in bf16); everything is read back in floating point. Loading
+checks the target and refuses another.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ...errors import ForedraftError, UsageError
+from ..config import read_json
+from ..fetch import file_hash
+from ..folders import appearing
+from .base import Head, HeadSpec, Identity, own_parameters
+
+FORMAT = 1
+CONFIG, WEIGHTS, CARD = "config.json", "weights.safetensors", "card.json"
+SCALE = ".scale"  # a matrix `x` in int8 has its row scales beside it in `x.scale`
+
+
+def save_head(
+    folder: Path, head: Head, spec: HeadSpec, provenance: dict[str, Any], card: dict[str, Any], storage: str = "int8"
+) -> None:
+    """Write a head in place of an older one; the folder appears whole or not at all."""
+    if (folder / CONFIG).exists():
+        shutil.rmtree(folder)
+    tensors = {"ids": head.ids.to(torch.int32).cpu()} if hasattr(head, "ids") else {}
+    for name, parameter in own_parameters(head).items():
+        tensors |= stored(name, parameter.detach().to("cpu", torch.float32), storage)
+    with appearing(folder) as place:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, place / WEIGHTS)
+        config = {"format": FORMAT, **spec.to_json(), "provenance": provenance}
+        (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (place / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+
+
+def stored(name: str, value: Tensor, storage: str) -> dict[str, Tensor]:
+    """The tensors that stand for one parameter in a file."""
+    if storage == "bf16" or value.dim() < 2:
+        return {name: value.to(torch.bfloat16 if value.dim() > 1 else torch.float32)}
+    scale = value.abs().amax(dim=1).clamp(min=1e-12) / 127
+    return {name: (value / scale[:, None]).round().to(torch.int8), name + SCALE: scale}
+
+
+def read_spec(folder: Path) -> HeadSpec:
+    """What a head is, without its weights."""
+    raw = read_json(folder / CONFIG)
+    if raw.pop("format", None) != FORMAT:
+        raise ForedraftError(f"{folder} is no head of format {FORMAT}; train it again with this version")
+    raw.pop("provenance", None)
+    try:
+        return HeadSpec.from_json(raw)
+    except (TypeError, KeyError) as error:
+        raise ForedraftError(f"{folder / CONFIG} is incomplete: {error}") from None
+
+
+def weights_digest(folder: Path) -> str:
+    """sha256 of a head's weights, by which another head may name it."""
+    return file_hash(folder / WEIGHTS)
+
+
+def check_target(spec: HeadSpec, target: Identity, name: str) -> None:
+    """Refuse a head that was trained for another model."""
+    for field in ("hidden_size", "num_layers", "vocab_size", "tokenizer"):
+        want, have = getattr(spec.target, field), getattr(target, field)
+        if want != have:
+            raise UsageError(
+                f"{spec.kind} head {name} was trained for another model ({field} {_short(want)}, not {_short(have)}); "
+                f"train one: foredraft train {spec.kind} --target MODEL"
+            )
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a head in float32, `ids` in int64."""
+    try:
+        raw = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ForedraftError(f"{folder / WEIGHTS} cannot be read: {error}") from None
+    found = {}
+    for name, value in raw.items():
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in raw:
+            continue
+        scale = raw.get(name + SCALE)
+        if name == "ids":
+            found[name] = value.to(torch.int64)
+        else:
+            found[name] = value.to(torch.float32) if scale is None else value.to(torch.float32) * scale[:, None]
+    return found
+
+
+@torch.no_grad()
+def fill(head: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Put a file's weights into a fresh head; both must agree on every name and shape."""
+    own = own_parameters(head)  # type: ignore[arg-type]
+    strange = set(own) ^ (set(weights) - {"ids"})
+    if strange:
+        raise ForedraftError(f"{folder}: tensors {sorted(strange)[:3]} are missing or unknown; the files do not match")
+    for name, parameter in own.items():
+        if parameter.shape != weights[name].shape:
+            raise ForedraftError(f"{folder}: {name} is {list(weights[name].shape)}, not {list(parameter.shape)}")
+        parameter.copy_(weights[name])
+
+
+def _short(value: object) -> str:
+    return str(value)[:12]

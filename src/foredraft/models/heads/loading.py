@@ -1,0 +1,56 @@
+"""From a folder to a head that is ready to draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UsageError
+from ..decoder import Decoder, pack_products
+from ..linear import Linear, can_pack
+from .artefact import check_target, fill, read_spec, read_weights
+from .base import HeadSpec, Identity, own_parameters
+from .exits import AcceptHead, FastDraft, KangarooHead
+from .feature import Eagle3Head, EagleHead, GriffinHead
+from .recurrent import MedusaHead, SpeculatorHead
+
+BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
+    "eagle": EagleHead,
+    "eagle3": Eagle3Head,
+    "griffin": GriffinHead,
+    "medusa": MedusaHead,
+    "mlp-speculator": SpeculatorHead,
+    "fastdraft": FastDraft,
+    "kangaroo": KangarooHead,
+    "accept-head": AcceptHead,
+}
+
+
+def load_head(folder: Path, kind: str, target: Decoder, identity: Identity) -> tuple[nn.Module, HeadSpec]:
+    """A trained head of a kind for this target, in the target's precision, packed where that is quicker."""
+    spec = read_spec(folder)
+    if spec.kind != kind:
+        raise UsageError(f"{folder} holds a head of kind {spec.kind}, not {kind}; use --method {spec.kind}")
+    check_target(spec, identity, folder.name)
+    weights = read_weights(folder)
+    head = BUILDERS[kind](target, spec, weights.get("ids", torch.empty(0, dtype=torch.int64)))
+    fill(head, weights, folder)
+    settle(head, torch.float32 if kind == "accept-head" else target.dtype)
+    return head.eval(), spec
+
+
+def settle(head: nn.Module, dtype: torch.dtype) -> None:
+    """Bring a head's own parameters to a precision for inference; what it borrows stays as it is."""
+    for parameter in own_parameters(head).values():  # type: ignore[arg-type]
+        parameter.data = parameter.data.to(dtype)
+        parameter.requires_grad_(False)
+    if isinstance(head, Decoder):
+        head.norm.data = head.norm.data.to(dtype)  # a decoder's precision is that of its last norm
+    words = getattr(head, "head", None)
+    if isinstance(words, Linear):
+        words.weight.data = words.weight.data.to(dtype)
+    if isinstance(words, Linear) and can_pack(words.weight):
+        pack_products(head)

@@ -1,0 +1,122 @@
+"""Methods whose drafter was trained: where its weights lie and how it is put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from ..core.shape import Shape, Vocabulary
+from ..draft import Drafter
+from ..draft.feature import FeatureDrafter
+from ..draft.model import ModelDrafter
+from ..draft.recurrent import RecurrentDrafter
+from ..errors import UsageError
+from ..models import Decoder
+from ..models.heads import FeatureHead, HeadSpec, Identity, RecurrentHead, load_head, read_spec, weights_digest
+from ..models.heads.artefact import CONFIG
+from ..runtime import TorchExecutor
+from .loading import Loaded
+
+
+class Ready(Protocol):
+    """Something trained that drafts in any shape."""
+
+    @property
+    def longest(self) -> int:
+        """The longest path that it can draft."""
+
+    def drafter(self, shape: Shape, name: str) -> Drafter: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A head with its target, ready for a shape."""
+
+    head: nn.Module
+    spec: HeadSpec
+    vocabulary: Vocabulary
+    target: TorchExecutor
+
+    @property
+    def longest(self) -> int:
+        return self.head.length if isinstance(self.head, RecurrentHead) else 1 << 16  # one step per depth, or any
+
+    def drafter(self, shape: Shape, name: str) -> Drafter:
+        """The drafter that drives this kind of head."""
+        slots, length = self.target.max_slots, self.target.max_length
+        if isinstance(self.head, FeatureHead):
+            return FeatureDrafter(self.head, shape, self.vocabulary, slots, length, name)
+        if isinstance(self.head, RecurrentHead):
+            return RecurrentDrafter(self.head, shape, self.vocabulary, name)
+        executor = TorchExecutor(cast(Decoder, self.head), slots, length)
+        return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
+
+
+def shipped() -> list[Path]:
+    """Folders of the heads that come with the package."""
+    root = Path(str(resources.files("foredraft"))) / "weights"
+    return sorted(config.parent for config in root.glob(f"*/*/{CONFIG}"))
+
+
+def identity(target: Loaded) -> Identity:
+    """What heads are checked against."""
+    return Identity.of(decoder_of(target).config, target.tokenizer.vocab_hash())
+
+
+def decoder_of(target: Loaded) -> Decoder:
+    if not isinstance(target.executor, TorchExecutor):
+        raise UsageError(f"trained heads need a model that the built-in decoder runs, and {target.name!r} is not one")
+    return target.executor.decoder
+
+
+def find_head(kind: str, target: Loaded, named: str | None) -> Path:
+    """The folder of a head: the one that was named, else one that comes with the package for this target."""
+    if named is not None:
+        folder = Path(named).expanduser()
+        if not (folder / CONFIG).exists():
+            raise UsageError(f"{folder} holds no trained head; make one: foredraft train {kind} --target {target.name}")
+        return folder
+    mine = identity(target)
+    for folder in shipped():
+        spec = read_spec(folder)
+        if spec.kind == kind and spec.target == mine:
+            return folder
+    raise UsageError(
+        f"no {kind} head for {target.name!r} comes with foredraft; train one (foredraft train {kind} "
+        f"--target {target.name}) and name it with --drafter FOLDER"
+    )
+
+
+def trained(kind: str, target: Loaded, named: str | None) -> Trained:
+    """Load a head for a target."""
+    decoder = decoder_of(target)
+    head, spec = load_head(find_head(kind, target, named), kind, decoder, identity(target))
+    return attach(head, spec, target)
+
+
+def attach(head: nn.Module, spec: HeadSpec, target: Loaded) -> Trained:
+    """A head that is in memory already, behind its target."""
+    ids = cast(torch.Tensor, head.ids)
+    index = torch.full((spec.target.vocab_size,), -1, dtype=torch.int64, device=ids.device)
+    index[ids] = torch.arange(len(ids), device=ids.device)
+    executor: Any = target.executor
+    return Trained(head, spec, Vocabulary(ids, index), executor)
+
+
+def with_accept_head(target: Loaded, named: str | None) -> tuple[Trained, nn.Module]:
+    """A fastdraft head and the head that predicts acceptance of its tokens; `named` is FASTDRAFT,ACCEPT."""
+    first, _, second = (named or "").partition(",")
+    folder = find_head("fastdraft", target, first or None)
+    head, spec = load_head(
+        find_head("accept-head", target, second or None), "accept-head", decoder_of(target), identity(target)
+    )
+    if spec.extra["drafter"] != weights_digest(folder):
+        raise UsageError(
+            f"the accept-head belongs to another drafter than {folder}; train one: foredraft train accept-head"
+        )
+    return trained("fastdraft", target, first or None), head

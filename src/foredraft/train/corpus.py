@@ -1,0 +1,139 @@
+"""Texts to train on: rows of token ids, which of them the target wrote itself, and at what temperature.
+
+Loss belongs on what the target wrote. Where it fell into a loop, the loop counts as not written: a drafter would learn
+nothing there but to repeat. Files are .npz with `ids` [N, T], `temperature` [N] and, unless the rows are chats in the
+target's template, `written` [N, T] (bits packed along T) and `length` [N].
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.loops import find_loop
+from ..errors import ForedraftError, UsageError
+from ..models import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Rows of texts in memory."""
+
+    ids: np.ndarray  # [N, T] uint16 or uint32
+    written: np.ndarray  # [N, T] bool: the target wrote this token, and not inside a loop
+    temperature: np.ndarray  # [N] float32, of what was written
+    digest: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, which: np.ndarray) -> Corpus:
+        return Corpus(self.ids[which], self.written[which], self.temperature[which], self.digest)
+
+    def split(self, held_out: int, seed: int = 0) -> tuple[Corpus, Corpus]:
+        """(training rows, held-out rows); the held-out ones are greedy, since they simulate greedy decoding."""
+        greedy = np.flatnonzero((self.temperature == 0) & self.written.any(axis=1))
+        if len(greedy) < 2:
+            raise UsageError(
+                "the corpus has no greedy rows to hold out; make some: foredraft data --temperatures 0,0.7"
+            )
+        held = np.random.default_rng(seed).permutation(greedy)[: min(held_out, len(greedy) // 2)]
+        rest = np.setdiff1d(np.arange(len(self)), held)
+        return self.rows(rest), self.rows(np.sort(held))
+
+    def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
+        """(ids [rows, T] int64, written [rows, T] bool) of a step; passes follow one another, each in its own order.
+
+        A step's rows depend on nothing but these numbers, so a run that was cut off goes on with the right ones.
+        """
+        each = rows * world
+        if len(self) < each:
+            raise UsageError(f"{len(self)} training rows are fewer than the {each} of one step; lower --rows")
+        epoch, part = divmod(step, len(self) // each)
+        order = np.random.default_rng((seed, epoch)).permutation(len(self))
+        mine = order[part * each + rank * rows :][:rows]
+        return torch.from_numpy(self.ids[mine].astype(np.int64)), torch.from_numpy(self.written[mine])
+
+    def frequent(self, count: int, vocab_size: int) -> tuple[Tensor, float]:
+        """The ids that the target writes most, ascending, and the share of its text that they cover."""
+        counts = np.bincount(self.ids[self.written].astype(np.int64), minlength=vocab_size)
+        best = np.sort(np.argsort(-counts, kind="stable")[:count])
+        return torch.from_numpy(best), float(counts[best].sum() / max(counts.sum(), 1))
+
+
+def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
+    """Read files, or every .npz of a folder; chat rows without a mask are marked by the target's template."""
+    files = [f for path in paths for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    if not files:
+        raise UsageError("no training text was named; make some with 'foredraft data' and give it as --data FOLDER")
+    parts = [_read(file, tokenizer) for file in files]
+    width = max(part.ids.shape[1] for part in parts)
+    digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+    ids = np.concatenate([_widen(part.ids, width) for part in parts])
+    written = np.concatenate([_widen(part.written, width) for part in parts])
+    return Corpus(ids, written, np.concatenate([part.temperature for part in parts]), digest)
+
+
+def save_corpus(path: Path, corpus: Corpus) -> None:
+    np.savez_compressed(
+        path, ids=corpus.ids, written=np.packbits(corpus.written, axis=1), temperature=corpus.temperature
+    )
+
+
+def _read(file: Path, tokenizer: Tokenizer) -> Corpus:
+    try:
+        with np.load(file) as raw:
+            ids, temperature = raw["ids"], raw["temperature"].astype(np.float32)
+            packed = raw.get("written")
+    except (OSError, ValueError, KeyError) as error:
+        raise ForedraftError(f"{file} is no training text ({error}); make it with 'foredraft data'") from None
+    if packed is not None:
+        written = np.unpackbits(packed, axis=1, count=ids.shape[1]).astype(bool)
+    else:
+        written = answers(ids, tokenizer)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Corpus(ids, written, temperature, digest)
+
+
+def answers(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Which tokens of chats in the target's template are answers, loops left out; the closing token counts too."""
+    probe = [{"role": "user", "content": "x"}]
+    header = tokenizer.encode_chat(probe)[len(tokenizer.encode_chat(probe, add_generation_prompt=False)) :]
+    turn = [*probe, {"role": "assistant", "content": "y"}]
+    ends = set(tokenizer.encode_chat(turn, add_generation_prompt=False)[len(tokenizer.encode_chat(probe)) :])
+    ends -= set(tokenizer.encode("y", add_special=False)) | set(tokenizer.encode("\n", add_special=False))
+    written = np.zeros(ids.shape, dtype=bool)
+    for row, line in enumerate(ids.tolist()):
+        for begin, end in _spans(line, header, ends):
+            loop = find_loop(line[begin:end], ends)
+            written[row, begin : begin + loop.cut if loop else end] = True
+    return written
+
+
+def _spans(line: list[int], header: list[int], ends: set[int]) -> Iterator[tuple[int, int]]:
+    at = 0
+    while True:
+        begin = _find(line, header, at)
+        if begin < 0:
+            return
+        begin += len(header)
+        end = next((i + 1 for i in range(begin, len(line)) if line[i] in ends), len(line))
+        yield begin, end
+        at = end
+
+
+def _find(line: list[int], what: list[int], at: int) -> int:
+    for i in range(at, len(line) - len(what) + 1):
+        if line[i] == what[0] and line[i : i + len(what)] == what:
+            return i
+    return -1
+
+
+def _widen(block: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(block, ((0, 0), (0, width - block.shape[1])))

@@ -1,0 +1,13 @@
+"""The kinds of drafters that can be trained, by name."""
+
+from .accept import Accept
+from .base import Kind, Settings
+from .feature import Eagle, Eagle3, Griffin
+from .language import Fast, Kangaroo
+from .recurrent import MEDUSA, SPECULATOR
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (Eagle3(), Eagle(), Griffin(), Fast(), MEDUSA, SPECULATOR, Kangaroo(), Accept())
+}
+
+__all__ = ["KINDS", "Accept", "Kind", "Settings"]

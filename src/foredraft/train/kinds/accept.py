@@ -1,0 +1,94 @@
+"""SpecDec++: a head that predicts, from a draft model's state, whether the token that it has just read is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import UsageError
+from ...models import Decoder
+from ...models.heads import AcceptHead, FastDraft, HeadSpec, Identity, load_head, weights_digest
+from ..attention import Causal
+from ..lesson import Lesson
+from .base import Settings
+from .language import positions
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Trained on texts in which most tokens are the draft model's own guesses.
+
+    Text X was written by the target. Y_i is what the draft model would put at place i behind the true text; it is
+    accepted with P_i = min(1, p / q), at temperature 0 if it is the target's best. The head reads texts Z, each token
+    of which is X_i with probability `mix`, else Y_i, and learns P_i where Z_i = Y_i.
+    """
+
+    name: str = "accept-head"
+    defaults: Settings = field(
+        default_factory=lambda: Settings(lr=5e-4, extra={"mix": 0.15, "reject_weight": 6.0, "temperature": 0.0})
+    )
+    drafter: Path | None = None  # folder of the fastdraft head that it belongs to
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        return ()
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        if self.drafter is None:
+            raise UsageError("an accept-head belongs to a drafter; name it: --drafter FOLDER of a fastdraft head")
+        extra = {"drafter": weights_digest(self.drafter)}
+        return HeadSpec(self.name, identity, 0, (), settings.layers, settings.length, extra)
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> AcceptHead:
+        assert self.drafter is not None
+        head = AcceptHead(target, spec, words)
+        draft, _ = load_head(self.drafter, "fastdraft", target, spec.target)
+        head.follow(cast(FastDraft, draft))
+        return head
+
+    def loss(self, head: AcceptHead, lesson: Lesson, settings: Settings) -> Tensor:
+        options = settings.extra
+        with torch.no_grad():
+            own, chance = own_tokens(head.draft, lesson, options["temperature"])
+            kept = torch.rand(own.shape, device=own.device) < options["mix"]
+            guessed = lesson.written & ~kept
+            guessed[:, 0] = False  # nothing stands before the first token
+            state = features(head.draft, torch.where(guessed, own, lesson.ids))
+        score, label = head(state)[guessed], chance[guessed]
+        rejected = options["reject_weight"] * (1 - label)
+        # -log(1 - a) = softplus(score) and -log a = softplus(-score) for a = sigmoid(score)
+        each = rejected * F.softplus(score) + label * F.softplus(-score)
+        return each.sum() / (rejected + label).sum().clamp(min=1e-6)
+
+    def guess(self, head: AcceptHead, lesson: Lesson, length: int) -> None:
+        return None
+
+
+def features(draft: Decoder, ids: Tensor) -> Tensor:
+    """[B, T, d] states of a draft model over texts."""
+    stream, _ = draft.run(draft.embed(ids.reshape(-1)), positions(ids), Causal(len(ids)))
+    return draft.finish(stream).view(*ids.shape, -1)
+
+
+def own_tokens(draft: FastDraft, lesson: Lesson, temperature: float) -> tuple[Tensor, Tensor]:
+    """[B, T] what the draft model would put at each place behind the true text, and its chance to be accepted."""
+    behind = features(draft, lesson.ids)[:, :-1]
+    where = lesson.written[:, 1:]
+    logits = draft.logits(behind[where]).float()
+    own, chance = lesson.ids.clone(), torch.ones(lesson.ids.shape, device=lesson.ids.device)
+    if temperature == 0:
+        best = logits.argmax(-1)
+        ratio = (best == lesson.best[:, :-1][where]).float()
+    else:
+        q = (logits / temperature).softmax(-1)
+        best = torch.multinomial(q, 1)[:, 0]
+        shifted = torch.cat((where, torch.zeros_like(where[:, :1])), dim=1)
+        p = (lesson.teacher(shifted, 1).float() / temperature).softmax(-1)
+        ratio = (p.gather(1, best[:, None]) / q.gather(1, best[:, None]))[:, 0].clamp(max=1)
+    own[:, 1:][where] = lesson.words[best]
+    chance[:, 1:][where] = ratio
+    return own, chance

@@ -1,0 +1,104 @@
+"""The seam of a kind of drafter: six verbs and names, and the loss and the guesses that most kinds share.
+
+Most kinds are *passes*: features at every place of a text, each pass about the token so many places ahead. From them
+follow the loss (how far the laws are apart) and the guesses (which token each would draft).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...models import Decoder
+from ...models.heads import HeadSpec, Identity
+from ..lesson import Lesson, pull
+from ..objectives import OBJECTIVES
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What may be chosen about training; every kind has its own defaults."""
+
+    draft_vocab_size: int = 8192
+    layers: int = 1
+    length: int = 5  # drafted tokens that it is trained for
+    objective: str = "kl"
+    lr: float = 1e-3
+    decay: float = 0.8  # weight of each further token ahead
+    pretrain: float = 0.0  # share of the steps that learn from all text, not only from what the target wrote
+    exit_layer: int = 4  # kangaroo: layers that are shared
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Features at every place about the token `ahead` places further on."""
+
+    ahead: int
+    features: Tensor  # [B, T, d]
+    penalty: Tensor | None = None  # what the kind adds to the loss by itself
+    where: Tensor | None = None  # [B, T] bool: places that the kind leaves in the loss
+
+
+class Kind(Protocol):
+    """A kind of drafter, as the trainer sees it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def defaults(self) -> Settings: ...
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        """Target states that its lessons must hold, besides FINAL."""
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        """The head that will be built; `lesson` is a first look at the data, for scales."""
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> nn.Module:
+        """A fresh head."""
+
+    def loss(self, head: Any, lesson: Lesson, settings: Settings) -> Tensor:
+        """What training makes small."""
+
+    def guess(self, head: Any, lesson: Lesson, length: int) -> Tensor | None:
+        """[B, T, length] target ids that it would draft behind slot t, had all before been right; None = no drafter."""
+
+
+def law_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settings) -> Tensor:
+    """Weighted mean over the passes of the distance between the drafter's law and the target's."""
+    objective = OBJECTIVES[settings.objective]
+    total, weights = torch.zeros((), device=lesson.ids.device), 0.0
+    for j, one in enumerate(passes):
+        where = lesson.counts(one.ahead)
+        if one.where is not None:
+            where = where & one.where
+        part = objective(head.logits(one.features[where]), lesson.teacher(where, one.ahead))
+        value = part.sum() / max(len(part), 1)
+        if one.penalty is not None:
+            value = settings.extra.get("law_weight", 1.0) * value + one.penalty
+        total = total + settings.decay**j * value
+        weights += settings.decay**j
+    return total / weights
+
+
+@torch.no_grad()
+def best_words(head: Any, lesson: Lesson, features: Tensor) -> Tensor:
+    """[B, T] target ids that features [B, T, d] make likeliest."""
+    best = torch.cat([head.logits(part).argmax(-1) for part in torch.split(features.flatten(0, 1), 16384)])
+    return lesson.words[best].view(features.shape[:2])
+
+
+def stepwise_guess(head: Any, lesson: Lesson, passes: Iterator[Pass]) -> Tensor:
+    """Guesses of kinds whose j-th pass is about the j-th drafted token."""
+    return torch.stack([best_words(head, lesson, one.features) for one in passes], dim=2)
+
+
+def language_guess(head: Any, lesson: Lesson, one: Pass, length: int) -> Tensor:
+    """Guesses of language models: place t + 1 + j says what comes next."""
+    next_word = best_words(head, lesson, one.features)
+    return torch.stack([pull(next_word, 1 + j, -1) for j in range(length)], dim=2)

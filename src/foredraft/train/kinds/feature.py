@@ -1,0 +1,150 @@
+"""EAGLE-1, EAGLE-3 and GRIFFIN: one layer over target states, unrolled on its own outputs while training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...models import Decoder
+from ...models.decoder import FINAL
+from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
+from ..attention import Unrolled
+from ..lesson import Lesson, pull
+from ..objectives import smooth_l1
+from .base import Pass, Settings, law_loss, stepwise_guess
+
+
+def unroll(
+    head: FeatureHead, lesson: Lesson, steps: int, detach: bool = False, noise: float = 0.0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(features for the target's head, features handed back), [B, T, d] each, of every drafted token.
+
+    Slot t starts with the target's state at t and token t + 1; step j reads token t + 1 + j and its own last answer.
+    """
+    batch, length = lesson.ids.shape
+    attend = Unrolled(batch)
+    place = torch.arange(length, device=lesson.ids.device)
+    feature = head.feature([lesson.states[tap].flatten(0, 1).float() for tap in head.taps])
+    if noise:
+        feature = feature + (torch.rand_like(feature) * 2 - 1) * noise
+    for j in range(steps):
+        position = (place + j).clamp(max=head.config.max_position - 1).repeat(batch)
+        embeds = lesson.embed(head.embedding, 1 + j).flatten(0, 1)
+        stream, _ = head.run(head.join(embeds, feature), position, attend)
+        feature = head.back(stream)
+        yield head.finish(stream).view(batch, length, -1), feature.view(batch, length, -1)
+        feature = feature.detach() if detach else feature
+        attend.advance()
+
+
+def root_mean_square(states: Tensor) -> float:
+    """Of states [B, T, d] without each text's first tokens, whose states are far larger in many models."""
+    return round(float(states[:, 4:].float().pow(2).mean().sqrt()), 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3:
+    """Tokens only: no feature is regressed."""
+
+    name: str = "eagle3"
+    defaults: Settings = field(default_factory=lambda: Settings(length=5))
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        depth = target.config.num_layers
+        return tuple(settings.extra.get("taps", (2, depth // 2, depth - 3)))
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        taps = self.taps(target, settings)
+        extra = {"scales": [root_mean_square(lesson.states[tap]) for tap in taps]}
+        return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> Eagle3Head:
+        head = Eagle3Head(target, spec, words)
+        head.begin_as(target)
+        return head
+
+    def loss(self, head: Eagle3Head, lesson: Lesson, settings: Settings) -> Tensor:
+        return law_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
+
+    @torch.no_grad()
+    def guess(self, head: Eagle3Head, lesson: Lesson, length: int) -> Tensor:
+        return stepwise_guess(head, lesson, self._passes(head, lesson, length))
+
+    def _passes(self, head: Eagle3Head, lesson: Lesson, steps: int) -> Iterator[Pass]:
+        for j, (features, _) in enumerate(unroll(head, lesson, steps)):
+            yield Pass(2 + j, features)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle:
+    """The next feature by regression, and the law that the target's head reads from it.
+
+    The paper trains one step with noise on the features; `length` above 1 unrolls further, as HASS does.
+    """
+
+    name: str = "eagle"
+    defaults: Settings = field(default_factory=lambda: Settings(length=3, extra={"law_weight": 1.0, "noise": 0.1}))
+    head: type[EagleHead] = EagleHead
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        return (FINAL,)
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        size, extra = len(lesson.words), {"scale": root_mean_square(lesson.states[FINAL])}
+        return HeadSpec(self.name, identity, size, (FINAL,), settings.layers, settings.length, extra)
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> EagleHead:
+        return self.head(target, spec, words)
+
+    def loss(self, head: EagleHead, lesson: Lesson, settings: Settings) -> Tensor:
+        noise = settings.extra.get("noise", 0.0)
+        passes = self._passes(head, lesson, settings.length, noise)
+        return law_loss(head, lesson, passes, settings)
+
+    @torch.no_grad()
+    def guess(self, head: EagleHead, lesson: Lesson, length: int) -> Tensor:
+        return stepwise_guess(head, lesson, (Pass(2, f) for f, _ in unroll(head, lesson, length)))
+
+    def _passes(self, head: EagleHead, lesson: Lesson, steps: int, noise: float) -> Iterator[Pass]:
+        for j, (features, back) in enumerate(unroll(head, lesson, steps, noise=noise)):
+            yield Pass(2 + j, features, regression(head, lesson, back, j))
+
+
+def regression(head: EagleHead, lesson: Lesson, back: Tensor, step: int, where: Tensor | None = None) -> Tensor:
+    """Smooth L1 between what a step hands back and the target's true feature, where the slot counts."""
+    counted = lesson.counts(2 + step) if where is None else where & lesson.counts(2 + step)
+    truth = pull(lesson.states[FINAL], 1 + step, 0)[counted] / head.scale
+    return smooth_l1(back[counted], truth).sum() / counted.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Griffin(Eagle):
+    """EAGLE trained only where the tokens before were ones that the drafter might have drafted itself.
+
+    A slot stays in step j's loss if each of its earlier tokens was among the drafter's likeliest `top`.
+    """
+
+    name: str = "griffin"
+    defaults: Settings = field(
+        default_factory=lambda: Settings(length=3, extra={"law_weight": 1.0, "noise": 0.1, "top": 3})
+    )
+    head: type[EagleHead] = GriffinHead
+
+    def _passes(self, head: EagleHead, lesson: Lesson, steps: int, noise: float) -> Iterator[Pass]:
+        aligned = torch.ones_like(lesson.written)
+        for j, (features, back) in enumerate(unroll(head, lesson, steps, detach=True, noise=noise)):
+            yield Pass(2 + j, features, regression(head, lesson, back, j, aligned), aligned)
+            aligned = aligned & self._predictable(head, lesson, features, j)
+
+    @torch.no_grad()
+    def _predictable(self, head: EagleHead, lesson: Lesson, features: Tensor, step: int) -> Tensor:
+        """[B, T] bool: token t + 2 + step is among the likeliest three that this step gives."""
+        truth = pull(lesson.ids, 2 + step, -1)
+        inside = torch.zeros_like(lesson.written)
+        where = lesson.counts(2 + step)
+        top = head.logits(features[where].detach()).topk(3, dim=-1).indices
+        inside[where] = (lesson.words[top] == truth[where][:, None]).any(dim=1)
+        return inside

@@ -1,0 +1,87 @@
+"""FastDraft and Kangaroo: drafters that are language models, trained to follow the target's law at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...models import Decoder
+from ...models.heads import FastDraft, HeadSpec, Identity, KangarooHead
+from ..attention import Causal
+from ..lesson import Lesson
+from .base import Pass, Settings, language_guess, law_loss
+
+
+def positions(ids: Tensor) -> Tensor:
+    """[B * T] places of packed texts [B, T]."""
+    return torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Fast:
+    """A small decoder that begins as some of the target's layers: the first ones and the last."""
+
+    name: str = "fastdraft"
+    defaults: Settings = field(default_factory=lambda: Settings(layers=3, pretrain=0.3))
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        return ()
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        depth = target.config.num_layers
+        sources = [round(i * (depth - 1) / max(settings.layers - 1, 1)) for i in range(settings.layers)]
+        extra = {"begun_as": list(settings.extra.get("begun_as", sources))}
+        return HeadSpec(self.name, identity, len(lesson.words), (), settings.layers, settings.length, extra)
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> FastDraft:
+        head = FastDraft(target, spec, words)
+        head.copy_layers(target, spec.extra["begun_as"])
+        return head
+
+    def loss(self, head: FastDraft, lesson: Lesson, settings: Settings) -> Tensor:
+        return law_loss(head, lesson, self._passes(head, lesson), settings)
+
+    @torch.no_grad()
+    def guess(self, head: FastDraft, lesson: Lesson, length: int) -> Tensor:
+        return language_guess(head, lesson, next(self._passes(head, lesson)), length)
+
+    def _passes(self, head: FastDraft, lesson: Lesson) -> Iterator[Pass]:
+        yield Pass(1, self.features(head, lesson))
+
+    def features(self, head: FastDraft, lesson: Lesson) -> Tensor:
+        embeds = lesson.embed(head.embedding, 0).flatten(0, 1)
+        stream, _ = head.run(embeds, positions(lesson.ids), Causal(len(lesson.ids)))
+        return head.finish(stream).view(*lesson.ids.shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Kangaroo:
+    """An adapter behind the target's first layers."""
+
+    name: str = "kangaroo"
+    defaults: Settings = field(default_factory=Settings)
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        return (settings.exit_layer,)
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        return HeadSpec(self.name, identity, len(lesson.words), (settings.exit_layer,), 1, settings.length)
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> KangarooHead:
+        return KangarooHead(target, spec, words)
+
+    def loss(self, head: KangarooHead, lesson: Lesson, settings: Settings) -> Tensor:
+        return law_loss(head, lesson, self._passes(head, lesson), settings)
+
+    @torch.no_grad()
+    def guess(self, head: KangarooHead, lesson: Lesson, length: int) -> Tensor:
+        return language_guess(head, lesson, next(self._passes(head, lesson)), length)
+
+    def _passes(self, head: KangarooHead, lesson: Lesson) -> Iterator[Pass]:
+        state = lesson.states[head.taps[0]].flatten(0, 1).float()
+        cos, sin = head.rotation(positions(lesson.ids))
+        stream = head.adapter(state, cos, sin, Causal(len(lesson.ids)), head.taps[0])
+        yield Pass(1, head.finish(stream).view(*lesson.ids.shape, -1))

@@ -1,0 +1,50 @@
+"""Medusa and the MLP speculator: a few small products on the target's last feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...models import Decoder
+from ...models.decoder import FINAL
+from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
+from ..lesson import Lesson
+from .base import Pass, Settings, law_loss, stepwise_guess
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A head that takes one step per drafted token."""
+
+    name: str
+    head: type[RecurrentHead]
+    defaults: Settings = field(default_factory=Settings)
+
+    def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        return (FINAL,)
+
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+        return HeadSpec(self.name, identity, len(lesson.words), (FINAL,), settings.layers, settings.length)
+
+    def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> RecurrentHead:
+        return self.head(target, spec, words)
+
+    def loss(self, head: RecurrentHead, lesson: Lesson, settings: Settings) -> Tensor:
+        return law_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
+
+    @torch.no_grad()
+    def guess(self, head: RecurrentHead, lesson: Lesson, length: int) -> Tensor:
+        return stepwise_guess(head, lesson, self._passes(head, lesson, min(length, head.length)))
+
+    def _passes(self, head: RecurrentHead, lesson: Lesson, steps: int) -> Iterator[Pass]:
+        state = head.begin(lesson.states[FINAL].float())
+        for i in range(steps):
+            state, feature = head.step(state, lesson.embed(head.embedding, 1 + i), i)
+            yield Pass(2 + i, feature)
+
+
+MEDUSA = Recurrent("medusa", MedusaHead, Settings(length=4, layers=2))
+SPECULATOR = Recurrent("mlp-speculator", SpeculatorHead, Settings(length=4, pretrain=0.3))

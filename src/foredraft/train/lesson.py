@@ -1,0 +1,86 @@
+"""What the target says about a batch of texts: the states and laws that drafters learn from. Nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models import Decoder
+from ..models.decoder import FINAL
+from .attention import Causal
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """B texts of T tokens as the target sees them. Position t's law is about token t + 1."""
+
+    ids: Tensor  # [B, T] int64
+    written: Tensor  # [B, T] bool: token t was written by the target, and counts
+    states: dict[int, Tensor]  # tap -> [B, T, d]
+    words: Tensor  # [Vd] target ids of the draft vocabulary, ascending
+    rows: Tensor  # [Vd, d] the target's output rows of the draft vocabulary
+    best: Tensor  # [B, T] int64: draft id of the target's likeliest next token; -1 where the vocabulary lacks it
+
+    def embed(self, embedding: Tensor, shift: int) -> Tensor:
+        """[B, T, d] float32 embeddings of the tokens `shift` places further on; the end repeats the last token."""
+        return torch.nn.functional.embedding(self.shifted(self.ids, shift), embedding).float()
+
+    def counts(self, ahead: int) -> Tensor:
+        """[B, T] bool: slots t from which token t + ahead counts, with a best token inside the draft vocabulary."""
+        about = self.best >= 0  # of place t, about token t + 1
+        known = torch.cat((torch.zeros_like(about[:, :1]), about[:, :-1]), dim=1) & self.written
+        return pull(known, ahead, False)
+
+    def labels(self, ahead: int) -> Tensor:
+        """[B, T] draft id of the target's best token at t + ahead, for slots t."""
+        return pull(self.best, ahead - 1, -1)
+
+    def teacher(self, where: Tensor, ahead: int) -> Tensor:
+        """[N, Vd] target logits about token t + ahead at chosen slots, [B, T] bool."""
+        features = pull(self.states[FINAL], ahead - 1, 0)[where]
+        return features @ self.rows.T
+
+    @staticmethod
+    def shifted(ids: Tensor, by: int) -> Tensor:
+        """[B, T] ids `by` places further on; the end repeats the last one."""
+        index = (torch.arange(ids.shape[1], device=ids.device) + by).clamp(max=ids.shape[1] - 1)
+        return ids[:, index]
+
+
+def pull(x: Tensor, by: int, fill: float | bool | int) -> Tensor:
+    """x[:, t + by] at place t; `fill` beyond the end."""
+    if by <= 0:
+        return x
+    tail = torch.full_like(x[:, :by], fill)
+    return torch.cat((x[:, by:], tail), dim=1)
+
+
+class Teacher:
+    """The frozen target with a draft vocabulary."""
+
+    def __init__(self, target: Decoder, words: Tensor) -> None:
+        self.target = target
+        self.words = words.to(target.device)
+        self.rows = target.head_weight.detach()[self.words].clone()
+        self.index = torch.full((target.config.vocab_size,), -1, dtype=torch.int64, device=target.device)
+        self.index[self.words] = torch.arange(len(words), device=target.device)
+
+    @torch.no_grad()
+    def lesson(self, ids: Tensor, written: Tensor, taps: Collection[int]) -> Lesson:
+        """One pass of the target over ids [B, T]."""
+        target = self.target
+        ids = ids.to(target.device)
+        batch, length = ids.shape
+        position = torch.arange(length, device=target.device).repeat(batch)
+        inner = [tap for tap in taps if tap != FINAL]
+        stream, states = target.run(target.embed(ids.reshape(-1)), position, Causal(batch), None, inner)
+        features = target.finish(stream)
+        best = torch.cat([target.logits(part).argmax(-1) for part in torch.split(features, 16384)])
+        states[FINAL] = features
+        shaped = {tap: state.view(batch, length, -1) for tap, state in states.items()}
+        return Lesson(
+            ids, written.to(target.device), shaped, self.words, self.rows, self.index[best].view(batch, length)
+        )

@@ -1,0 +1,115 @@
+"""`foredraft data`: prompts from files, texts and the target itself; answers by the target; rows to train on."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.loops import find_loop
+from ..errors import UsageError
+from ..models import Decoder, Tokenizer
+from ..provenance import provenance, write_json
+from .corpus import Corpus, save_corpus
+from .prompts import from_file, from_text, starters
+from .write import Task, write
+
+USER = "user"
+OWN_MIN_P = 0.05  # user turns that the target writes itself stay readable at temperature 1
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrder:
+    """What to make."""
+
+    prompts: tuple[Path, ...] = ()
+    texts: tuple[Path, ...] = ()
+    per_text: int = 1000
+    own: int = 0
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)  # taken in turns
+    max_new: int = 256
+    row: int = 640  # tokens of a row, prompt included
+    batch: int = 512
+    seed: int = 0
+
+
+def make_data(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    ends: frozenset[int],
+    order: DataOrder,
+    out: Path,
+    tell: Callable[[int, int, int], None] = lambda done, total, tokens: None,
+) -> Corpus:
+    """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes."""
+    questions = [q for path in order.prompts for q in from_file(path)]
+    for i, path in enumerate(order.texts):
+        questions += from_text(path, order.per_text, order.seed + i)
+    if order.own:
+        questions += own_questions(decoder, tokenizer, ends, order)
+    if not questions:
+        raise UsageError("no prompts were named; give --prompts FILE, --texts FILE or --own N")
+    random.Random(order.seed).shuffle(questions)
+    corpus = answer(decoder, tokenizer, ends, questions, order, tell)
+    out.mkdir(parents=True, exist_ok=True)
+    save_corpus(out / "corpus.npz", corpus)
+    digest = hashlib.sha256((out / "corpus.npz").read_bytes()).hexdigest()
+    figures: dict[str, Any] = {
+        "rows": len(corpus),
+        "written_tokens": int(corpus.written.sum()),
+        "prompts": len(questions),
+    }
+    write_json(out / "provenance.json", provenance(seed=order.seed, data={"corpus.npz": digest}, **figures))
+    return corpus
+
+
+def own_questions(decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder) -> list[str]:
+    """User turns that the target writes itself, from the opening of a user's turn in its own template."""
+    marker = "\0"
+    before = tokenizer.chat([{"role": USER, "content": marker}], add_generation_prompt=False).split(marker)[0]
+    opening = tokenizer.encode(before, add_special=False)
+    found: list[str] = []
+    words = starters(order.own, order.seed)
+    for begin in range(0, len(words), order.batch):
+        part = words[begin : begin + order.batch]
+        tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in part]
+        turns = write(decoder, tasks, 128, ends, order.seed + begin)
+        whole = [w + tokenizer.decode(turn) for w, turn in zip(part, turns, strict=True) if turn[-1] in ends]
+        found += [text.strip() for text in whole if len(text.strip()) > 8]
+    return found
+
+
+def answer(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    ends: frozenset[int],
+    questions: list[str],
+    order: DataOrder,
+    tell: Callable[[int, int, int], None],
+) -> Corpus:
+    """The target's answers as rows, in batches of prompts of similar length."""
+    prompts = [tokenizer.encode_chat([{"role": USER, "content": q}]) for q in questions]
+    prompts = sorted((p for p in prompts if len(p) <= order.row - 32), key=len)
+    ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if decoder.config.vocab_size <= 65536 else np.uint32)
+    written = np.zeros(ids.shape, dtype=bool)
+    heat = np.array([order.temperatures[i % len(order.temperatures)] for i in range(len(prompts))], dtype=np.float32)
+    tokens = 0
+    for begin in range(0, len(prompts), order.batch):
+        part = prompts[begin : begin + order.batch]
+        room = min(order.max_new, order.row - max(len(p) for p in part))
+        tasks = [Task(p, float(heat[begin + i])) for i, p in enumerate(part)]
+        for i, (prompt, text) in enumerate(
+            zip(part, write(decoder, tasks, room, ends, order.seed + begin), strict=True)
+        ):
+            loop = find_loop(text, ends)
+            line = prompt + text
+            ids[begin + i, : len(line)] = line
+            written[begin + i, len(prompt) : len(prompt) + (loop.cut if loop else len(text))] = True
+            tokens += len(text)
+        tell(begin + len(part), len(prompts), tokens)
+    return Corpus(ids, written, heat)

@@ -1,0 +1,137 @@
+"""From an order to folders with trained heads: load, train, save, and measure each head in the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.rules import default_rule
+from ..core.shape import Chain
+from ..engine import Engine, Method, Request
+from ..errors import unknown_name
+from ..models.heads import load_head, save_head
+from ..models.heads.artefact import CARD
+from ..provenance import provenance, write_json
+from ..recipes.loading import Loaded, Place, load
+from ..recipes.trained import Trained, attach, decoder_of, identity
+from ..types import SamplingParams, Sequence
+from .corpus import Corpus, load_corpus
+from .kinds import KINDS, Accept, Kind
+from .simulate import Walk
+from .student import Student
+from .trainer import News, Plan, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOrder:
+    """What to train, on what, and where to."""
+
+    kinds: tuple[str, ...]
+    target: str
+    data: tuple[Path, ...]
+    out: Path
+    plan: Plan = field(default_factory=Plan)
+    changes: dict[str, Any] = field(default_factory=dict)  # of every kind's settings
+    dtype: str = "auto"
+    device: str = "auto"
+    storage: str = "int8"
+    limit_seconds: float | None = None
+    measure: int = 32  # held-out prompts that the real engine answers at the end
+    drafter: Path | None = None  # of kinds that belong to another head
+
+    def find(self, name: str) -> Kind:
+        if name not in KINDS:
+            raise unknown_name("kind of drafter", name, KINDS)
+        kind = KINDS[name]
+        return replace(kind, drafter=self.drafter) if isinstance(kind, Accept) else kind
+
+
+def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None) -> dict[str, Any]:
+    """Train, save and measure; returns one record per kind, or where a run that was cut off stands."""
+    chosen = [(kind, replace(kind.defaults, **order.changes)) for kind in map(order.find, order.kinds)]
+    place = Place(order.dtype, order.device, slots=8, max_length=2048, packed=False)
+    target = load(order.target, place)
+    corpus = load_corpus(order.data, target.tokenizer)
+    trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out)
+    if not trainer.run(listen, order.limit_seconds):
+        return {"step": trainer.step, "steps": order.plan.steps, "done": False}
+    results: dict[str, Any] = {"done": True, "coverage": trainer.coverage, "heads": {}}
+    if trainer.process.first:
+        trainer.try_out()
+        for student in trainer.students:
+            results["heads"][student.kind.name] = finish(order, target, trainer, student)
+    return results
+
+
+def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student) -> dict[str, Any]:
+    """Save a head, load it back as a user would, let the engine draft with it, and write down both figures."""
+    name = student.kind.name
+    folder = order.out / name
+    walk = trainer.walks.get(name)
+    card: dict[str, Any] = {"steps": order.plan.steps, "coverage": round(trainer.coverage, 4)}
+    record = provenance(seed=order.plan.seed, data={"corpus": trainer.corpus.digest}, target=order.target)
+    record["argv"] = record["argv"][1:]  # the command, not where it lies
+    save_head(folder, student.head, student.spec, record, card, order.storage)  # type: ignore[arg-type]
+    if walk is not None:
+        card["held_out"] = _figures(walk)
+        head, spec = load_head(folder, name, decoder_of(target), identity(target))
+        ready = attach(head, spec, target)
+        if order.measure:
+            card |= measure(target, ready, student, trainer, order.measure)
+        write_json(folder / CARD, card)
+    return card
+
+
+def measure(target: Loaded, ready: Trained, student: Student, trainer: Trainer, count: int) -> dict[str, Any]:
+    """Tokens per target pass of the real engine, and what the simulation says of the very texts that it wrote."""
+    length = min(trainer.plan.try_length, getattr(ready.head, "length", trainer.plan.try_length))
+    drafter = ready.drafter(Chain(length), ready.spec.kind)
+    method = Method(ready.spec.kind, default_rule(drafter.kinds, drafter.topology), drafter, 0)
+    params = SamplingParams(temperature=0.0, max_new_tokens=128)
+    prompts = _prompts(trainer.held, count)
+    requests = [
+        Request(Sequence(i, list(p), len(p), params, seed=0), method, target.eos_ids) for i, p in enumerate(prompts)
+    ]
+    engine = Engine(target.executor)
+    for request in requests:
+        engine.add(request)
+    while any(request.finish_reason is None for request in requests):
+        engine.step()
+    steps, tokens = (sum(getattr(r.stats, name) for r in requests) for name in ("steps", "emitted"))
+    walk = _simulate(trainer, student, [r.sequence for r in requests], length)
+    return {
+        "engine": {"prompts": len(prompts), "tokens": tokens, "tokens_per_step": round(tokens / max(steps, 1), 4)},
+        "simulated_on_the_same": {"tokens_per_step": round(walk.tokens_per_step, 4)},
+    }
+
+
+def _simulate(trainer: Trainer, student: Student, texts: list[Sequence], length: int) -> Walk:
+    """The simulation over finished texts, a few at a time."""
+    total = Walk(0, 0, (0,) * length)
+    width = max(len(text.tokens) for text in texts)
+    for begin in range(0, len(texts), 8):
+        part = texts[begin : begin + 8]
+        ids = torch.tensor([text.tokens + [0] * (width - len(text.tokens)) for text in part])
+        place = torch.arange(width)[None, :]
+        first = torch.tensor([text.prompt_length for text in part])[:, None]
+        last = torch.tensor([len(text.tokens) for text in part])[:, None]
+        lesson = trainer.teacher.lesson(ids, (place >= first) & (place < last), trainer.taps)
+        walk = student.try_out(lesson, length)
+        assert walk is not None
+        total += walk
+    return total
+
+
+def _prompts(held: Corpus, count: int) -> list[list[int]]:
+    """What stands before the first written token of held-out rows."""
+    rows = [(ids, int(mask.argmax())) for ids, mask in zip(held.ids, held.written, strict=True)]
+    return [ids[:begin].tolist() for ids, begin in rows if begin >= 2][:count]
+
+
+def _figures(walk: Walk) -> dict[str, Any]:
+    survival = [round(share, 4) for share in walk.survival]
+    return {"tokens_per_step": round(walk.tokens_per_step, 4), "survival": survival, "tokens": walk.tokens}

@@ -1,0 +1,107 @@
+"""One drafter in training: its head, its optimiser, and what it would draft."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models import Decoder
+from ..models.heads import HeadSpec, Identity, own_parameters
+from .kinds import Kind, Settings
+from .lesson import Lesson
+from .simulate import Walk, walk
+
+BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.1
+
+
+@dataclass(slots=True)
+class Student:
+    """A head of some kind with its optimiser. `learner` is what is called: the loss as a module, perhaps spread."""
+
+    kind: Kind
+    settings: Settings
+    spec: HeadSpec
+    head: nn.Module
+    learner: nn.Module
+    optimizer: torch.optim.Optimizer
+    recent: float = field(default=math.nan)  # smoothed loss
+
+    @classmethod
+    def enrol(cls, kind: Kind, settings: Settings, target: Decoder, identity: Identity, lesson: Lesson) -> Student:
+        """A fresh head; `lesson` is a first look at the data."""
+        spec = kind.describe(target, identity, settings, lesson)
+        head = kind.build(target, spec, lesson.words)
+        words = getattr(head, "head", None)
+        if words is not None:  # a frozen copy of the target's rows, in the precision of training
+            words.weight.data = words.weight.data.float()
+        own = own_parameters(head)  # type: ignore[arg-type]
+        for parameter in head.parameters():
+            parameter.requires_grad_(False)
+        for parameter in own.values():
+            parameter.requires_grad_(True)
+        optimizer = torch.optim.AdamW(own.values(), lr=settings.lr, betas=BETAS, weight_decay=0.0)
+        return cls(kind, settings, spec, head, Learner(kind, head, settings), optimizer)
+
+    def learn(self, lesson: Lesson, progress: float) -> Tensor:
+        """One step; `progress` runs from 0 to 1 over the training. Returns the loss, still on the device."""
+        if progress < self.settings.pretrain:
+            lesson = replace(lesson, written=everything(lesson.written))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr * schedule(progress)
+        with autocast(lesson.ids.device):
+            loss: Tensor = self.learner(lesson)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], CLIP)
+        self.optimizer.step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def try_out(self, lesson: Lesson, length: int) -> Walk | None:
+        """How decoding the lesson's texts with its drafts would go; None for kinds that draft nothing."""
+        with autocast(lesson.ids.device):
+            guesses = self.kind.guess(self.head, lesson, length)
+        return None if guesses is None else walk(lesson.ids, lesson.written, guesses)
+
+    def state(self) -> dict[str, Any]:
+        own = own_parameters(self.head)  # type: ignore[arg-type]
+        return {"head": {n: p.detach().cpu() for n, p in own.items()}, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        for name, parameter in own_parameters(self.head).items():  # type: ignore[arg-type]
+            parameter.copy_(state["head"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class Learner(nn.Module):
+    """A kind's loss as a module, so that `DistributedDataParallel` can stand around it."""
+
+    def __init__(self, kind: Kind, head: nn.Module, settings: Settings) -> None:
+        super().__init__()
+        self.kind, self.head, self.settings = kind, head, settings
+
+    def forward(self, lesson: Lesson) -> Tensor:
+        return self.kind.loss(self.head, lesson, self.settings)
+
+
+def everything(written: Tensor) -> Tensor:
+    """All text up to the last token that was written; what lies behind may be padding."""
+    last = written.flip(1).to(torch.int8).cummax(dim=1).values.flip(1)
+    return last.bool()
+
+
+def schedule(progress: float) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if progress < WARM_UP:
+        return max(progress, 1e-3) / WARM_UP
+    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP))))
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bf16 products on a GPU; everything else stays in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

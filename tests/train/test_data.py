@@ -1,0 +1,108 @@
+"""Text to train on: what the target wrote, what of it counts, and where prompts come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.core.rules import RULES
+from foredraft.engine import Engine, Method
+from foredraft.errors import ForedraftError, UsageError
+from foredraft.models import Tokenizer, resolve
+from foredraft.runtime import TorchExecutor
+from foredraft.train.attention import Causal
+from foredraft.train.corpus import Corpus, answers, load_corpus, save_corpus
+from foredraft.train.prompts import from_file, from_text, starters
+from foredraft.train.write import Task, write
+from tests.engine.runs import finish, request
+
+from . import toys
+
+
+def test_the_writer_writes_what_the_engine_writes() -> None:
+    """Prompts of different lengths in one batch, against plain decoding one by one."""
+    decoder = toys.target()
+    prompts = [[1, 2, 3], [4] * 9, [7, 8]]
+    texts = write(decoder, [Task(p) for p in prompts], 70, {0})
+    method = Method("plain", RULES["sample-and-match"])
+    for prompt, text in zip(prompts, texts, strict=True):
+        each = request(prompt, method, stop_ids=frozenset({0}), max_new_tokens=70)
+        assert finish(Engine(TorchExecutor(decoder, 1, 128)), each)[0] == text
+
+
+def test_the_writer_samples_the_targets_law() -> None:
+    decoder = toys.target(vocab=4, seed=3, sharpness=2.0)
+    tasks = [Task([1, 2], 1.0)] * 4000
+    drawn = np.bincount([text[0] for text in write(decoder, tasks, 1, {9}, seed=5)], minlength=4) / 4000
+    stream, _ = decoder.run(decoder.embed(torch.tensor([1, 2])), torch.arange(2), Causal(1))
+    law = decoder.logits(decoder.finish(stream))[-1].softmax(-1).detach().numpy()
+    assert np.abs(drawn - law).sum() / 2 < 0.03
+    kept = {text[0] for text in write(decoder, [Task([1, 2], 1.0, 0.9)] * 500, 1, {9}, seed=6)}
+    assert kept == set(np.flatnonzero(law >= 0.9 * law.max()).tolist())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(resolve("smollm2"))
+
+
+def test_answers_of_chats_count_and_loops_do_not(tokenizer: Tokenizer) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
+    ids = tokenizer.encode_chat(turns, add_generation_prompt=False)
+    head = len(tokenizer.encode_chat(turns[:1]))
+    loop = tokenizer.encode_chat([{"role": "user", "content": "Go on"}])
+    again = tokenizer.encode(" and so on", add_special=False) * 12
+    line = ids + loop + again
+    mask = answers(np.array([line]), tokenizer)[0]
+    counted = [i for i, on in enumerate(mask) if on]
+    end = next(i for i in range(head, len(ids)) if ids[i] == 2) + 1  # <|im_end|> belongs to the answer
+    start = len(ids) + len(loop)
+    assert counted == [*range(head, end), *range(start, start + len(again) // 12)]
+
+
+def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = toys.corpus(toys.target())
+    save_corpus(tmp_path / "a.npz", made)
+    read = load_corpus([tmp_path], tokenizer)
+    assert (read.ids == made.ids).all() and (read.written == made.written).all() and len(read.digest) == 64
+    rest, held = read.split(8)
+    assert len(rest) + len(held) == len(read) and (held.temperature == 0).all()
+    lines = {row.tobytes() for row in held.ids}
+    assert not any(row.tobytes() in lines for row in rest.ids) or len(lines) < 8
+    first, again = (rest.batch(3, 4, seed=1)[0] for _ in range(2))
+    assert (first == again).all()
+    assert not (first == rest.batch(4, 4, seed=1)[0]).all()
+    halves = [rest.batch(0, 4, 1, rank, 2)[0].tolist() for rank in (0, 1)]
+    assert halves[0] != halves[1]
+    with pytest.raises(UsageError, match="no training text"):
+        load_corpus([], tokenizer)
+    (tmp_path / "b.npz").write_text("no file of arrays")
+    with pytest.raises(ForedraftError, match="no training text"):
+        load_corpus([tmp_path / "b.npz"], tokenizer)
+
+
+def test_frequent_words() -> None:
+    ids = np.array([[5, 5, 5, 2, 2, 9, 1]])
+    corpus = Corpus(ids, np.array([[True] * 6 + [False]]), np.zeros(1, np.float32))
+    words, coverage = corpus.frequent(2, 12)
+    assert words.tolist() == [2, 5] and coverage == pytest.approx(5 / 6)
+
+
+def test_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text('{"question": "Why?"}\n{"turns": ["First", "Second"]}\nA line\n\n')
+    assert from_file(file) == ["Why?", "First", "A line"]
+    file.write_text('{"other": 1}\n')
+    with pytest.raises(ForedraftError, match="line 1"):
+        from_file(file)
+    text = tmp_path / "t.txt"
+    text.write_text("In the year Anna Karenina met Count Vronsky, many trains ran late. " * 6 + "\n\nshort\n")
+    made = from_text(text, 20, seed=3)
+    assert len(made) == 20 and made == from_text(text, 20, seed=3) and all(p != "short" for p in made)
+    assert len(starters(5)) == 5
+    text.write_text("nothing")
+    with pytest.raises(UsageError, match="80 letters"):
+        from_text(text, 1)

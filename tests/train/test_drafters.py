@@ -1,0 +1,128 @@
+"""Drafters with trained heads, untrained: whatever they draft, the target's text and law come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.core.exact import ExactDice, outcomes
+from foredraft.core.rules import RULES, default_rule
+from foredraft.core.shape import Chain, Shape, StaticTree, Vocabulary
+from foredraft.core.stops import Confidence, PathConfidence
+from foredraft.core.value_tree import ValueTree
+from foredraft.draft import Drafter
+from foredraft.draft.feature import FeatureDrafter
+from foredraft.draft.model import ModelDrafter
+from foredraft.draft.recurrent import RecurrentDrafter
+from foredraft.engine import Engine, Method
+from foredraft.models import Decoder
+from foredraft.models.heads import FeatureHead, RecurrentHead
+from foredraft.runtime import TorchExecutor
+from tests.engine.runs import finish, request
+
+from . import toys
+
+SHAPES: list[Shape] = [
+    Chain(3),
+    Chain(3, Confidence(0.2)),
+    Chain(3, PathConfidence(0.1)),
+    ValueTree(nodes=8, width=3, depth=3),
+    StaticTree((2, 2, 1)),
+    StaticTree((2, 1, 1), drawn=True),
+]
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
+
+
+def drafter(decoder: Decoder, kind: str, shape: Shape, words: int = 40, slots: int = 4) -> Drafter:
+    head, _ = toys.head(decoder, kind, words)
+    index = torch.full((decoder.config.vocab_size,), -1)
+    index[:words] = torch.arange(words)
+    vocabulary = Vocabulary(torch.arange(words), index)
+    if isinstance(head, FeatureHead):
+        return FeatureDrafter(head, shape, vocabulary, slots, 100, kind)
+    if isinstance(head, RecurrentHead):
+        return RecurrentDrafter(head, shape, vocabulary, kind)
+    return ModelDrafter(TorchExecutor(head, slots, 100), shape, decoder.config.vocab_size, kind, vocabulary)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    decoder = toys.target()
+    engine = Engine(TorchExecutor(decoder, 4, 100))
+    method = Method("plain", RULES["sample-and-match"])
+    return finish(engine, *(request(p, method, i, max_new_tokens=24) for i, p in enumerate(PROMPTS)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", toys.DRAFTING)
+def test_greedy_identity(kind: str, shape: Shape, plain: list[list[int]]) -> None:
+    """A batch of different lengths; the same requests one by one; a drafter that is used again afterwards."""
+    decoder = toys.target()
+    made = drafter(decoder, kind, shape)
+    method = Method(kind, default_rule(made.kinds, made.topology), made)
+    engine = Engine(TorchExecutor(decoder, 4, 100))
+    requests = [request(p, method, i, max_new_tokens=24) for i, p in enumerate(PROMPTS)]
+    assert finish(engine, *requests) == plain
+    assert sum(r.stats.drafted for r in requests) > 0
+    for i, prompt in enumerate(PROMPTS[:2]):
+        assert finish(engine, request(prompt, method, 10 + i, max_new_tokens=24)) == [plain[i]]
+
+
+def test_an_oracle_is_always_right() -> None:
+    """A fast drafter that is the target itself has every draft accepted."""
+    decoder = toys.target(layers=3)
+    from foredraft.models.heads import FastDraft, HeadSpec
+
+    spec = HeadSpec("fastdraft", toys.identity(decoder), 61, (), 3)
+    head = FastDraft(decoder, spec, torch.arange(61))
+    head.copy_layers(decoder, range(3))
+    made = ModelDrafter(TorchExecutor(head.requires_grad_(False), 1, 100), Chain(4), 61)
+    each = request([1, 2, 3], Method("m", RULES["residual"], made), max_new_tokens=20)
+    finish(Engine(TorchExecutor(decoder, 1, 100)), each)
+    assert each.stats.steps == 4  # five tokens a round
+
+
+LAW_TOKENS = 2
+
+
+@pytest.mark.parametrize(
+    "shape", [Chain(2), ValueTree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)], ids=str
+)
+@pytest.mark.parametrize("kind", ["eagle3", "griffin", "mlp-speculator", "kangaroo"])
+def test_exact_law_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
+    """The law of two tokens, dice falling on every side; the drafter knows three of the target's four ids."""
+    decoder = toys.target(vocab=4, seed=3, sharpness=2.0)
+    law = np.zeros((4,) * LAW_TOKENS)
+    reference = np.zeros_like(law)
+
+    def text(build: Callable[[], Drafter | None]) -> Callable[[ExactDice], list[int]]:
+        def run(dice: ExactDice) -> list[int]:
+            made = build()
+            rule = RULES["sample-and-match"] if made is None else default_rule(made.kinds, made.topology)
+            engine = Engine(TorchExecutor(decoder, 1, 32), lambda sequences: dice)
+            each = request([0, 1], Method("m", rule, made), max_new_tokens=LAW_TOKENS, temperature=1.0)
+            return finish(engine, each)[0]
+
+        return run
+
+    for weight, ids in outcomes(text(lambda: drafter(decoder, kind, shape, words=3, slots=1))):
+        law[tuple(ids)] += weight
+    for weight, ids in outcomes(text(lambda: None)):
+        reference[tuple(ids)] += weight
+    assert abs(law.sum() - 1) < 1e-6
+    assert np.abs(law - reference).max() < 2e-6
+
+
+def test_a_prompt_of_one_token() -> None:
+    decoder = toys.target()
+    for kind in ("eagle3", "medusa"):
+        made = drafter(decoder, kind, Chain(3))
+        method = Method(kind, RULES["residual"], made)
+        out = finish(Engine(TorchExecutor(decoder, 4, 100)), request([5], method, max_new_tokens=9))
+        alone = finish(
+            Engine(TorchExecutor(decoder, 4, 100)), request([5], Method("p", RULES["residual"]), max_new_tokens=9)
+        )
+        assert out == alone

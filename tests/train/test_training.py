@@ -1,0 +1,125 @@
+"""The loop: it learns, it goes on after a kill as if nothing had happened, two processes share it, files round-trip."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft.errors import ForedraftError, UsageError
+from foredraft.models.heads import Identity, load_head, own_parameters, read_spec, save_head
+from foredraft.train.student import everything, schedule
+
+from . import toys
+
+
+def test_every_kind_learns(tmp_path: Path) -> None:
+    decoder = toys.target()
+    trainer = toys.trainer(decoder, tmp_path, toys.DRAFTING, steps=60)
+    before = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
+    assert trainer.run()
+    after = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
+    for kind in toys.DRAFTING:
+        assert after[kind] < 0.9 * before[kind], kind
+    assert all(walk.tokens_per_step >= 1 for walk in trainer.walks.values())
+
+
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Eight steps at once, and three, then a new process' worth of objects, then five: the same weights to the bit."""
+    decoder = toys.target()
+    kinds = ("eagle3", "medusa")
+    whole = toys.trainer(decoder, tmp_path / "whole", kinds)
+    whole.run()
+    first = toys.trainer(decoder, tmp_path / "cut", kinds)
+    while first.step < 3:
+        first._one_step()
+    first._save()
+    second = toys.trainer(decoder, tmp_path / "cut", kinds)
+    assert second.run()
+    for a, b in zip(whole.students, second.students, strict=True):
+        for name, value in own_parameters(a.head).items():  # type: ignore[arg-type]
+            assert torch.equal(value, own_parameters(b.head)[name]), (a.kind.name, name)  # type: ignore[arg-type]
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    decoder = toys.target()
+    toys.trainer(decoder, tmp_path, ("medusa",)).run()
+    with pytest.raises(ForedraftError, match="another run"):
+        toys.trainer(decoder, tmp_path, ("medusa",), rows=4).run()
+
+
+@pytest.mark.parametrize("storage", ["int8", "bf16"])
+@pytest.mark.parametrize("kind", toys.DRAFTING)
+def test_files_round_trip(kind: str, storage: str, tmp_path: Path) -> None:
+    decoder = toys.target()
+    head, spec = toys.head(decoder, kind)
+    save_head(tmp_path / kind, head, spec, {"seed": 0}, {"note": "toy"}, storage)  # type: ignore[arg-type]
+    assert read_spec(tmp_path / kind) == spec
+    again, _ = load_head(tmp_path / kind, kind, decoder, toys.identity(decoder))
+    for name, value in own_parameters(head).items():  # type: ignore[arg-type]
+        other = own_parameters(again)[name]  # type: ignore[arg-type]
+        bound = value.abs().amax(dim=-1, keepdim=True) / (254 if storage == "int8" else 256) + 1e-7
+        assert ((value - other).abs() <= (bound if value.dim() > 1 else 1e-7)).all(), name
+
+
+def test_another_target_is_refused(tmp_path: Path) -> None:
+    decoder = toys.target()
+    head, spec = toys.head(decoder, "medusa")
+    save_head(tmp_path / "m", head, spec, {}, {})  # type: ignore[arg-type]
+    for wrong in (Identity.of(decoder.config, "another tokenizer"), Identity(32, 7, 61, "a toy's tokenizer")):
+        with pytest.raises(UsageError, match="trained for another model"):
+            load_head(tmp_path / "m", "medusa", decoder, wrong)
+    with pytest.raises(UsageError, match="kind medusa, not eagle3"):
+        load_head(tmp_path / "m", "eagle3", decoder, toys.identity(decoder))
+    (tmp_path / "m" / "weights.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ForedraftError, match="cannot be read"):
+        load_head(tmp_path / "m", "medusa", decoder, toys.identity(decoder))
+
+
+def test_schedule_and_masks() -> None:
+    assert schedule(0.0) < 0.1 < schedule(0.02) < schedule(0.03) == pytest.approx(1.0)
+    assert schedule(1.0) == pytest.approx(0.1)
+    written = torch.tensor([[False, True, False, True, False]])
+    assert everything(written).tolist() == [[True, True, True, True, False]]
+
+
+WORKER = """
+import sys, json
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.train import toys
+from foredraft.models.heads import own_parameters
+trainer = toys.trainer(toys.target(), Path(sys.argv[1]), ("eagle3", "mlp-speculator"), steps=4, rows=4)
+trainer.run()
+total = {s.kind.name: sum(float(p.double().sum()) for p in own_parameters(s.head).values()) for s in trainer.students}
+Path(sys.argv[1], f"rank{trainer.process.rank}.json").write_text(json.dumps([trainer.process.world, total]))
+"""
+
+
+def test_two_processes_share_the_work(tmp_path: Path) -> None:
+    """torchrun with two CPU processes: both end with the same weights, which one process would not have had."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", "."]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path / "out")], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    ranks = [json.loads((tmp_path / "out" / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0][0] == ranks[1][0] == 2
+    assert ranks[0][1] == ranks[1][1]
+    alone = toys.trainer(toys.target(), tmp_path / "alone", ("eagle3", "mlp-speculator"), steps=4, rows=4)
+    alone.run()
+    total = sum(float(p.double().sum()) for p in own_parameters(alone.students[0].head).values())  # type: ignore[arg-type]
+    assert total != ranks[0][1]["eagle3"]

@@ -1,0 +1,77 @@
+"""A toy target and heads of every kind for it, untrained: what the tests of drafters and training share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from foredraft.models import Decoder, ModelConfig, random_decoder
+from foredraft.models.heads import HeadSpec, Identity
+from foredraft.train.corpus import Corpus
+from foredraft.train.kinds import KINDS, Settings
+from foredraft.train.lesson import Lesson, Teacher
+from foredraft.train.trainer import Plan, Trainer
+from foredraft.train.write import Task, write
+
+DRAFTING = ("eagle3", "eagle", "griffin", "fastdraft", "medusa", "mlp-speculator", "kangaroo")
+
+
+def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4.0) -> Decoder:
+    """Random weights, scaled up so that its laws are not flat."""
+    config = ModelConfig("llama", vocab, 32, layers, 4, 2, 8, 48, max_position=128, tied_head=True)
+    made = random_decoder(config, seed=seed)
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            parameter.data *= sharpness
+    return made
+
+
+def settings(kind: str, words: int = 40, length: int = 3) -> Settings:
+    base = replace(KINDS[kind].defaults, draft_vocab_size=words, length=length, exit_layer=2)
+    return replace(base, extra=base.extra | {"taps": (1, 3, 5)}) if kind == "eagle3" else base
+
+
+def identity(decoder: Decoder) -> Identity:
+    return Identity.of(decoder.config, "a toy's tokenizer")
+
+
+def lesson(decoder: Decoder, kind: str, words: int = 40, rows: int = 3, length: int = 20, seed: int = 0) -> Lesson:
+    """Random texts, all of which count."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, decoder.config.vocab_size, (rows, length), generator=generator)
+    teacher = Teacher(decoder, torch.arange(words))
+    return teacher.lesson(ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind)))
+
+
+def head(decoder: Decoder, kind: str, words: int = 40, length: int = 3, seed: int = 0) -> tuple[nn.Module, HeadSpec]:
+    """An untrained head whose every part has something to say."""
+    torch.manual_seed(seed)
+    look = lesson(decoder, kind, words)
+    spec = KINDS[kind].describe(decoder, identity(decoder), settings(kind, words, length), look)
+    made = KINDS[kind].build(decoder, spec, look.words)
+    for name, parameter in made.named_parameters():
+        if not name.startswith(made.borrowed) and parameter.dim() > 1:  # type: ignore[arg-type]
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return made.requires_grad_(False), spec
+
+
+def corpus(decoder: Decoder, rows: int = 64, new: int = 24) -> Corpus:
+    """What the toy writes itself."""
+    tasks = [Task([1 + i % 7, 5 + i % 50, 9][: 2 + i % 2], 0.0 if i % 2 else 1.0) for i in range(rows)]
+    texts = write(decoder, tasks, new, {0}, seed=1)
+    ids, written = np.zeros((rows, new + 3), np.uint16), np.zeros((rows, new + 3), bool)
+    for i, (task, text) in enumerate(zip(tasks, texts, strict=True)):
+        line = task.prompt + text
+        ids[i, : len(line)] = line
+        written[i, len(task.prompt) : len(line)] = True
+    return Corpus(ids, written, np.array([t.temperature for t in tasks], np.float32), "toy")
+
+
+def trainer(decoder: Decoder, folder: Path, kinds: tuple[str, ...], steps: int = 8, rows: int = 8) -> Trainer:
+    plan = Plan(steps=steps, rows=rows, held_out=8, try_length=3, try_every=4, save_seconds=0.0)
+    chosen = [(KINDS[kind], settings(kind)) for kind in kinds]
+    return Trainer(decoder, identity(decoder), corpus(decoder), chosen, plan, folder)
