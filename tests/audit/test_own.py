@@ -25,13 +25,18 @@ from foredraft.engine import Method
 from foredraft.recipes import RECIPES, Options
 from foredraft.types import SamplingParams
 
-PAIRS = [(name, shape) for name, recipe in RECIPES.items() for shape in recipe.shapes]
+# On tables all trained heads are the same stand-in, so one of them goes through every shape.
+PAIRS: list[tuple[str, str | None]] = [
+    (name, shape)
+    for name, recipe in RECIPES.items()
+    for shape in (recipe.shapes if recipe.kind in (None, "eagle3") else (None,))
+]
 PLAN = Plan((PROMPT,), 3, resolution=0.25, texts=3000, batch=32)
 TABLE = SamplingParams(temperature=1.0)
 
 
 @pytest.mark.parametrize(("name", "shape"), PAIRS)
-def test_methods_of_the_table_are_exact(name: str, shape: str) -> None:
+def test_methods_of_the_table_are_exact(name: str, shape: str | None) -> None:
     found = enumerate_method(name, Options(shape=shape))
     assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
     assert found["outcomes"] >= 27

@@ -32,7 +32,8 @@ def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4
 
 def settings(kind: str, words: int = 40, length: int = 3) -> Settings:
     base = replace(KINDS[kind].defaults, draft_vocab_size=words, length=length, exit_layer=2)
-    return replace(base, extra=base.extra | {"taps": (1, 3, 5)}) if kind == "eagle3" else base
+    taps = {"eagle3": (1, 3, 5), "medusa": (-1,)}  # the speculator keeps its two
+    return replace(base, extra=base.extra | ({"taps": taps[kind]} if kind in taps else {}))
 
 
 def identity(decoder: Decoder) -> Identity:
@@ -47,7 +48,9 @@ def lesson(decoder: Decoder, kind: str, words: int = 40, rows: int = 3, length: 
     return teacher.lesson(ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind)))
 
 
-def head(decoder: Decoder, kind: str, words: int = 40, length: int = 3, seed: int = 0) -> tuple[nn.Module, HeadSpec]:
+def head(
+    decoder: Decoder, kind: str, words: int = 40, length: int = 3, seed: int = 0, noise: float = 0.1
+) -> tuple[nn.Module, HeadSpec]:
     """An untrained head whose every part has something to say."""
     torch.manual_seed(seed)
     look = lesson(decoder, kind, words)
@@ -55,7 +58,7 @@ def head(decoder: Decoder, kind: str, words: int = 40, length: int = 3, seed: in
     made = KINDS[kind].build(decoder, spec, look.words)
     for name, parameter in made.named_parameters():
         if not name.startswith(made.borrowed) and parameter.dim() > 1:  # type: ignore[arg-type]
-            parameter.data += 0.1 * torch.randn_like(parameter)
+            parameter.data += noise * torch.randn_like(parameter)
     return made.requires_grad_(False), spec
 
 

@@ -20,6 +20,8 @@ from .laws import DenseLaw, LazyLaws, MappedLaw
 from .sampling import LogitLaws, ParamBlock, law_of
 from .surgery import cut, keep
 
+IMPOSSIBLE = -1e4  # log-probability that stands for zero
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -45,9 +47,13 @@ class Step:
         return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest tokens behind every node: log-probabilities at temperature 1 and target ids, [B, w, k]."""
+        """The k likeliest tokens behind every node: log-probabilities at temperature 1 and target ids, [B, w, k].
+
+        A smaller vocabulary gives fewer; an impossible token gets a very small value, so that values stay finite.
+        """
         scores = torch.log_softmax(self.logits.to(torch.float32), dim=1)
-        values, ids = scores.topk(k, dim=1)
+        values, ids = scores.topk(min(k, scores.shape[1]), dim=1)
+        values = values.clamp(min=IMPOSSIBLE)
         if self.vocabulary is not None:
             ids = self.vocabulary.ids[ids]
         return values[self.rows], ids[self.rows]
@@ -117,7 +123,11 @@ class Shape(Protocol):
 
     @property
     def reads(self) -> int:
-        """Nodes that it numbers while growing, those included that it drops again."""
+        """Most nodes that the draft model reads while growing."""
+
+    @property
+    def numbered(self) -> int:
+        """Nodes that get a number while growing, those included that it drops again."""
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
         """Draft within budgets[b] for sequence b."""
@@ -134,6 +144,10 @@ class Chain:
 
     @property
     def reads(self) -> int:
+        return self.nodes
+
+    @property
+    def numbered(self) -> int:
         return self.nodes
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
@@ -207,6 +221,10 @@ class StaticTree:
 
     @property
     def reads(self) -> int:
+        return self.nodes
+
+    @property
+    def numbered(self) -> int:
         return self.nodes
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:

@@ -31,6 +31,10 @@ class ValueTree:
 
     @property
     def reads(self) -> int:
+        return self.width * (self.depth - 1)
+
+    @property
+    def numbered(self) -> int:
         return self.width + (self.depth - 1) * self.width**2
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
@@ -40,7 +44,7 @@ class ValueTree:
         pool = _Pool(stepper.batch, stepper.device)
         value, token = (found[:, 0] for found in stepper.root().top(self.width))  # [B, k]
         pool.add(torch.full_like(token, -1), token, value, 1)
-        node = pool.last(self.width)
+        node = pool.last(token.shape[1])
         for level in range(2, depth + 1):
             step = stepper.expand(Frontier(node, *pool.at(node)))
             more, token = step.top(self.width)  # [B, k, k]
@@ -48,7 +52,7 @@ class ValueTree:
             parent = node[:, :, None].expand_as(more).flatten(1)
             first = pool.size
             pool.add(parent, token.flatten(1), value, level)
-            node = first + value.topk(self.width, dim=1).indices.sort(dim=1).values
+            node = first + value.topk(min(self.width, value.shape[1]), dim=1).indices.sort(dim=1).values
         return self._best(pool, budgets)
 
     def _best(self, pool: _Pool, budgets: Seq[Budget]) -> DraftBatch:

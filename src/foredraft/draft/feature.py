@@ -91,7 +91,7 @@ class FeatureStepper(ModelStepper):
         super().__init__(executor, slots, tokens, block, shape)
         self.head, self._taps = head, (head.config.num_layers,)
         self._back = torch.zeros(  # what the head handed back behind each node; row 0 is the root
-            (self.batch, max(shape.reads, 1) + 1, head.config.hidden_size), dtype=head.dtype, device=self.device
+            (self.batch, max(shape.numbered, 1) + 1, head.config.hidden_size), dtype=head.dtype, device=self.device
         )
 
     def root(self) -> Step:

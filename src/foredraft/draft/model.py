@@ -117,7 +117,7 @@ class ModelStepper:
     ) -> None:
         self.executor, self.slots, self.tokens, self.block = executor, slots, tokens, block
         self.batch, self.device = len(slots), executor.device
-        self.row_of = torch.full((self.batch, max(shape.reads, 1)), -1, dtype=torch.int64, device=self.device)
+        self.row_of = torch.full((self.batch, max(shape.numbered, 1)), -1, dtype=torch.int64, device=self.device)
         self._rows = 0  # scratch rows so far, the same for every sequence
         self._chain = shape.topology is Topology.CHAIN
 

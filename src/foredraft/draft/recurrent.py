@@ -29,10 +29,11 @@ class RecurrentDrafter(QuietDrafter):
         self.taps = frozenset(head.taps)
         self._state: dict[int, Tensor] = {}  # sequence id -> [d]
 
+    @torch.no_grad()
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         for sequence, states in zip(sequences, hidden, strict=True):
             if len(states[self.head.taps[0]]):
-                self._state[sequence.id] = states[self.head.taps[0]][-1]
+                self._state[sequence.id] = self.head.feature([states[tap][-1] for tap in self.head.taps])
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
@@ -42,13 +43,14 @@ class RecurrentDrafter(QuietDrafter):
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=state.device)
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
-        stepper = RecurrentStepper(self.head, state, pending, block, self.vocabulary, self.shape.reads)
+        stepper = RecurrentStepper(self.head, state, pending, block, self.vocabulary, self.shape.numbered)
         return self.shape.grow(stepper, [s.budget for s in sequences], dice)
 
+    @torch.no_grad()
     def observe(self, round: Round) -> None:
         rows, counts = accepted_rows(round)
         last = rows[torch.tensor(counts, device=rows.device).cumsum(0) - 1]
-        newest = round.out.hidden[self.head.taps[0]][last]
+        newest = self.head.feature([round.out.hidden[tap][last] for tap in self.head.taps])
         self._state |= {s.id: state for s, state in zip(round.sequences, newest, strict=True)}
 
     def end(self, sequences: Seq[Sequence]) -> None:
@@ -60,12 +62,12 @@ class RecurrentStepper:
     """One round of a recurrent head. Shapes read level by level, so the number of calls is the depth."""
 
     def __init__(
-        self, head: RecurrentHead, state: Tensor, pending: Tensor, block: ParamBlock, words: Vocabulary, reads: int
+        self, head: RecurrentHead, state: Tensor, pending: Tensor, block: ParamBlock, words: Vocabulary, numbered: int
     ) -> None:
         self.head, self.block, self.words, self.pending = head, block, words, pending
         self.batch, self.device = len(state), state.device
-        self._states = state.new_zeros((self.batch, reads + 1, state.shape[1]))  # row 0 is the root
         self._begin = head.begin(state)
+        self._numbered, self._states = numbered, state.new_empty(0)  # states of nodes read so far; row 0 is the root
         self._depth = 0
 
     def root(self) -> Step:
@@ -78,6 +80,8 @@ class RecurrentStepper:
     def _step(self, state: Tensor, token: Tensor, place: Tensor) -> Step:
         """One depth further for [B, w] nodes, whose states go to `place`."""
         state, feature = self.head.step(state, self.head.embed(token), self._depth)
+        if self._depth == 0:
+            self._states = state.new_zeros((self.batch, self._numbered + 1, state.shape[-1]))
         self._depth += 1
         self._states.scatter_(1, place[:, :, None].expand_as(state), state)
         rows = torch.arange(token.numel(), device=self.device).view_as(token)

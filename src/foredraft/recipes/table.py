@@ -187,7 +187,6 @@ def draft_executor(workshop: Workshop, name: str | None) -> Executor:
 DRAFTERS = {"tinyllama": "stories15m"}
 
 
-
 def _shapes(kind: str) -> tuple[str, ...]:
     """A stop rule belongs to chains; heads without one draft in any shape."""
     return ("chain",) if kind in ("kangaroo", "accept-head") else tuple(SHAPES)

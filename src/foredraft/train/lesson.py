@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class Lesson:
     words: Tensor  # [Vd] target ids of the draft vocabulary, ascending
     rows: Tensor  # [Vd, d] the target's output rows of the draft vocabulary
     best: Tensor  # [B, T] int64: draft id of the target's likeliest next token; -1 where the vocabulary lacks it
+    _slots: dict[int, Tensor] = field(init=False, default_factory=dict)
 
     def embed(self, embedding: Tensor, shift: int) -> Tensor:
         """[B, T, d] float32 embeddings of the tokens `shift` places further on; the end repeats the last token."""
@@ -34,13 +35,15 @@ class Lesson:
         known = torch.cat((torch.zeros_like(about[:, :1]), about[:, :-1]), dim=1) & self.written
         return pull(known, ahead, False)
 
-    def labels(self, ahead: int) -> Tensor:
-        """[B, T] draft id of the target's best token at t + ahead, for slots t."""
-        return pull(self.best, ahead - 1, -1)
+    def slots(self, ahead: int) -> Tensor:
+        """[N] packed places b * T + t of the slots that `counts`; worked out once, since it waits for the device."""
+        if ahead not in self._slots:
+            self._slots[ahead] = self.counts(ahead).flatten().nonzero()[:, 0]
+        return self._slots[ahead]
 
-    def teacher(self, where: Tensor, ahead: int) -> Tensor:
-        """[N, Vd] target logits about token t + ahead at chosen slots, [B, T] bool."""
-        features = pull(self.states[FINAL], ahead - 1, 0)[where]
+    def teacher(self, slots: Tensor, ahead: int) -> Tensor:
+        """[N, Vd] target logits about token t + ahead at packed slots."""
+        features = self.states[FINAL].flatten(0, 1)[slots + (ahead - 1)]  # counted slots never leave their row
         return features @ self.rows.T
 
     @staticmethod

@@ -15,7 +15,7 @@ from .kinds import Kind, Settings
 from .lesson import Lesson
 from .simulate import Walk, walk
 
-BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.1
+BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.02
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def everything(written: Tensor) -> Tensor:
 
 
 def schedule(progress: float) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
+    """Linear warm-up, then a cosine down to a fiftieth."""
     if progress < WARM_UP:
         return max(progress, 1e-3) / WARM_UP
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP))))

@@ -124,7 +124,8 @@ class Eagle3Layer(Layer):
 class Eagle3Head(FeatureHead):
     """EAGLE-3: three target states fused; predicts tokens directly and is trained on its own outputs.
 
-    States are divided by their root mean squares (`scales`), which an export may fold into `fc`.
+    States are divided by their root mean squares (`scales`), which an export may fold into `fc`. The paper's own output
+    matrix is the target's rows behind a square product (`turn`, begun as the identity): a thirtieth of its size.
     """
 
     layer_type = Eagle3Layer
@@ -132,7 +133,10 @@ class Eagle3Head(FeatureHead):
     def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
         self.scales = [float(scale) for scale in spec.extra.get("scales", [1.0] * len(spec.taps))]
         self.fc = Linear(len(spec.taps) * config.hidden_size, config.hidden_size, torch.float32, device)
+        self.turn = Linear(config.hidden_size, config.hidden_size, torch.float32, device)
         start(self.fc)
+        with torch.no_grad():
+            self.turn.weight.copy_(torch.eye(config.hidden_size))
 
     def feature(self, states: Sequence[Tensor]) -> Tensor:
         scaled = [state / scale for state, scale in zip(states, self.scales, strict=True)]
@@ -141,6 +145,10 @@ class Eagle3Head(FeatureHead):
 
     def join(self, embeds: Tensor, feature: Tensor) -> Tensor:
         return torch.cat((embeds, feature.to(embeds.dtype)), dim=-1)
+
+    def finish(self, x: Tensor) -> Tensor:
+        turned: Tensor = self.turn(super().finish(x))
+        return turned
 
     @torch.no_grad()
     def begin_as(self, target: Decoder) -> None:

@@ -6,6 +6,8 @@ Step i (0 = behind the pending token) reads a state and the token at its node an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +18,10 @@ from .base import HeadSpec, start, word_rows
 
 
 class RecurrentHead(nn.Module):
-    """states [.., d], tokens' embeddings [.., d] -> next states and features that the target's head reads."""
+    """states [.., d], tokens' embeddings [.., d] -> next states and features that the target's head reads.
+
+    The papers read the last feature alone. Further taps are joined to it by one product that starts as nothing.
+    """
 
     borrowed: tuple[str, ...] = ("embedding", "head.")
     ids: Tensor
@@ -28,12 +33,25 @@ class RecurrentHead(nn.Module):
         self.embedding = target.embedding
         self.head = word_rows(target, ids)
         self.register_buffer("ids", ids.to(target.device), persistent=False)
+        self.scales = [float(scale) for scale in spec.extra.get("scales", [1.0] * len(spec.taps))]
+        self.fuse: Linear | None = None
+        if len(spec.taps) > 1:
+            width = self.hidden_size
+            self.fuse = Linear(width * (len(spec.taps) - 1), width, torch.float32, target.device)
+            nn.init.zeros_(self.fuse.weight)
+
+    def feature(self, states: Sequence[Tensor]) -> Tensor:
+        """Target states by tap, the last feature at the end -> what the head starts from."""
+        if self.fuse is None:
+            return states[-1]
+        scaled = [state / scale for state, scale in zip(states[:-1], self.scales, strict=False)]
+        return self.fuse.add_to(states[-1], torch.cat(scaled, dim=-1))
 
     def embed(self, token: Tensor) -> Tensor:
         return F.embedding(token, self.embedding)
 
     def begin(self, feature: Tensor) -> Tensor:
-        """The target's feature -> the state before the first step."""
+        """The feature -> the state before the first step."""
         return feature
 
     def step(self, state: Tensor, embeds: Tensor, depth: int) -> tuple[Tensor, Tensor]:
@@ -76,31 +94,35 @@ class MedusaHead(RecurrentHead):
 
 
 class SpeculatorHead(RecurrentHead):
-    """The MLP speculator: s' = GELU(LN(P s + r e)), with r such that the first state keeps half of its weight.
+    """The MLP speculator: s' = GELU(LN(P s + r T e)), with r such that the first state keeps half of its weight.
 
-    The embedding is the target's, brought to unit scale; `P` and `LN` are one per step. The last product `out` stands
-    for the own output matrix of the paper: it turns a state into a feature of the target's head.
+    Embeddings are the target's, brought to unit scale and to the width w of the state by T. P is one product for the
+    first step and one for all others; each step has its own LN. `out` stands for the paper's own output matrix: it
+    turns a state into a feature of the target's head.
     """
 
     def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:
         super().__init__(target, spec, ids)
         d, where = self.hidden_size, target.device
+        w = int(spec.extra.get("width", d))
         kept = 0.5 ** (0.5 / spec.length)
-        self.ratio = ((1 - kept**2) * d / 2) ** 0.5 / kept
+        self.ratio = ((1 - kept**2) * w / 2) ** 0.5 / kept
         self.unit = float(target.embedding.detach().float().norm(dim=1).mean())
-        self.project = nn.ModuleList([Linear(d, d, torch.float32, where) for _ in range(spec.length)])
-        self.gain = nn.ParameterList([nn.Parameter(torch.ones(d, device=where)) for _ in range(spec.length)])
-        self.shift = nn.ParameterList([nn.Parameter(torch.zeros(d, device=where)) for _ in range(spec.length)])
-        self.out = Linear(d, d, torch.float32, where)
-        self.out_gain = nn.Parameter(torch.ones(d, device=where))
-        start(self.project, d**-0.5)
-        start(self.out, d**-0.5)
+        self.first = Linear(d, w, torch.float32, where)
+        self.later = Linear(w, w, torch.float32, where)
+        self.token = Linear(d, w, torch.float32, where)
+        self.out = Linear(w, d, torch.float32, where)
+        self.gain = nn.Parameter(torch.ones((spec.length, w), device=where))
+        self.shift = nn.Parameter(torch.zeros((spec.length, w), device=where))
+        for product in (self.first, self.later, self.token, self.out):
+            start(product, product.weight.shape[1] ** -0.5)
 
     def begin(self, feature: Tensor) -> Tensor:
         return F.rms_norm(feature, feature.shape[-1:]) / 2**0.5
 
     def step(self, state: Tensor, embeds: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         i = min(depth, self.length - 1)
-        mixed = self.project[i](state) + self.ratio / self.unit * embeds
+        project = self.first if depth == 0 else self.later
+        mixed = project(state) + self.token(embeds * (self.ratio / self.unit))
         state = F.gelu(F.rms_norm(mixed, mixed.shape[-1:]) * self.gain[i] + self.shift[i])
-        return state, self.out(state) * self.out_gain
+        return state, self.out(state)

@@ -86,8 +86,8 @@ def own_tokens(draft: FastDraft, lesson: Lesson, temperature: float) -> tuple[Te
     else:
         q = (logits / temperature).softmax(-1)
         best = torch.multinomial(q, 1)[:, 0]
-        shifted = torch.cat((where, torch.zeros_like(where[:, :1])), dim=1)
-        p = (lesson.teacher(shifted, 1).float() / temperature).softmax(-1)
+        slots = torch.cat((where, torch.zeros_like(where[:, :1])), dim=1).flatten().nonzero()[:, 0]
+        p = (lesson.teacher(slots, 1).float() / temperature).softmax(-1)
         ratio = (p.gather(1, best[:, None]) / q.gather(1, best[:, None]))[:, 0].clamp(max=1)
     own[:, 1:][where] = lesson.words[best]
     chance[:, 1:][where] = ratio

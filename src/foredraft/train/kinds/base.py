@@ -69,15 +69,20 @@ class Kind(Protocol):
         """[B, T, length] target ids that it would draft behind slot t, had all before been right; None = no drafter."""
 
 
+def root_mean_square(states: Tensor) -> float:
+    """Of states [B, T, d] without each text's first tokens, whose states are far larger in many models."""
+    return round(float(states[:, 4:].float().pow(2).mean().sqrt()), 4)
+
+
 def law_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settings) -> Tensor:
     """Weighted mean over the passes of the distance between the drafter's law and the target's."""
     objective = OBJECTIVES[settings.objective]
     total, weights = torch.zeros((), device=lesson.ids.device), 0.0
     for j, one in enumerate(passes):
-        where = lesson.counts(one.ahead)
+        slots = lesson.slots(one.ahead)
         if one.where is not None:
-            where = where & one.where
-        part = objective(head.logits(one.features[where]), lesson.teacher(where, one.ahead))
+            slots = slots[one.where.flatten()[slots]]
+        part = objective(head.logits(one.features.flatten(0, 1)[slots]), lesson.teacher(slots, one.ahead))
         value = part.sum() / max(len(part), 1)
         if one.penalty is not None:
             value = settings.extra.get("law_weight", 1.0) * value + one.penalty

@@ -14,7 +14,7 @@ from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, Hea
 from ..attention import Unrolled
 from ..lesson import Lesson, pull
 from ..objectives import smooth_l1
-from .base import Pass, Settings, law_loss, stepwise_guess
+from .base import Pass, Settings, law_loss, root_mean_square, stepwise_guess
 
 
 def unroll(
@@ -38,11 +38,6 @@ def unroll(
         yield head.finish(stream).view(batch, length, -1), feature.view(batch, length, -1)
         feature = feature.detach() if detach else feature
         attend.advance()
-
-
-def root_mean_square(states: Tensor) -> float:
-    """Of states [B, T, d] without each text's first tokens, whose states are far larger in many models."""
-    return round(float(states[:, 4:].float().pow(2).mean().sqrt()), 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +110,11 @@ class Eagle:
 
 def regression(head: EagleHead, lesson: Lesson, back: Tensor, step: int, where: Tensor | None = None) -> Tensor:
     """Smooth L1 between what a step hands back and the target's true feature, where the slot counts."""
-    counted = lesson.counts(2 + step) if where is None else where & lesson.counts(2 + step)
-    truth = pull(lesson.states[FINAL], 1 + step, 0)[counted] / head.scale
-    return smooth_l1(back[counted], truth).sum() / counted.sum().clamp(min=1)
+    slots = lesson.slots(2 + step)
+    if where is not None:
+        slots = slots[where.flatten()[slots]]
+    truth = lesson.states[FINAL].flatten(0, 1)[slots + 1 + step] / head.scale
+    return smooth_l1(back.flatten(0, 1)[slots], truth).sum() / max(len(slots), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
 from ..lesson import Lesson
-from .base import Pass, Settings, law_loss, stepwise_guess
+from .base import Pass, Settings, law_loss, root_mean_square, stepwise_guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,14 @@ class Recurrent:
     defaults: Settings = field(default_factory=Settings)
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
-        return (FINAL,)
+        """The paper's last feature, and the middle of the target: on a small target both together foresee more."""
+        return tuple(settings.extra.get("taps", (target.config.num_layers // 2, FINAL)))
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        return HeadSpec(self.name, identity, len(lesson.words), (FINAL,), settings.layers, settings.length)
+        taps = self.taps(target, settings)
+        extra: dict[str, object] = {"scales": [root_mean_square(lesson.states[tap]) for tap in taps]}
+        extra |= {name: value for name, value in settings.extra.items() if name == "width"}
+        return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> RecurrentHead:
         return self.head(target, spec, words)
@@ -40,11 +44,11 @@ class Recurrent:
         return stepwise_guess(head, lesson, self._passes(head, lesson, min(length, head.length)))
 
     def _passes(self, head: RecurrentHead, lesson: Lesson, steps: int) -> Iterator[Pass]:
-        state = head.begin(lesson.states[FINAL].float())
+        state = head.begin(head.feature([lesson.states[tap].float() for tap in head.taps]))
         for i in range(steps):
             state, feature = head.step(state, lesson.embed(head.embedding, 1 + i), i)
             yield Pass(2 + i, feature)
 
 
-MEDUSA = Recurrent("medusa", MedusaHead, Settings(length=4, layers=2))
-SPECULATOR = Recurrent("mlp-speculator", SpeculatorHead, Settings(length=4, pretrain=0.3))
+MEDUSA = Recurrent("medusa", MedusaHead, Settings(length=3, layers=2))
+SPECULATOR = Recurrent("mlp-speculator", SpeculatorHead, Settings(length=4, pretrain=0.3, extra={"width": 768}))

@@ -1,0 +1,78 @@
+"""SpecDec++: labels of the acceptance head, its training, and the rule that stops by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft.core.sampling import ParamBlock
+from foredraft.core.shape import Step
+from foredraft.core.stops import PredictedRejection
+from foredraft.errors import UsageError
+from foredraft.models.heads import load_head, save_head
+from foredraft.train.kinds import Accept
+from foredraft.train.kinds.accept import own_tokens
+from foredraft.train.student import Student
+from foredraft.types import SamplingParams
+
+from . import toys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    decoder = toys.target()
+    head, spec = toys.head(decoder, "fastdraft")
+    save_head(tmp_path / "fast", head, spec, {}, {}, "bf16")  # type: ignore[arg-type]
+    return tmp_path / "fast"
+
+
+def test_labels_are_chances_of_acceptance(folder: Path) -> None:
+    decoder = toys.target()
+    draft, _ = load_head(folder, "fastdraft", decoder, toys.identity(decoder))
+    lesson = toys.lesson(decoder, "fastdraft")
+    own, chance = own_tokens(draft, lesson, 0.0)  # type: ignore[arg-type]
+    target_best = lesson.words[lesson.best.clamp(min=0)][:, :-1]
+    equal = (own[:, 1:] == target_best) & (lesson.best[:, :-1] >= 0)
+    assert (chance[:, 1:] == equal.float()).all()
+    torch.manual_seed(0)
+    own, chance = own_tokens(draft, lesson, 1.0)  # type: ignore[arg-type]
+    assert ((chance >= 0) & (chance <= 1)).all() and 0 < float(chance[:, 1:].mean()) < 1
+    assert (own[:, 0] == lesson.ids[:, 0]).all()
+
+
+def test_the_head_learns_and_belongs_to_its_drafter(folder: Path, tmp_path: Path) -> None:
+    decoder, kind = toys.target(), Accept(drafter=folder)
+    lesson = toys.lesson(decoder, "fastdraft", rows=8)
+    student = Student.enrol(kind, replace(kind.defaults, lr=3e-3), decoder, toys.identity(decoder), lesson)
+    losses = []
+    for step in range(40):
+        torch.manual_seed(step % 4)
+        losses.append(student.learn(lesson, 0.1).item())
+    assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+    assert student.try_out(lesson, 3) is None
+    save_head(tmp_path / "accept", student.head, student.spec, {}, {})  # type: ignore[arg-type]
+    again, spec = load_head(tmp_path / "accept", "accept-head", decoder, toys.identity(decoder))
+    state = torch.randn(2, 5, 32)
+    assert torch.allclose(again(state), student.head(state), atol=0.05)
+    assert len(spec.extra["drafter"]) == 64
+    with pytest.raises(UsageError, match="--drafter"):
+        Accept().describe(decoder, toys.identity(decoder), kind.defaults, lesson)
+
+
+def test_the_rule_stops_when_a_rejection_is_likely() -> None:
+    """Acceptance of .9, .9, .5: at a threshold of .3, 1 - .81 goes on and 1 - .405 stops."""
+    logits = {1: 0.9, 2: 0.9, 3: 0.5}
+    rule = PredictedRejection(lambda hidden: torch.logit(hidden[:, 0]), 0.3)
+    state = rule.begin(1, torch.device("cpu"))
+    block = ParamBlock.of([SamplingParams()], 4, torch.device("cpu"))
+    went_on = []
+    for depth in range(4):
+        hidden = torch.tensor([[logits.get(depth, 0.0)]])
+        state, on = rule.go_on(
+            state, Step(torch.zeros(1, 4), torch.zeros(1, 1, dtype=torch.int64), block, hidden), depth
+        )
+        went_on.append(bool(on))
+    assert went_on == [True, True, True, False]
