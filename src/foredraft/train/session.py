@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ class TrainOrder:
 def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None) -> dict[str, Any]:
     """Train, save and measure; returns one record per kind, or where a run that was cut off stands."""
     chosen = [(kind, replace(kind.defaults, **order.changes)) for kind in map(order.find, order.kinds)]
-    place = Place(order.dtype, order.device, slots=8, max_length=2048, packed=False)
+    place = Place(order.dtype, own_device(order.device), slots=8, max_length=2048, packed=False)
     target = load(order.target, place)
     corpus = load_corpus(order.data, target.tokenizer)
     trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out)
@@ -65,6 +66,15 @@ def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None)
         for student in trainer.students:
             results["heads"][student.kind.name] = finish(order, target, trainer, student)
     return results
+
+
+def own_device(named: str) -> str:
+    """The GPU of this process where a launcher started one for each."""
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is None or named not in ("auto", "cuda") or not torch.cuda.is_available():
+        return named
+    torch.cuda.set_device(int(rank))
+    return f"cuda:{rank}"
 
 
 def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student) -> dict[str, Any]:
