@@ -36,16 +36,21 @@ def forced(stepper: Stepper, tokens: list[int]) -> Tensor:
     return torch.stack([logits[-1] for logits in found])
 
 
+@pytest.mark.parametrize("begin", [0, 5])
 @pytest.mark.parametrize("kind", ["eagle3", "eagle", "griffin"])
-def test_unrolled_slots_are_real_drafts(kind: str) -> None:
-    """Slot t at step j, computed for all t at once, equals j tokens drafted behind the text up to t + 1."""
+def test_unrolled_slots_are_real_drafts(kind: str, begin: int) -> None:
+    """Slot t at step j, computed for all t at once, equals j tokens drafted behind the text up to t + 1.
+
+    Also where only tokens from `begin` on count, so that later steps leave the slots before out.
+    """
     decoder = toys.target()
     head, _ = toys.head(decoder, kind)
     lesson = toys.lesson(decoder, kind, rows=2)
+    lesson.written[:, :begin] = False
     unrolled = [head.logits(features) for features, _ in unroll(head, lesson, STEPS)]  # type: ignore[arg-type]
     block = ParamBlock.of([SamplingParams()], len(lesson.words), torch.device("cpu"))
     for row in range(2):
-        for t in PLACES:
+        for t in [t for t in PLACES if t >= begin - 2]:
             text = lesson.ids[row].tolist()
             drafter = FeatureDrafter(head, Chain(STEPS), words(lesson), 1, 64, kind)  # type: ignore[arg-type]
             states = [lesson.states[tap][row, : t + 1] for tap in head.taps]

@@ -118,6 +118,11 @@ class Evidence:
         return log_mean(np.array([view.log_e() for view in self.views[position].values()]))
 
     def shift(self, position: int) -> tuple[str, float, float]:
-        """(view, total variation seen, chance level) of the view that says most at a position."""
-        name = max(VIEWS, key=lambda each: self.views[position][each].log_e())
-        return name, *self.views[position][name].shift()
+        """(view, total variation seen, chance level) of the view that says most at a position.
+
+        A view whose tokens are spread over too many prefixes to tell a size leaves the telling to the next.
+        """
+        here = self.views[position]
+        order = sorted(VIEWS, key=lambda each: here[each].log_e(), reverse=True)
+        found = [(name, *here[name].shift()) for name in order]
+        return next((each for each in found if each[2] > 0), found[0])

@@ -125,6 +125,7 @@ def data(
     prompts: Annotated[list[Path] | None, typer.Option(help="Files of questions, JSON lines or one a line.")] = None,
     texts: Annotated[list[Path] | None, typer.Option(help="Text files whose passages go into templates.")] = None,
     per_text: Annotated[int, typer.Option(help="Prompts to make of each text file.")] = 1000,
+    longest: Annotated[int, typer.Option(help="Letters of a passage at most.")] = 1200,
     own: Annotated[int, typer.Option(help="Prompts that the target writes itself.")] = 0,
     temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
     max_new_tokens: o.MaxNewTokens = 256,
@@ -142,7 +143,8 @@ def data(
     from ..train.make_data import DataOrder, make_data
 
     order = DataOrder(
-        prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, own=own, max_new=max_new_tokens,
+        prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, longest=longest, own=own,
+        max_new=max_new_tokens,
         temperatures=numbers(temperatures, float, "--temperatures"), row=row, batch=batch_size, seed=seed,
     )  # fmt: skip
     loaded = load(target, Place(dtype, device))

@@ -78,7 +78,7 @@ def first_pass(dice: Dice, prob: Tensor, node: Tensor) -> Tensor:
     For tests whose probabilities are known before the first of them falls.
     """
     if isinstance(dice, AheadDice):
-        passed = (dice.accepts(node) < prob) & (node >= 0)
+        passed = all_tests(dice, prob, node)
         return torch.where(passed.any(dim=1), passed.to(torch.int8).argmax(dim=1), -1)
     slot = torch.full_like(node[:, 0], -1)
     for k in range(node.shape[1]):
@@ -87,3 +87,12 @@ def first_pass(dice: Dice, prob: Tensor, node: Tensor) -> Tensor:
         if slot.device.type == "cpu" and bool((slot >= 0).all()):
             break
     return slot
+
+
+def all_tests(dice: Dice, prob: Tensor, node: Tensor) -> Tensor:
+    """[B, C] bool: which acceptance tests pass. prob [B, C]; node [B, C], -1 = absent, which never passes."""
+    if isinstance(dice, AheadDice):
+        return (dice.accepts(node) < prob) & (node >= 0)
+    prob = prob * (node >= 0)
+    rolls = [dice.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) for k in range(node.shape[1])]
+    return torch.stack(rolls, dim=1)

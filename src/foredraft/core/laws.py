@@ -156,4 +156,9 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
 def normalise(weights: Tensor, fallback: Tensor) -> Tensor:
     """weights / sum per row; rows without mass (p == q up to rounding) take `fallback`. Negatives must be clamped."""
     total = weights.sum(dim=1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=torch.finfo(weights.dtype).tiny), fallback)
+    return pick_rows(total > 0, weights / total.clamp(min=torch.finfo(weights.dtype).tiny), fallback)
+
+
+def pick_rows(first: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Rows of a [B, V] where `first` [B, 1], else of b. The host looks before it passes over the vocabulary."""
+    return a if first.device.type == "cpu" and bool(first.all()) else torch.where(first, a, b)

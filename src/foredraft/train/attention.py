@@ -29,12 +29,13 @@ class Causal:
 class Unrolled(Causal):
     """Training-time test (EAGLE-3): step j of slot t sees the first step's keys up to t and, of later steps, its own.
 
-    That is what slot t would see after it had really drafted j tokens. Call `advance` between the steps.
+    That is what slot t would see after it had really drafted j tokens. Call `advance` between the steps. Later steps
+    may leave out slots below `start`, whose drafts nobody asks for.
     """
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
-        self.step = 0
+        self.step = self.start = 0
         self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys and values of each step
 
     def advance(self) -> None:
@@ -53,8 +54,8 @@ class Unrolled(Causal):
     def _mixed(self, query: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
         (first_key, first_value), later = seen[0], seen[1:]
         query = query * query.shape[-1] ** -0.5
-        length = query.shape[2]
-        hidden = torch.ones((length, length), dtype=torch.bool, device=query.device).triu(1)
+        length = first_key.shape[2]
+        hidden = torch.ones((query.shape[2], length), dtype=torch.bool, device=query.device).triu(1 + self.start)
         scores = (query @ first_key.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
         own = [(query * key).sum(-1, keepdim=True) for key, _ in later]
         weight = torch.cat([scores, *own], dim=-1).float().softmax(-1).to(query.dtype)

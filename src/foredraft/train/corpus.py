@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from ..core.loops import find_loop
 from ..errors import ForedraftError, UsageError
 from ..models import Tokenizer
 
+SORTED = 16  # steps whose rows are sorted by length among themselves
+
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -29,6 +31,11 @@ class Corpus:
     written: np.ndarray  # [N, T] bool: the target wrote this token, and not inside a loop
     temperature: np.ndarray  # [N] float32, of what was written
     digest: str = ""
+    lengths: np.ndarray = field(init=False)  # [N] tokens up to the last written one; what lies behind teaches nothing
+
+    def __post_init__(self) -> None:
+        last = self.written.shape[1] - self.written[:, ::-1].argmax(axis=1)
+        object.__setattr__(self, "lengths", np.where(self.written.any(axis=1), last, 0))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,15 +57,23 @@ class Corpus:
     def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
         """(ids [rows, T] int64, written [rows, T] bool) of a step; passes follow one another, each in its own order.
 
-        A step's rows depend on nothing but these numbers, so a run that was cut off goes on with the right ones.
+        T is as long as the rows need. A step's rows depend on nothing but these numbers, so a run that was cut off goes
+        on with the right ones.
         """
         each = rows * world
         if len(self) < each:
             raise UsageError(f"{len(self)} training rows are fewer than the {each} of one step; lower --rows")
-        epoch, part = divmod(step, len(self) // each)
-        order = np.random.default_rng((seed, epoch)).permutation(len(self))
-        mine = order[part * each + rank * rows :][:rows]
-        return torch.from_numpy(self.ids[mine].astype(np.int64)), torch.from_numpy(self.written[mine])
+        count = len(self) // each
+        epoch, part = divmod(step, count)
+        chance = np.random.default_rng((seed, epoch))
+        order, batches = chance.permutation(len(self))[: count * each], chance.permutation(count)
+        for begin in range(0, len(order), each * SORTED):  # rows of like length together, so that little is padding
+            span = order[begin : begin + each * SORTED]
+            order[begin : begin + each * SORTED] = span[np.argsort(self.lengths[span], kind="stable")]
+        mine = order[batches[part] * each + rank * rows :][:rows]
+        width = max(int(self.lengths[mine].max()), 2)
+        ids, written = self.ids[mine, :width], self.written[mine, :width]
+        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(written)
 
     def frequent(self, count: int, vocab_size: int) -> tuple[Tensor, float]:
         """The ids that the target writes most, ascending, and the share of its text that they cover."""

@@ -41,6 +41,11 @@ class Lesson:
             self._slots[ahead] = self.counts(ahead).flatten().nonzero()[:, 0]
         return self._slots[ahead]
 
+    def first_slot(self) -> int:
+        """The first slot that any text drafts from: two before its first written token."""
+        places = self.written.any(dim=0).nonzero()
+        return max(0, int(places[0, 0]) - 2) if len(places) else 0
+
     def teacher(self, slots: Tensor, ahead: int) -> Tensor:
         """[N, Vd] target logits about token t + ahead at packed slots."""
         features = self.states[FINAL].flatten(0, 1)[slots + (ahead - 1)]  # counted slots never leave their row

@@ -30,6 +30,7 @@ class DataOrder:
     prompts: tuple[Path, ...] = ()
     texts: tuple[Path, ...] = ()
     per_text: int = 1000
+    longest: int = 1200  # letters of a passage
     own: int = 0
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)  # taken in turns
     max_new: int = 256
@@ -49,7 +50,7 @@ def make_data(
     """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes."""
     questions = [q for path in order.prompts for q in from_file(path)]
     for i, path in enumerate(order.texts):
-        questions += from_text(path, order.per_text, order.seed + i)
+        questions += from_text(path, order.per_text, order.seed + i, order.longest)
     if order.own:
         questions += own_questions(decoder, tokenizer, ends, order)
     if not questions:
@@ -78,7 +79,7 @@ def own_questions(decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], 
     for begin in range(0, len(words), order.batch):
         part = words[begin : begin + order.batch]
         tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in part]
-        turns = write(decoder, tasks, 128, ends, order.seed + begin)
+        turns = write(decoder, tasks, order.max_new, ends, order.seed + begin)
         whole = [w + tokenizer.decode(turn) for w, turn in zip(part, turns, strict=True) if turn[-1] in ends]
         found += [text.strip() for text in whole if len(text.strip()) > 8]
     return found

@@ -28,10 +28,19 @@ TEMPLATES = (
     "What do you know about {topic}?",
     "Who is {topic}?",
 )
-# Openings of a user's turn from which the target writes the rest itself.
+# Openings of a user's turn from which the target writes the rest itself: what people ask chat models for.
 STARTERS = (
-    "", "", "", "Write", "Write a", "Explain", "What is", "What are", "How do I", "How many", "Why", "Who", "When did",
-    "Create a", "Describe", "Compare", "Write a Python function", "Solve", "Give me", "Tell me", "Imagine", "List",
+    "", "", "", "", "Write", "Write a", "Write a short story about", "Write an email", "Write a poem", "Compose",
+    "Pretend to be", "Imagine you are", "Act as", "You are a", "Explain", "Explain how", "Explain why", "Describe",
+    "What is", "What are", "What is the difference between", "What was", "How do I", "How does", "How many", "How much",
+    "How can I", "Why", "Why do", "Who", "Who is", "Who was", "Who wrote", "Who played", "When did", "When was",
+    "Where is", "Where was", "Which", "Is it", "Can you", "Could you", "Give me", "Tell me", "Tell me about", "List",
+    "Name", "Compare", "Create a", "Design", "Suggest", "Analyze", "Evaluate", "Extract", "Identify", "Classify",
+    "Summarize: ", "Summarize: The", "Summarize the following text:", "Summarize this article:", "Read the passage",
+    "Translate German to English: ", "Translate German to English: Die", "Translate German to English: Der",
+    "Translate to French: ", "Translate the following", "Rewrite", "Fix the grammar", "Continue", "Solve", "Calculate",
+    "If", "A", "There are", "In a", "Sam has", "Write a Python function", "Write a program", "Implement", "Write code",
+    "def ", "Debug", "Convert", "What does this code do?", "The following", "Based on the text", "Given",
 )  # fmt: skip
 QUESTION_KEYS = ("turns", "question", "prompt", "instruction", "text")
 
@@ -61,9 +70,12 @@ def from_text(path: Path, count: int, seed: int = 0, longest: int = 1200) -> lis
         raise UsageError(f"{path} has no paragraph of 80 letters or more; prompts need passages")
     found = []
     for _ in range(count):
-        text = chosen.choice(paragraphs)
-        begin = chosen.randrange(max(1, len(text) - longest))
-        text = text[begin : begin + chosen.randrange(200, longest)]
+        size, at = chosen.randrange(200, longest), chosen.randrange(len(paragraphs))
+        text = paragraphs[at]
+        while len(text) < size and at + 1 < len(paragraphs):  # long passages run over several paragraphs
+            at += 1
+            text += "\n\n" + paragraphs[at]
+        text = text[:size]
         found.append(chosen.choice(TEMPLATES).format(text=text, short=_sentence(text), topic=_topic(text, chosen)))
     return found
 

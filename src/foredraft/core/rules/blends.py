@@ -7,6 +7,7 @@ most under KL(p || v) <= D, which is q clipped to [b p, a p]. Tokens behind the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...types import Reason
-from ..laws import DenseLaw
+from ..laws import DenseLaw, pick_rows
 from .base import Array, Rule
 from .label import label
 from .opinion import solve_standard, solve_standard_batch
 from .rejection import walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
+_ROUNDS = 30  # of a search for clips; five are usual
 Blend = Callable[[Array, Array], Array]  # p [B, V], q [B, V] -> v, in float64
 
 
@@ -40,7 +42,7 @@ def solve_blend_batch(blend: Callable[[Tensor, Tensor], Tensor], node: NodeBatch
         return solve_standard_batch(node)
     p = node.p.dense()
     drafted = (node.child >= 0).any(dim=1)
-    v = torch.where(drafted[:, None], blend(p, node.draft_law().dense().to(p.dtype)), p)
+    v = pick_rows(drafted[:, None], blend(p, node.draft_law().dense().to(p.dtype)), p)
     step = solve_standard_batch(replace(node, p=DenseLaw(v)))
     return replace(step, reason=torch.full_like(step.slot, int(Reason.RELAXED)))
 
@@ -54,7 +56,7 @@ def ensemble(weight: float = 0.8) -> Rule:
         return weight * p + (1 - weight) * q
 
     def mix_batch(p: Tensor, q: Tensor) -> Tensor:
-        return weight * p + (1 - weight) * q
+        return torch.lerp(q, p, weight)
 
     return Rule(
         name=label("ensemble", weight=(weight, 0.8)),
@@ -73,16 +75,12 @@ def mentored(divergence: float = 0.1) -> Rule:
         raise UsageError("mentored: divergence is 0 or positive")
     clip = partial(mentor_law, bound=divergence)
 
-    def clip_batch(p: Tensor, q: Tensor) -> Tensor:
-        v = clip(p.double().cpu().numpy(), q.double().cpu().numpy())
-        return torch.from_numpy(v).to(p)
-
     return Rule(
         name=label("mentored", divergence=(divergence, 0.1)),
         summary="accepts as much as a bound on KL(target || output) allows (lossy)",
         exact_for=frozenset(),
         verify=partial(walk, partial(solve_blend, clip)),
-        verify_batch=partial(walk_ahead, partial(solve_blend_batch, clip_batch)),
+        verify_batch=partial(walk_ahead, partial(solve_blend_batch, partial(mentor_law_batch, bound=divergence))),
         lossy=True,
         needs_laws=True,
     )
@@ -144,3 +142,85 @@ def _mentor_row(p: Array, q: Array, bound: float) -> Array:
     b = float(sums.lower(np.array([low]))[0])
     v = np.clip(q, b * p, low * p)
     return np.asarray(v / v.sum())
+
+
+def mentor_law_batch(p: Tensor, q: Tensor, bound: float) -> Tensor:
+    """`mentor_law` without a sort wherever a few passes over the row settle it."""
+    if bound == 0:
+        return p
+    rows = [_mentor_fast(p_row, q_row, bound) for p_row, q_row in zip(p, q, strict=True)]
+    for b, row in enumerate(rows):
+        if row is None:
+            v = _mentor_row(p[b].double().cpu().numpy(), q[b].double().cpu().numpy(), bound)
+            rows[b] = torch.from_numpy(v).to(p)
+    return torch.stack([row for row in rows if row is not None])
+
+
+def _mentor_fast(p: Tensor, q: Tensor, bound: float) -> Tensor | None:
+    """One row, with v = p clip(r, b, a) and r = q / p; None where the search for the clips does not settle."""
+    tiny = torch.finfo(p.dtype).tiny
+    r = q / p.clamp(min=tiny)  # p = 0 weighs nothing, whatever its ratio
+    log_r = r.clamp(min=tiny).log_()
+    lift = _lift(p, r)
+    never = 0.0 if lift else float(torch.addcmul(p, p, q.sign(), value=-1).sum())  # p of tokens without q
+    loss = -float(log_r.clamp(min=math.log(lift or tiny)).dot(p))
+    clips = (lift, None) if never == 0 and loss <= bound else _search(p, r, log_r, bound)
+    if clips is None:
+        return None
+    v = r.clamp_(*clips).mul_(p)
+    return v.div_(v.sum())
+
+
+def _lift(p: Tensor, r: Tensor) -> float:
+    """b with sum p max(r, b) = 1; 0 where q has no mass outside of p. Newton from above: convex, piecewise linear."""
+    if float(p.dot(r)) > 1.0 - 1e-6:
+        return 0.0
+    b, before, mask = 1.0, -1.0, torch.empty_like(r)
+    for _ in range(_ROUNDS):
+        below = float(torch.lt(r, b, out=mask).dot(p))
+        if below in (before, 0.0):  # the same tokens are lifted
+            break
+        b, before = b - (float(torch.clamp(r, min=b, out=mask).dot(p)) - 1.0) / below, below
+    return max(b, 0.0)
+
+
+def _search(p: Tensor, r: Tensor, log_r: Tensor, bound: float) -> tuple[float, float] | None:
+    """(b, a) by active sets: those that fit if the tokens below b and above a stay the same, until they do.
+
+    That is  L b + H a = 1 - sum p r  and  L log b + H log a = -bound - sum p log r,  the sums over the tokens inside and
+    L, H the masses of p below and above.
+    """
+    low, high, before, mask = 0.5, 2.0, (-1.0, -1.0), torch.empty_like(r)
+    for _ in range(_ROUNDS):
+        below, above = float(torch.lt(r, low, out=mask).dot(p)), float(torch.gt(r, high, out=mask).dot(p))
+        if (below, above) == before:
+            return low, high
+        log_low, log_high = math.log(low), math.log(high)
+        inside = float(torch.clamp(r, low, high, out=mask).dot(p)) - below * low - above * high
+        logs = float(torch.clamp(log_r, log_low, log_high, out=mask).dot(p)) - below * log_low - above * log_high
+        found = _two_clips(below, above, 1.0 - inside, -bound - logs)
+        # Too few tokens clipped to stay within the bound: clip more.
+        (low, high), before = found or (math.sqrt(low), math.sqrt(high)), (below, above) if found else before
+    return None
+
+
+def _two_clips(below: float, above: float, total: float, logs: float) -> tuple[float, float] | None:
+    """b <= a with below b + above a = total and below log b + above log a = logs; None if there are none.
+
+    In x = log(a / b) the second equation, with b from the first, is concave and falls, so Newton's method goes past
+    the solution at most once and comes back to it from above.
+    """
+    both = below + above
+    if min(below, above, total) <= 0 or both * math.log(total / both) < logs:
+        return None
+    x = 1.0
+    for _ in range(50):
+        weight = below + above * math.exp(x)
+        step = (both * math.log(total / weight) + above * x - logs) * weight / (above * below * math.expm1(x))
+        x += step
+        if not 0 < x < 500:
+            return None
+        if abs(step) < 1e-14 * x:
+            break
+    b = total / (below + above * math.exp(x))
+    return b, b * math.exp(x)

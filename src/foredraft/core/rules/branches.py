@@ -13,16 +13,17 @@ from functools import partial
 from itertools import chain, repeat
 
 import torch
+from torch import Tensor
 
 from ...types import Reason, TreeVerdict, Verdict
-from ..ahead import rolled_ahead
+from ..ahead import all_tests, rolled_ahead
 from ..dice import Purpose
 from .base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
 from .matching import solve_match, solve_match_batch
 from .opinion import solve_standard, solve_standard_batch
 from .rejection import ratio, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
-from .whole import deepest, drawn_from, finish, finish_batch, ratio_batch
+from .whole import chosen_batch, deepest, drawn_from, finish, finish_batch, some_chosen
 
 
 def solve_one_branch(node: Node) -> Step:
@@ -53,21 +54,35 @@ def verify_best_branch(case: TreeCase) -> TreeVerdict:
 
 
 def verify_best_branch_batch(case: BatchCase) -> Verdict:
-    """Unlike a walk this reads every branch: that is its price."""
+    """Unlike a walk this reads every branch, row by row: that is its price."""
     case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
-    drafts = case.drafts
-    alive = torch.zeros((drafts.batch, drafts.width + 1), dtype=torch.bool, device=drafts.token.device)
+    drafts, table = case.drafts, case.drafts.child_table()
+    # One spare column takes what absent children would write.
+    alive = torch.zeros((drafts.batch, drafts.width + 2), dtype=torch.bool, device=drafts.token.device)
     alive[:, 0] = True
-    used = drafts.used()
-    for i in range(drafts.width):
-        row, node = drafts.parent[:, i] + 1, torch.full_like(drafts.length, i)
-        live = alive.gather(1, row[:, None])[:, 0] & used[:, i]
+    has_child = (table >= 0).any(dim=2)
+    for row in range(drafts.width + 1):
+        child, live = table[:, row], alive[:, row] & has_child[:, row]
         if live.device.type == "cpu" and not bool(live.any()):
             continue
-        prob = torch.where(row == 0, 1.0, ratio_batch(case, row, node))
-        alive[:, i + 1] = live & case.dice.flip(prob, Purpose.ACCEPT, node)
+        prob = live[:, None].double() if row == 0 else _ratios(case, row, child) * live[:, None]
+        passed = all_tests(case.dice, prob.expand(child.shape), child)
+        alive.scatter_(1, torch.where(child >= 0, child + 1, drafts.width + 1), passed)
     reason = torch.full((drafts.batch, drafts.levels), int(Reason.RELAXED), device=drafts.token.device)
-    return finish_batch(case, deepest(case, alive), reason, tested=True)
+    return finish_batch(case, deepest(case, alive[:, :-1]), reason, tested=True)
+
+
+def _ratios(case: BatchCase, row: int, child: Tensor) -> Tensor:
+    """[B, C] float64 min(1, p / q) of the children of one row."""
+    drafts, rows, node = case.drafts, torch.full_like(case.drafts.length, row), child.clamp(min=0)
+    token = drafts.token.gather(1, node)
+    p = case.target.at(rows).dense().gather(1, token).double()
+    if drafts.laws is None:
+        return p
+    q = drafts.laws.at(rows).dense().gather(1, token).double()
+    if some_chosen(case):
+        q = torch.where(chosen_batch(case, node), 1.0, q)
+    return (p / q).clamp_(max=1.0).masked_fill_(q <= 0, 0.0)
 
 
 ONE_BRANCH = Rule(

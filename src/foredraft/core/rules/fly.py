@@ -88,24 +88,26 @@ class _Fly:
 
         A rejection within the window of an earlier one ends the run; the host then stops looking.
         """
-        drafts, dice = case.drafts, case.dice
-        native = torch.zeros((drafts.batch, drafts.levels), dtype=torch.bool, device=drafts.token.device)
-        gate = torch.zeros_like(native)
+        drafts, on_host = case.drafts, case.drafts.token.device.type == "cpu"
+        inside = torch.arange(drafts.levels, device=drafts.token.device)[None, :] < drafts.length[:, None]
+        native, gate = torch.zeros_like(inside), torch.zeros_like(inside)
         last = torch.full_like(drafts.length, -drafts.levels - self.behind - 1)  # the latest rejection
         ended = drafts.length == 0
         for i in range(drafts.levels):
-            row, token = torch.full_like(drafts.length, i), drafts.token[:, i]
-            native[:, i] = dice.flip(ratio_batch(case, row, row), Purpose.ACCEPT, row) & (i < drafts.length)
-            missed = ~native[:, i] & (i < drafts.length)
-            ended |= (missed & (i - last <= self.behind)) | (i + 1 >= drafts.length)
-            if native.device.type != "cpu" or bool((missed & ~ended).any()):
+            row = torch.full_like(drafts.length, i)
+            native[:, i] = case.dice.flip(ratio_batch(case, row, row), Purpose.ACCEPT, row)
+            missed = inside[:, i] & ~native[:, i]
+            if on_host and not bool(missed.any()):
+                continue
+            ended = ended | (missed & (i - last <= self.behind))
+            if not on_host or bool((missed & ~ended).any()):
                 p = soft_law_batch(case, row).dense()
-                likely = p.gather(1, token[:, None])[:, 0] > 0
+                likely = p.gather(1, drafts.token[:, i : i + 1])[:, 0] > 0
                 gate[:, i] = missed & likely & (gate_value_batch(p, self.top) >= self.theta)
             last = torch.where(missed, i, last)
-            if native.device.type == "cpu" and bool(ended.all()):
+            if on_host and bool((ended | (i + 1 >= drafts.length)).all()):
                 break
-        return native, gate
+        return native & inside, gate
 
 
 def fly(theta: float = 0.3, window: int = 6, gate: str = "paper") -> Rule:

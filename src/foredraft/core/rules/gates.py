@@ -36,16 +36,21 @@ def js(p: Array, q: Array) -> float:
 
 
 def kl_batch(p: Tensor, q: Tensor) -> Tensor:
-    """[B] KL; the tiny numbers stand in for zeros, which then weigh nothing (p) or more than any threshold (q)."""
-    tiny = torch.finfo(p.dtype).tiny
-    terms = p * (p.clamp(min=tiny).log() - q.clamp(min=tiny).log())
-    missing = ((p > 0) & (q <= 0)).any(dim=1)
-    return torch.where(missing, torch.inf, terms.sum(dim=1))
+    """[B] KL; what p has and q has not, p - p sign(q), makes it infinite."""
+    missing = torch.addcmul(p, p, q.sign(), value=-1).sum(dim=1)
+    return (_log(p).sub_(_log(q))).mul_(p).sum(dim=1).masked_fill_(missing > 0, torch.inf)
 
 
 def js_batch(p: Tensor, q: Tensor) -> Tensor:
-    middle = (p + q) / 2
-    return (kl_batch(p, middle) + kl_batch(q, middle)) / 2
+    """[B] (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2, of which nothing is missing."""
+    middle = _log((p + q).mul_(0.5))
+    both = (_log(p).sub_(middle)).mul_(p).addcmul_(q, _log(q).sub_(middle))
+    return both.sum(dim=1) / 2
+
+
+def _log(p: Tensor) -> Tensor:
+    """log p; zeros, which weigh nothing, count as the smallest number."""
+    return p.clamp(min=torch.finfo(p.dtype).tiny).log_()
 
 
 Divergence = tuple[Callable[[Array, Array], float], Callable[[Tensor, Tensor], Tensor]]

@@ -9,8 +9,8 @@ of the paper is the walk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,14 @@ from torch import Tensor
 from ...errors import UsageError
 from ...types import Kind
 from ..dice import Purpose
-from ..laws import DenseLaw
+from ..laws import DenseLaw, pick_rows
 from .base import Array, Rule, pairs
 from .hit import emit_or_hit, emit_or_hit_batch
 from .label import label
 from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
-Vector = Any  # one law, as a numpy array or a tensor
+Sums = Callable[[float], tuple[float, float]]  # rho -> sum [p - rho q]+, and q of the tokens where that is positive
 
 
 def overlap(p: Array, q: Array, rho: float) -> float:
@@ -34,16 +34,25 @@ def overlap(p: Array, q: Array, rho: float) -> float:
     return float(np.minimum(q, p / rho).sum())
 
 
-def best_rho(p: Vector, q: Vector, draws: int, tolerance: float = 1e-15) -> float:
-    """rho* by Newton's method inside a shrinking bracket; 1 for one draw.
+def best_rho(p: Array, q: Array, draws: int) -> float:
+    """rho*; 1 for one draw."""
+
+    def sums(rho: float) -> tuple[float, float]:
+        over = p - rho * q
+        return float(over[over > 0].sum()), float(q[over > 0].sum())
+
+    return _newton(sums, float(p.sum()), draws, tolerance=1e-15)
+
+
+def _newton(sums: Sums, total: float, draws: int, tolerance: float) -> float:
+    """rho* by Newton's method inside a shrinking bracket.
 
     With c(rho) = rho b = sum min(rho q, p) the gap 1 - (1 - c / rho)^K - c falls strictly from rho = 1 to rho = K.
     """
-    low, rho, high, total = 1.0, 0.5 * (1.0 + draws), float(draws), float(p.sum())
+    low, rho, high = 1.0, 0.5 * (1.0 + draws), float(draws)
     for _ in range(60):
-        over = p - rho * q
-        above = over > 0
-        c, slope = total - float((over * above).sum()), float((q * above).sum())
+        over, slope = sums(rho)
+        c = total - over
         none = max(0.0, 1.0 - c / rho)
         gap = 1.0 - none**draws - c
         if abs(gap) < tolerance:
@@ -86,16 +95,24 @@ def solve_kseq_batch(node: NodeBatch, widest: bool = False) -> StepBatch:
     b = kept.sum(dim=1).double()
     taken = torch.where(b > 0, (1 - (1 - b).clamp(min=0) ** draws) / b, 0.0)
     taken = torch.where(node.child[:, 0] >= 0, taken, 0.0)
-    rest = (p - kept * taken[:, None].to(p.dtype)).clamp(min=0)
-    law = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
+    rest = torch.relu_(torch.addcmul(p, kept, taken[:, None].to(p.dtype), value=-1))
+    law = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
     return emit_or_hit_batch(node, DenseLaw(law), slot)
 
 
 def _best_rhos(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     """[B] float64 rho*, one sequence after the other; float32 sums are good for seven digits."""
     tolerance = 1e-15 if p.dtype == torch.float64 else 1e-7
-    found = [best_rho(p[b], q[b], count, tolerance) for b, count in enumerate(draws.tolist())]
+    total = p.sum(dim=1).tolist()
+    found = [_newton(partial(_sums, p[b], q[b]), total[b], count, tolerance) for b, count in enumerate(draws.tolist())]
     return torch.tensor(found, dtype=torch.float64, device=p.device)
+
+
+def _sums(p: Tensor, q: Tensor, rho: float) -> tuple[float, float]:
+    """As in `best_rho`. Signs of floats instead of masks: a pass that makes or reads bools costs four others."""
+    over = torch.sub(p, q, alpha=rho).relu_()
+    total = float(over.sum())
+    return total, float(over.sign_().dot(q))
 
 
 def k_seq(rho: str = "best") -> Rule:

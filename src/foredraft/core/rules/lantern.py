@@ -23,7 +23,7 @@ from ..dice import Purpose
 from ..laws import DenseLaw, normalise
 from .base import Array, BatchCase, Rule, TreeCase
 from .opinion import NO, Opinion, soft_law, soft_law_batch, with_opinion
-from .rejection import emit, emit_batch, flip_ratio, point, ratio, residual, walk_ahead
+from .rejection import Relax, emit, emit_batch, flip_ratio, flip_rest, point, ratio, residual, walk_ahead
 from .turns import two_part_test
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
@@ -81,43 +81,37 @@ def solve_lantern(pool: Pool, node: Node) -> Step:
 def solve_lantern_batch(pool: Pool, node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
-    r, chosen = node.p.dense(), node.chosen()
-    q = r if node.drafts.laws is None else node.draft_law().dense().to(r.dtype)
+    r, chosen = node.p.dense(), node.chosen()[:, None]
+    q = torch.zeros_like(r) if node.drafts.laws is None else node.draft_law().dense().to(r.dtype)
     slot, late = torch.full_like(node.index, -1), torch.zeros_like(node.index)
     for k in range(node.child.shape[1]):
-        present, token = node.child[:, k] >= 0, node.token[:, k].clamp(min=0)
-        own, extra = r.gather(1, token[:, None])[:, 0], pool.mass_batch(r, token)
-        s = torch.where(chosen, 1.0, q.gather(1, token[:, None])[:, 0])
+        present, token = node.child[:, k] >= 0, node.token[:, k : k + 1].clamp(min=0)
+        own, s = r.gather(1, token)[:, 0], torch.where(chosen, 1.0, q.gather(1, token))[:, 0]
         passed = flip_ratio(node, own, s, node.child[:, k], 0)
-        wide = _flip_extra(node, own, extra, s, node.child[:, k])
-        late = torch.where((slot < 0) & ~passed & wide, int(Reason.RELAXED), late)
-        slot = torch.where((slot < 0) & present & (passed | wide), k, slot)
+        slot = torch.where((slot < 0) & present & passed, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot, late)
-        r, q = _reject(pool, r, q, token, chosen, (extra > 0) & present, present)
+        extra = pool.mass_batch(r, token[:, 0])
+        wide = flip_rest(node, own, s, Relax(boost=extra.double().add), node.child[:, k])
+        late = torch.where((slot < 0) & present & wide, int(Reason.RELAXED), late)
+        slot = torch.where((slot < 0) & present & wide, k, slot)
+        if node.settled(slot):
+            return StepBatch(slot, slot, late)
+        r = _rest(pool, r, q, token, chosen, (extra > 0)[:, None], present[:, None])
+        if node.drafts.laws is not None:
+            q = normalise(q.scatter(1, token, q.gather(1, token) * ~present[:, None]), q)
     return StepBatch(slot, node.dice.draw(DenseLaw(r), Purpose.OWN, node.index), late)
 
 
-def _flip_extra(node: NodeBatch, own: Tensor, extra: Tensor, s: Tensor, key: Tensor) -> Tensor:
-    """The second part of the pooled test, for what the plain one let fall."""
-    s = s.double()
-    strict = torch.where(s > 0, (own.double() / s).clamp(max=1.0), 0.0)
-    wide = torch.where(s > 0, ((own + extra).double() / s).clamp(max=1.0), 0.0)
-    return node.dice.flip(torch.where(strict < 1, (wide - strict) / (1 - strict), 0.0), Purpose.ACCEPT, key, 1)
-
-
-def _reject(
-    pool: Pool, r: Tensor, q: Tensor, token: Tensor, chosen: Tensor, pooled: Tensor, present: Tensor
-) -> tuple[Tensor, Tensor]:
-    """R and S after a rejection of `token` [B]."""
-    one = torch.zeros_like(r).scatter_(1, token[:, None], 1.0)
-    off = torch.where(chosen[:, None], one, q)
-    near = pool.near.to(r.device)[token, : pool.k + 1]
-    fill = torch.where(pooled[:, None], torch.where(chosen, 1.0, 0.0).to(r.dtype)[:, None], off.gather(1, near))
-    off = off.scatter(1, near, fill)
-    rest = normalise((r - off).clamp(min=0), r)
-    left = normalise(q * (1 - one), q)
-    return torch.where(present[:, None], rest, r), torch.where(present[:, None], left, q)
+def _rest(pool: Pool, r: Tensor, q: Tensor, token: Tensor, chosen: Tensor, pooled: Tensor, present: Tensor) -> Tensor:
+    """[B, V] R after a rejection of `token` [B, 1]; r is not changed."""
+    drawn = (present & ~chosen).to(r.dtype)
+    rest = torch.relu_(torch.addcmul(r, drawn, q, value=-1))
+    rest.scatter_(1, token, rest.gather(1, token) * ~(present & chosen))
+    near = pool.near.to(r.device)[token[:, 0], : pool.k + 1]
+    # Where the candidate was pooled, chosen: the neighbours go with it; drawn: they keep what they have.
+    rest.scatter_(1, near, torch.where(present & pooled, r.gather(1, near) * drawn, rest.gather(1, near)))
+    return normalise(rest, r)
 
 
 def _argmax_after_pooling(pool: Pool) -> Opinion:

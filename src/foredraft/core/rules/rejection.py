@@ -22,7 +22,7 @@ from torch import Tensor
 from ...types import Kind, Law, Reason, Topology, Verdict
 from ..ahead import first_pass, rolled_ahead
 from ..dice import Purpose
-from ..laws import DenseLaw
+from ..laws import DenseLaw, pick_rows
 from .base import EVERY_KIND, Array, BatchCase, Rule, pairs
 from .walk import BatchSolver, Child, Node, NodeBatch, Step, StepBatch, walk, walk_batch
 
@@ -109,7 +109,7 @@ def solve_one_hot_batch(node: NodeBatch) -> StepBatch:
     if node.settled(slot):
         return StepBatch(slot, slot)
     rest = p.scatter_add(1, token, -own.to(p.dtype)).clamp_(min=0)
-    rest = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
+    rest = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
     return StepBatch(slot, node.dice.draw(DenseLaw(rest), Purpose.OWN, node.index))
 
 
@@ -191,11 +191,10 @@ def reject_in_turn(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
         s = _draft_prob(node, left, token)
         s = s if chosen is None else torch.where(chosen[:, 0], 1.0, s)
         passed = flip_ratio(node, r, s, node.child[:, k], 0)
-        if relax is not None and late is not None:
-            wide = _flip_rest(node, r, s, relax, node.child[:, k])
-            late = torch.where((slot < 0) & ~passed & wide, int(Reason.RELAXED), late)
-            passed = passed | wide
         slot = torch.where((slot < 0) & present[:, 0] & passed, k, slot)
+        if relax is not None and late is not None and not node.settled(slot):
+            wide = (slot < 0) & present[:, 0] & flip_rest(node, r, s, relax, node.child[:, k])
+            late, slot = torch.where(wide, int(Reason.RELAXED), late), torch.where(wide, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot, late)
         left = Left.of(node) if left is None else left
@@ -205,11 +204,10 @@ def reject_in_turn(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
     return left.emit(node, slot, late)
 
 
-def _flip_rest(node: NodeBatch, r: Tensor, s: Tensor, relax: Relax, key: Tensor) -> Tensor:
-    """The second part of a lowered test, for what the first part let fall."""
-    strict = torch.where(s > 0, (r.double() / s.double()).clamp(max=1.0), 0.0)
-    wide = torch.where(s > 0, (relax.boost(r.double()) / (relax.lenience * s.double())).clamp(max=1.0), 0.0)
-    prob = torch.where(strict < 1, (wide - strict) / (1 - strict), 0.0)
+def flip_rest(node: NodeBatch, r: Tensor, s: Tensor, relax: Relax, key: Tensor) -> Tensor:
+    """The second part of a lowered test, for what the first part, r / s, let fall."""
+    strict, wide = _quotient(r, s), _quotient(relax.boost(r.double()), relax.lenience * s.double())
+    prob = ((wide - strict) / (1 - strict)).masked_fill_(strict >= 1, 0.0)
     return node.dice.flip(prob, Purpose.ACCEPT, key, 1)
 
 
@@ -225,16 +223,18 @@ def _draft_prob(node: NodeBatch, left: Left | None, token: Tensor) -> Tensor:
 def solve_iid_batch(node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
-    law, left = node.draft_law(), Left.of(node)
-    slot = torch.full_like(node.index, -1)
+    law, slot = node.draft_law(), torch.full_like(node.index, -1)
+    left: Left | None = None
     for turn, k, present in draw_order(node):
         token = node.token.gather(1, k).clamp(min=0)
-        passed = flip_ratio(node, left.at(token), law.prob(token[:, 0]), node.index, turn)
+        r = node.p.prob(token[:, 0]) if left is None else left.at(token)  # the first test needs no dense row
+        passed = flip_ratio(node, r, law.prob(token[:, 0]), node.index, turn)
         slot = torch.where((slot < 0) & present[:, 0] & passed, k[:, 0], slot)
         if node.settled(slot):
             return StepBatch(slot, slot)
+        left = Left.of(node) if left is None else left
         left.drop(token, torch.ones_like(left.mass), present)
-    return left.emit(node, slot)
+    return (Left.of(node) if left is None else left).emit(node, slot)
 
 
 def draw_order(node: NodeBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -252,8 +252,12 @@ def draw_order(node: NodeBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 def flip_ratio(node: NodeBatch, r: Tensor, s: Tensor, key: Tensor, turn: int) -> Tensor:
     """Accept with min(1, r / s); a candidate with s = 0 cannot have been drawn and is rejected."""
-    prob = torch.where(s > 0, (r.double() / s.double()).clamp(max=1.0), 0.0)
-    return node.dice.flip(prob, Purpose.ACCEPT, key, turn)
+    return node.dice.flip(_quotient(r, s), Purpose.ACCEPT, key, turn)
+
+
+def _quotient(r: Tensor, s: Tensor) -> Tensor:
+    """[B] float64 min(1, r / s), 0 where s = 0."""
+    return (r.double() / s.double()).clamp_(max=1.0).masked_fill_(s <= 0, 0.0)
 
 
 def emit_batch(node: NodeBatch, law: Law) -> StepBatch:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...types import Kind, Law
 from ..dice import Dice, Purpose
-from ..laws import DenseLaw
+from ..laws import DenseLaw, pick_rows
 from .base import Rule, pairs
 from .hit import emit_or_hit, emit_or_hit_batch
 from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
@@ -58,23 +58,23 @@ def solve_top_then_sampled_batch(node: NodeBatch) -> StepBatch:
     last, child = node.token.gather(1, at).clamp(min=0), node.child.gather(1, at)[:, 0]
     column = torch.arange(node.child.shape[1], device=at.device)[None, :]
     q = _off_top(node.draft_law().dense(), torch.where(column < at, node.token, -1))
-    own = q.gather(1, last)[:, 0]
-    drawn = (count[:, 0] > 0) & (own > 0)
-    passed = flip_ratio(node, node.p.prob(last[:, 0]), torch.where(drawn, own, 0.0), child, 0)
+    own = q.gather(1, last)
+    # q' = scale * q; 0 where nothing was left to draw from: all candidates are chosen ones then
+    scale = ((count > 0) & (own > 0)) / q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+    passed = flip_ratio(node, node.p.prob(last[:, 0]), (scale * own)[:, 0], child, 0)
     slot = torch.where(passed, at[:, 0], -1)
     if node.settled(slot):
         return StepBatch(slot, slot)
     p = node.p.dense()
-    rest = torch.relu_(p - torch.where(drawn[:, None], q, 0.0).to(p.dtype))
-    rest = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)  # p == q' up to rounding
+    rest = torch.relu_(torch.addcmul(p, scale.to(p.dtype), q.to(p.dtype), value=-1))
+    rest = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)  # p == q' up to rounding
     return emit_or_hit_batch(node, DenseLaw(rest), slot)
 
 
 def _off_top(q: Tensor, top: Tensor) -> Tensor:
-    """q' [B, V]: q without the tokens of `top` [B, C] (-1 = none), renormalised; zero where nothing is left."""
+    """q [B, V] without the tokens of `top` [B, C] (-1 = none), not renormalised; in place."""
     token = top.clamp(min=0)
-    q.scatter_add_(1, token, -q.gather(1, token) * (top >= 0))  # absent candidates take nothing off token 0
-    return q / q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+    return q.scatter_add_(1, token, -q.gather(1, token) * (top >= 0))  # absent candidates take nothing off token 0
 
 
 TOP_THEN_SAMPLED = Rule(

@@ -125,20 +125,19 @@ def walk_batch(solve: BatchSolver, case: BatchCase) -> Verdict:
     """The same walk for a batch, level by level; sequences that have stopped idle along."""
     drafts = case.drafts
     table = drafts.child_table()
+    tokens = torch.nn.functional.pad(drafts.token, (1, 0), value=-1)  # by row, so that the absent child -1 finds -1
     state = _Walk(drafts.batch, drafts.levels, drafts.token.device)
     for level in range(drafts.levels + 1):
-        child = token = torch.full((drafts.batch, drafts.branching), -1, device=drafts.token.device)
-        if level < drafts.levels:
-            child = table[state.who, state.node + 1]  # [B, C]
-            token = torch.where(child >= 0, drafts.token.gather(1, child.clamp(min=0)), -1)
-        depth = torch.full_like(state.node, level + 1)
-        p, last = case.target.at(state.node + 1), level == drafts.levels
+        row = state.node + 1
+        child = table[state.who, row]  # [B, C]; all absent below the deepest level
+        depth, last = torch.full_like(row, level + 1), level == drafts.levels
+        p, token = case.target.at(row), tokens.gather(1, child + 1)
         here = NodeBatch(p, child, token, depth, state.node, drafts, case.dice, last)
         state.take(level, here, solve(here))
         # On a device the check would be a synchronisation; there the loop simply runs to its fixed end.
         if drafts.token.device.type == "cpu" and not bool(state.active.any()):
             break
-    return Verdict(state.path, state.accepted, state.emitted, state.reason)
+    return state.verdict(table)
 
 
 class _Walk:
@@ -150,20 +149,22 @@ class _Walk:
         self.active = torch.ones(batch, dtype=torch.bool, device=device)
         self.path = torch.full((batch, levels), -1, dtype=torch.int64, device=device)
         self.reason = torch.zeros((batch, levels + 1), dtype=torch.int64, device=device)
-        self.accepted = torch.zeros_like(self.node)
         self.emitted = torch.zeros_like(self.node)
 
     def take(self, level: int, here: NodeBatch, step: StepBatch) -> None:
-        """Follow the solvers' answers by one level."""
-        moved = self.active & (step.slot >= 0)
-        stopped = self.active & (step.slot < 0)
+        """Follow the solvers' answers by one level. A token counts only if its sequence stops with it."""
+        self.emitted = torch.where(self.active, step.token, self.emitted)
+        self.active = self.active & (step.slot >= 0)
         target = here.child.gather(1, step.slot.clamp(min=0)[:, None])[:, 0]
-        end = torch.where((here.child >= 0).any(dim=1), int(Reason.CORRECTED), int(Reason.BONUS))
-        accepted_reason = torch.zeros_like(end) if step.reason is None else step.reason
-        self.reason[:, level] = torch.where(moved, accepted_reason, torch.where(stopped, end, self.reason[:, level]))
+        self.node = torch.where(self.active, target, self.node)
         if level < self.path.shape[1]:
-            self.path[:, level] = torch.where(moved, target, -1)
-        self.node = torch.where(moved, target, self.node)
-        self.accepted += moved.to(torch.int64)
-        self.emitted = torch.where(stopped, step.token, self.emitted)
-        self.active = moved
+            self.path[:, level] = torch.where(self.active, target, -1)
+        if step.reason is not None:
+            self.reason[:, level] = step.reason * self.active
+
+    def verdict(self, table: Tensor) -> Verdict:
+        """The whole walk; `table` [B, N + 1, C] tells whether the last node had candidates to correct."""
+        accepted = (self.path >= 0).sum(dim=1)
+        refused = (table[self.who, self.node + 1] >= 0).any(dim=1)
+        end = torch.where(refused, int(Reason.CORRECTED), int(Reason.BONUS))
+        return Verdict(self.path, accepted, self.emitted, self.reason.scatter_(1, accepted[:, None], end[:, None]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...types import DraftTree, Kind, Reason, TreeVerdict, Verdict
 from ..dice import Purpose
-from ..laws import DenseLaw
+from ..laws import DenseLaw, pick_rows
 from .base import Array, BatchCase, TreeCase
 from .rejection import point, residual
 
@@ -43,15 +43,22 @@ def ratio_batch(case: BatchCase, row: Tensor, node: Tensor) -> Tensor:
     p = case.target.at(row).prob(token).double()
     if laws is None:
         return p
-    q = torch.where(chosen_batch(case, node), 1.0, laws.at(row).prob(token).double())
-    return torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
+    q = laws.at(row).prob(token).double()
+    if some_chosen(case):
+        q = torch.where(chosen_batch(case, node[:, None])[:, 0], 1.0, q)
+    return (p / q).clamp_(max=1.0).masked_fill_(q <= 0, 0.0)
+
+
+def some_chosen(case: BatchCase) -> bool:
+    """Whether any node may have been chosen, as far as the host knows."""
+    return case.drafts.node_kind is not None or case.drafts.kind == Kind.CHOSEN
 
 
 def chosen_batch(case: BatchCase, node: Tensor) -> Tensor:
-    """[B] bool: the node was chosen, not drawn."""
+    """[B, C] bool: the nodes were chosen, not drawn."""
     if case.drafts.node_kind is None:
         return torch.full_like(node, case.drafts.kind == Kind.CHOSEN, dtype=torch.bool)
-    return case.drafts.node_kind.gather(1, node[:, None])[:, 0] == int(Kind.CHOSEN)
+    return case.drafts.node_kind.gather(1, node) == int(Kind.CHOSEN)
 
 
 def deepest(case: BatchCase, alive: Tensor) -> Tensor:
@@ -68,8 +75,8 @@ def finish_batch(case: BatchCase, row: Tensor, reason: Tensor, tested: bool) -> 
     drafts, who = case.drafts, torch.arange(row.shape[0], device=row.device)
     accepted = torch.nn.functional.pad(drafts.depth, (1, 0)).gather(1, row[:, None])[:, 0]
     missed = drafts.child_table()[who, row, 0] if drafts.levels else torch.full_like(row, -1)
-    p = case.target.at(row)
-    token = case.dice.draw(DenseLaw(_left_of(case, row, missed)) if tested else p, Purpose.OWN, row - 1)
+    law = DenseLaw(_left_of(case, row, missed)) if tested else case.target.at(row)
+    token = case.dice.draw(law, Purpose.OWN, row - 1)
     column = torch.arange(drafts.levels + 1, device=row.device)[None, :]
     end = torch.where(missed >= 0, int(Reason.CORRECTED), int(Reason.BONUS))[:, None]
     inner = torch.where(column < accepted[:, None], torch.nn.functional.pad(reason, (0, 1)), 0)
@@ -83,12 +90,13 @@ def _left_of(case: BatchCase, row: Tensor, missed: Tensor) -> Tensor:
     p, at = case.target.at(row).dense(), missed.clamp(min=0)
     if case.drafts.width == 0:
         return p
-    law = torch.zeros_like(p).scatter_(1, case.drafts.token.gather(1, at[:, None]), 1.0)
+    token, failed = case.drafts.token.gather(1, at[:, None]), (missed >= 0)[:, None]
+    chosen = failed if case.drafts.laws is None else failed & chosen_batch(case, at[:, None])
+    rest = p.scatter(1, token, p.gather(1, token) * ~chosen)
     if case.drafts.laws is not None:
-        drawn = ~chosen_batch(case, at)
-        law = torch.where(drawn[:, None], case.drafts.laws.at(row).dense().to(p.dtype), law)
-    rest = torch.relu(p - torch.where((missed >= 0)[:, None], law, 0.0))
-    return torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
+        q, drawn = case.drafts.laws.at(row).dense().to(p.dtype), (failed & ~chosen).to(p.dtype)
+        rest = torch.relu_(rest.addcmul_(q, drawn, value=-1))
+    return pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
 
 
 def _path_batch(case: BatchCase, row: Tensor, accepted: Tensor) -> Tensor:

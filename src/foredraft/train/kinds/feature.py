@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...models import Decoder
@@ -23,19 +24,24 @@ def unroll(
     """(features for the target's head, features handed back), [B, T, d] each, of every drafted token.
 
     Slot t starts with the target's state at t and token t + 1; step j reads token t + 1 + j and its own last answer.
+    The first step reads whole texts, the others only slots that somebody drafts from; what they leave out is zero.
     """
     batch, length = lesson.ids.shape
-    attend = Unrolled(batch)
-    place = torch.arange(length, device=lesson.ids.device)
-    feature = head.feature([lesson.states[tap].flatten(0, 1).float() for tap in head.taps])
+    attend, start = Unrolled(batch), 0
+    feature = head.feature([lesson.states[tap].float() for tap in head.taps])
     if noise:
         feature = feature + (torch.rand_like(feature) * 2 - 1) * noise
     for j in range(steps):
-        position = (place + j).clamp(max=head.config.max_position - 1).repeat(batch)
-        embeds = lesson.embed(head.embedding, 1 + j).flatten(0, 1)
-        stream, _ = head.run(head.join(embeds, feature), position, attend)
-        feature = head.back(stream)
-        yield head.finish(stream).view(batch, length, -1), feature.view(batch, length, -1)
+        if j == 1:
+            start = attend.start = lesson.first_slot()
+            feature = feature[:, start:]
+        place = torch.arange(start, length, device=lesson.ids.device) + j
+        position = place.clamp(max=head.config.max_position - 1).repeat(batch)
+        embeds = lesson.embed(head.embedding, 1 + j)[:, start:]
+        stream, _ = head.run(head.join(embeds, feature).flatten(0, 1), position, attend)
+        feature = head.back(stream).view(batch, length - start, -1)
+        shaped = head.finish(stream).view(batch, length - start, -1)
+        yield F.pad(shaped, (0, 0, start, 0)), F.pad(feature, (0, 0, start, 0))
         feature = feature.detach() if detach else feature
         attend.advance()
 
@@ -81,7 +87,7 @@ class Eagle:
     """
 
     name: str = "eagle"
-    defaults: Settings = field(default_factory=lambda: Settings(length=3, extra={"law_weight": 1.0, "noise": 0.1}))
+    defaults: Settings = field(default_factory=lambda: Settings(length=4, extra={"law_weight": 5.0, "noise": 0.1}))
     head: type[EagleHead] = EagleHead
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
