@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from foredraft.core.exact import ExactDice, outcomes
 from foredraft.core.rules import RULES, default_rule
@@ -14,13 +16,15 @@ from foredraft.core.shape import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.stops import Confidence, PathConfidence
 from foredraft.core.value_tree import ValueTree
 from foredraft.draft import Drafter
+from foredraft.draft.early_exit import EarlyExitDrafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.recurrent import RecurrentDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder
-from foredraft.models.heads import FeatureHead, RecurrentHead
-from foredraft.runtime import TorchExecutor
+from foredraft.models.heads import FeatureHead, KangarooHead, RecurrentHead
+from foredraft.runtime import Placement, TorchExecutor
+from foredraft.types.drafts import NO_BUDGET
 from tests.engine.runs import finish, request
 
 from . import toys
@@ -36,7 +40,14 @@ SHAPES: list[Shape] = [
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
 
 
-def drafter(decoder: Decoder, kind: str, shape: Shape, words: int = 40, slots: int = 4) -> Drafter:
+def drafter(
+    decoder: Decoder,
+    kind: str,
+    shape: Shape,
+    words: int = 40,
+    slots: int = 4,
+    target: TorchExecutor | None = None,
+) -> Drafter:
     head, _ = toys.head(decoder, kind, words)
     index = torch.full((decoder.config.vocab_size,), -1)
     index[:words] = torch.arange(words)
@@ -45,6 +56,8 @@ def drafter(decoder: Decoder, kind: str, shape: Shape, words: int = 40, slots: i
         return FeatureDrafter(head, shape, vocabulary, slots, 100, kind)
     if isinstance(head, RecurrentHead):
         return RecurrentDrafter(head, shape, vocabulary, kind)
+    if isinstance(head, KangarooHead) and isinstance(shape, Chain) and target is not None:
+        return EarlyExitDrafter(head, target, shape, vocabulary)
     return ModelDrafter(TorchExecutor(head, slots, 100), shape, decoder.config.vocab_size, kind, vocabulary)  # type: ignore[arg-type]
 
 
@@ -61,9 +74,10 @@ def plain() -> list[list[int]]:
 def test_greedy_identity(kind: str, shape: Shape, plain: list[list[int]]) -> None:
     """A batch of different lengths; the same requests one by one; a drafter that is used again afterwards."""
     decoder = toys.target()
-    made = drafter(decoder, kind, shape)
+    executor = TorchExecutor(decoder, 4, 100)
+    made = drafter(decoder, kind, shape, target=executor)
     method = Method(kind, default_rule(made.kinds, made.topology), made)
-    engine = Engine(TorchExecutor(decoder, 4, 100))
+    engine = Engine(executor)
     requests = [request(p, method, i, max_new_tokens=24) for i, p in enumerate(PROMPTS)]
     assert finish(engine, *requests) == plain
     assert sum(r.stats.drafted for r in requests) > 0
@@ -98,19 +112,20 @@ def test_exact_law_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
     law = np.zeros((4,) * LAW_TOKENS)
     reference = np.zeros_like(law)
 
-    def text(build: Callable[[], Drafter | None]) -> Callable[[ExactDice], list[int]]:
+    def text(build: Callable[[TorchExecutor], Drafter | None]) -> Callable[[ExactDice], list[int]]:
         def run(dice: ExactDice) -> list[int]:
-            made = build()
+            executor = TorchExecutor(decoder, 1, 32)
+            made = build(executor)
             rule = RULES["sample-and-match"] if made is None else default_rule(made.kinds, made.topology)
-            engine = Engine(TorchExecutor(decoder, 1, 32), lambda sequences: dice)
+            engine = Engine(executor, lambda sequences: dice)
             each = request([0, 1], Method("m", rule, made), max_new_tokens=LAW_TOKENS, temperature=1.0)
             return finish(engine, each)[0]
 
         return run
 
-    for weight, ids in outcomes(text(lambda: drafter(decoder, kind, shape, words=3, slots=1))):
+    for weight, ids in outcomes(text(lambda executor: drafter(decoder, kind, shape, 3, 1, executor))):
         law[tuple(ids)] += weight
-    for weight, ids in outcomes(text(lambda: None)):
+    for weight, ids in outcomes(text(lambda executor: None)):
         reference[tuple(ids)] += weight
     assert abs(law.sum() - 1) < 1e-6
     assert np.abs(law - reference).max() < 2e-6
@@ -126,3 +141,53 @@ def test_a_prompt_of_one_token() -> None:
             Engine(TorchExecutor(decoder, 4, 100)), request([5], Method("p", RULES["residual"]), max_new_tokens=9)
         )
         assert out == alone
+
+
+def test_shared_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kangaroo: verification starts at the exit layer, and only rounds without drafts start at the bottom."""
+    decoder = toys.target()
+    executor = TorchExecutor(decoder, 1, 100)
+    made = drafter(decoder, "kangaroo", Chain(3), slots=1, target=executor)
+    begun: list[range] = []
+    forward_layers = TorchExecutor.forward_layers
+
+    def watch(self: TorchExecutor, placement: Placement, hidden: Tensor, layers: range, taps: Any = ()) -> Any:
+        if self is executor:
+            begun.append(layers)
+        return forward_layers(self, placement, hidden, layers, taps)
+
+    monkeypatch.setattr(TorchExecutor, "forward_layers", watch)
+    each = request([1, 2, 3], Method("m", RULES["residual"], made), max_new_tokens=12)
+    finish(Engine(executor), each)
+    whole, rest, shared = range(6), range(2, 6), range(2)
+    assert begun.count(rest) + begun.count(whole) - 1 == each.stats.steps  # one whole pass is the prompt's
+    assert begun.count(rest) > 0 and begun.count(shared) == each.stats.drafted + begun.count(rest)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "kangaroo"])
+def test_rounds_without_a_budget_lose_nothing(kind: str) -> None:
+    """Drafting that is asked for nothing for a while goes on afterwards where the text is."""
+    decoder = toys.target()
+    executor = TorchExecutor(decoder, 1, 100)
+    made = drafter(decoder, kind, Chain(3), slots=1, target=executor)
+    method = Method(kind, RULES["residual"], made)
+    each = request([1, 2, 3, 4], method, max_new_tokens=20)
+    engine = Engine(executor)
+    engine.add(each)
+    propose, turn = made.propose, 0
+
+    def sometimes(sequences: Any, dice: Any) -> Any:
+        nonlocal turn
+        turn += 1
+        if turn % 3:
+            for sequence in sequences:
+                sequence.budget = NO_BUDGET
+        return propose(sequences, dice)
+
+    made.propose = sometimes  # type: ignore[method-assign]
+    while not engine.scheduler.idle:
+        engine.step()
+    alone = finish(
+        Engine(TorchExecutor(decoder, 1, 100)), request([1, 2, 3, 4], Method("p", RULES["residual"]), max_new_tokens=20)
+    )
+    assert each.sequence.output == alone[0] and each.stats.drafted > 0

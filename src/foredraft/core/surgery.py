@@ -50,7 +50,7 @@ def reorder(drafts: DraftBatch, permutation: Tensor) -> DraftBatch:
         if (column := changed.get(name, getattr(drafts, name))) is not None
     }
     laws = None if drafts.laws is None else RowsMoved(drafts.laws, permutation)
-    return replace(drafts, **moved, laws=laws)
+    return replace(drafts, **moved, laws=laws, started=None)  # rows of a started pass cannot change places
 
 
 def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
@@ -61,7 +61,8 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
     columns = {name: column[which] for name in _COLUMNS if (column := getattr(drafts, name)) is not None}
     host = None if drafts.lengths_host is None else tuple(drafts.lengths_host[i] for i in index)
     laws = None if drafts.laws is None else LawsPart(drafts.laws, which, drafts.batch)
-    return replace(drafts, **columns, length=drafts.length[which], lengths_host=host, laws=laws)
+    started = drafts.started and replace(drafts.started, streams=drafts.started.streams[which])
+    return replace(drafts, **columns, length=drafts.length[which], lengths_host=host, laws=laws, started=started)
 
 
 def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:

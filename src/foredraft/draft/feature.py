@@ -58,7 +58,8 @@ class FeatureDrafter(ModelDrafter):
         stepper = FeatureStepper(self.head, self.executor, slots, [s.tokens for s in sequences], block, self.shape)
         stepper.vocabulary, stepper.features = self._vocabulary, features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
-        self._features |= {s.id: kept[-1:] for s, kept in zip(sequences, features, strict=True)}
+        if drafts.width:  # else nothing was read
+            self._features |= {s.id: kept[-1:] for s, kept in zip(sequences, features, strict=True)}
         return drafts
 
     @torch.no_grad()

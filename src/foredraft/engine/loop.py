@@ -16,7 +16,7 @@ from ..core.rules import BatchCase, check_pair
 from ..core.soft import soften
 from ..core.surgery import move, part
 from ..draft import Drafter, Round
-from ..runtime import Executor, Rows
+from ..runtime import Executor, Output, Rows
 from ..types import Event, Sequence
 from ..types.drafts import empty_drafts
 from .admission import check_request
@@ -91,13 +91,18 @@ class Engine:
         for turn in turns:
             root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
             rows.append(Rows.trees([s.slot for s in turn.sequences], root, turn.drafts))
-        out = self.executor.forward(Rows.join(rows), _taps(_requests(turns)))
-        begin = 0
+        begun = [(turn, row) for turn, row in zip(turns, rows, strict=True) if turn.drafts.started is not None]
+        for turn, row in begun:  # a drafter that shares the target's first layers has run them already
+            turn.out = _resume(self.executor, row, turn)
+        fresh = [(turn, row) for turn, row in zip(turns, rows, strict=True) if turn.drafts.started is None]
+        if fresh:
+            out = self.executor.forward(Rows.join([row for _, row in fresh]), _taps(_requests([t for t, _ in fresh])))
+            begin = 0
+            for turn, _ in fresh:
+                turn.out = out.part(begin, begin + len(turn.requests))
+                begin += len(turn.requests)
         for turn in turns:
-            end = begin + len(turn.requests)
-            turn.out = out.part(begin, end)
             turn.rows = self.sampler.rows(turn.requests, turn.drafts, turn.out)
-            begin = end
 
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:
@@ -157,6 +162,14 @@ class Engine:
     def _keyed_dice(self, sequences: Seq[Sequence]) -> KeyedDice:
         keys = [[s.seed for s in sequences], [s.round for s in sequences], [len(s.tokens) - 1 for s in sequences]]
         return KeyedDice(*torch.tensor(keys, dtype=torch.int64, device=self.executor.device))
+
+
+def _resume(executor: Executor, rows: Rows, turn: Turn) -> Output:
+    """The rest of a pass that drafting has begun."""
+    started = turn.drafts.started
+    assert started is not None
+    streams = torch.cat([started.streams[b, :count] for b, count in enumerate(rows.counts)])
+    return executor.resume(rows, streams, started.layer, _taps(turn.requests))
 
 
 def _requests(turns: list[Turn]) -> list[Request]:

@@ -10,14 +10,24 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from ..core.shape import Shape, Vocabulary
+from ..core.shape import Chain, Shape, Vocabulary
 from ..draft import Drafter
+from ..draft.early_exit import EarlyExitDrafter
 from ..draft.feature import FeatureDrafter
 from ..draft.model import ModelDrafter
 from ..draft.recurrent import RecurrentDrafter
 from ..errors import UsageError
 from ..models import Decoder
-from ..models.heads import FeatureHead, HeadSpec, Identity, RecurrentHead, load_head, read_spec, weights_digest
+from ..models.heads import (
+    FeatureHead,
+    HeadSpec,
+    Identity,
+    KangarooHead,
+    RecurrentHead,
+    load_head,
+    read_spec,
+    weights_digest,
+)
 from ..models.heads.artefact import CONFIG
 from ..runtime import TorchExecutor
 from .loading import Loaded
@@ -53,6 +63,8 @@ class Trained:
             return FeatureDrafter(self.head, shape, self.vocabulary, slots, length, name)
         if isinstance(self.head, RecurrentHead):
             return RecurrentDrafter(self.head, shape, self.vocabulary, name)
+        if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
+            return EarlyExitDrafter(self.head, self.target, shape, self.vocabulary, name)
         executor = TorchExecutor(cast(Decoder, self.head), slots, length)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 

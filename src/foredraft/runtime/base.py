@@ -132,6 +132,11 @@ class Executor(Protocol):
     def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
         """The same with given input embeddings, [T, d]."""
 
+    def resume(
+        self, rows: Rows, streams: Tensor, layer: int, taps: Collection[int] = (), logits: bool = True
+    ) -> Output:
+        """The same for rows whose streams [T, d] have passed the layers below `layer` in the same places already."""
+
     def place(self, rows: Rows) -> Placement:
         """Append scratch rows without running anything yet, for passes that go layer by layer."""
 

@@ -119,6 +119,12 @@ class HFExecutor:
     def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
         return self._run(rows, embeds, taps, logits)
 
+    def resume(
+        self, rows: Rows, streams: Tensor, layer: int, taps: Collection[int] = (), logits: bool = True
+    ) -> Output:
+        """Layers are not reached apart here: the pass starts anew."""
+        return self.forward(rows, taps, logits)
+
     def submit(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Future[Output]:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="foredraft-hf")

@@ -68,8 +68,14 @@ class TorchExecutor:
 
     @torch.no_grad()
     def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
+        return self.resume(rows, embeds, 0, taps, logits)
+
+    @torch.no_grad()
+    def resume(
+        self, rows: Rows, streams: Tensor, layer: int, taps: Collection[int] = (), logits: bool = True
+    ) -> Output:
         placement = self.place(rows)
-        hidden, tapped = self.forward_layers(placement, embeds, range(self.num_layers), taps)
+        hidden, tapped = self.forward_layers(placement, streams, range(layer, self.num_layers), taps)
         features = self.decoder.finish(hidden)
         tapped[FINAL] = features
         scores = self.decoder.logits(features) if logits else features.new_empty((0, self.vocab_size))

@@ -63,6 +63,17 @@ class DraftTree:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """What a drafter that shares the target's first layers has already run of them, in the target's own K/V.
+
+    Scratch row 0 of each slot is the pending token, row i + 1 is node i, so it holds for chains only.
+    """
+
+    layer: int  # the streams enter this layer
+    streams: Tensor  # [B, N + 1, d]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBatch:
     """The drafts of a batch of sequences, on the executor's device."""
 
@@ -80,6 +91,7 @@ class DraftBatch:
     value: Tensor | None = None  # [B, N] float32, estimate of P(node is committed), for schedulers only
     origin: Tensor | None = None  # [B, N] int64, which of several drafters wrote the node
     source: Tensor | None = None  # [B, N] int64, index by which its drafter knows the node; None = the same
+    started: Started | None = None  # layers of the target that drafting has run already
     lengths_host: tuple[int, ...] | None = None  # `length` on the host where it is known without a copy
 
     @property

@@ -6,6 +6,7 @@ Both are plain decoders over the target's embeddings with a reduced output, so a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -72,6 +73,11 @@ class KangarooHead(Decoder):
     @property
     def adapter(self) -> Adapter:
         return cast(Adapter, self.layers[-1])
+
+    def alone(self) -> Decoder:
+        """The adapter as a decoder of one layer, for drafters that run the shared layers elsewhere."""
+        config = replace(self.config, num_layers=1)
+        return Decoder(config, self.embedding, [self.adapter], self.norm, self.head, self.rotations)
 
 
 class AcceptHead(nn.Module):

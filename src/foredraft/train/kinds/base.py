@@ -30,7 +30,7 @@ class Settings:
     lr: float = 1e-3
     decay: float = 0.8  # weight of each further token ahead
     pretrain: float = 0.0  # share of the steps that learn from all text, not only from what the target wrote
-    exit_layer: int = 4  # kangaroo: layers that are shared
+    exit_layer: int = 6  # kangaroo: layers that are shared
     extra: dict[str, Any] = field(default_factory=dict)
 
 
