@@ -12,7 +12,7 @@ from torch import Tensor
 from foredraft.core.dice import Dice, Purpose
 from foredraft.core.exact import law_of_outcomes
 from foredraft.core.rules import RULES, Rule, find_rule
-from foredraft.core.rules.blends import mentor_law, mentored
+from foredraft.core.rules.blends import mentor_law, mentor_law_batch, mentored
 from foredraft.core.rules.fly import fly, gate_value, gate_value_batch
 from foredraft.core.rules.gates import fuzzy, js, js_batch, kl, kl_batch, kl_gate
 from foredraft.core.rules.longest import top_k, typical
@@ -125,6 +125,21 @@ def test_mentored_handles_tokens_that_one_side_lacks() -> None:
     p, q = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.2, 0.8])
     v = mentor_law(p[None], q[None], 0.3)[0]
     assert v[2] == 0 and v.sum() == pytest.approx(1) and kl(p, v) <= 0.3 + 1e-9
+
+
+@pytest.mark.parametrize("bound", [0.01, 0.1, 1.0])
+def test_mentors_search_finds_what_the_sort_finds(bound: float) -> None:
+    """Also where p or q is zero somewhere, and where no upper clip is needed."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        p, q = (rng.dirichlet(np.full(3 + seed % 9, (0.3, 1.0, 3.0)[seed % 3]), size=2) for _ in range(2))
+        if seed % 5 == 0:
+            p[:, 0] = 0.0
+        if seed % 4 == 0:
+            q[:, 1] = 0.0
+        p, q = p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
+        fast = mentor_law_batch(torch.from_numpy(p), torch.from_numpy(q), bound)
+        assert np.abs(fast.numpy() - mentor_law(p, q, bound)).max() < 1e-9
 
 
 # --- deterministic tests --------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from tests.core.test_twins import VOCAB, random_case
 CODES = nearest_codes(torch.rand((VOCAB, 2), generator=torch.Generator().manual_seed(0)), 20)
 LOSSY = [rule for rule in RULES.values() if rule.lossy]
 LOSSY += [
-    find_rule(name) for name in ("fuzzy:0.3,kl,standard", "kl-gate:2", "fly:0.1,1", "fly:0.2,2,code", "mentored:1")
+    find_rule(name)
+    for name in ("fuzzy:0.3,kl,standard", "kl-gate:2", "fly:0.1,0", "fly:0.1,1", "fly:0.2,2,code", "mentored:1")
 ]
 LOSSY += [judge(lambda states: states[..., 0], 0.3, forbidden_ids=[3, 7], floor=1e-3)]
 LOSSY += [lantern(CODES, 5, 0.2), lantern_pp(CODES, 5, 3.0), lantern(CODES, 5, 0.2, greedy=True)]

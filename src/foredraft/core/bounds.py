@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-_SPACING = 0.28  # of the logarithmic time grid; the trapezoid rule converges geometrically on it
+_EXACT, _MERGED = 1e-15, 1e-10  # errors of the time integral, without and with shared steps
+_NEAR = 1e-5  # prefixes that leave less of q than this are looked at only where they might be the best
 _SINGLE = 512  # likeliest tokens that keep their own step in the race; the others share steps
 _NEVER = 1e-14  # draft probabilities below this count as zero
 _SHARED = 512  # shared steps
@@ -66,12 +67,30 @@ def _race(p: Array, q: Array, count: int) -> tuple[Array, Array, Array]:
     Q(H) = int r e^{-r t} Pr[at least K of H arrived by t] dt, a trapezoid sum over log t.
     """
     p, q, shared = _steps(p, q)
-    rest = np.append(np.cumsum(q[:0:-1])[::-1], 0.0)[:, None]  # summed from the far end, where it is small
-    t = np.exp(np.arange(np.log(1e-4), np.log(50.0 / rest[-2, 0]), _SPACING))
-    few = _few_arrived(q, shared, t, count)  # [steps, times]
-    caught = _SPACING * (rest * np.exp(-rest * t) * t * (1.0 - few)).sum(axis=1)
-    caught[-1] = 1.0
+    rest = np.append(np.cumsum(q[:0:-1])[::-1], 0.0)  # summed from the far end, where it is small
+    sure, caught = np.cumsum(p), np.zeros(q.size)
+    near = int((rest > _NEAR).sum()) if shared.any() else 0
+    caught[:near] = _caught(q[:near], shared[:near], rest[:near], count)
+    # Longer prefixes catch at most what they would with replacement.
+    least = (sure - (1.0 - rest) ** count)[near:].min(initial=0.0)
+    if least < (sure - caught)[:near].min(initial=0.0):
+        caught[:-1] = _caught(q[:-1], shared[:-1], rest[:-1], count)
+        caught[-1] = 1.0
     return p, q, caught
+
+
+def _caught(q: Array, shared: NDArray[np.bool_], rest: Array, count: int) -> Array:
+    """Q of prefixes by the integral above; `rest` is what each leaves of q.
+
+    The rule's error on a grid of spacing h is about exp(-pi^2 / h), and what comes before t about t^(K + 1).
+    """
+    if q.size == 0:
+        return rest
+    error = _MERGED if shared.any() else _EXACT
+    spacing = np.pi**2 / -np.log(error)
+    t = np.exp(np.arange(np.log(error) / (count + 1), np.log(50.0 / rest[-1]), spacing))
+    few = _few_arrived(q, shared, t, count)  # [steps, times]
+    return np.asarray(spacing * (rest[:, None] * np.exp(-rest[:, None] * t) * t * (1.0 - few)).sum(axis=1))
 
 
 def _steps(p: Array, q: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
@@ -104,12 +123,12 @@ def _few_arrived(q: Array, shared: NDArray[np.bool_], t: Array, count: int) -> A
     running[:, 0] = 1.0
     for i in range(length):
         running = inner[:, i] = _times(running, steps[:, i])
-    few = np.empty((blocks, length, t.size))
-    before = np.zeros((1, count, t.size))
-    before[:, 0] = 1.0
-    for b in range(blocks):
-        whole = _times(np.broadcast_to(before, inner[b].shape), inner[b])
-        few[b], before = whole.sum(axis=1), whole[-1:]
+    before = np.zeros((blocks, count, t.size))
+    before[0, 0] = 1.0
+    for b in range(1, blocks):
+        before[b] = _times(before[b - 1 : b], inner[b - 1, -1:])[0]
+    # Fewer than K in all: i before the block and at most K - 1 - i inside.
+    few = np.einsum("bkt,blkt->blt", before, inner.cumsum(axis=2)[:, :, ::-1])
     return few.reshape(-1, t.size)[: q.size]
 
 
@@ -118,7 +137,7 @@ def _arrivals(x: Array, many: NDArray[np.bool_], count: int) -> Array:
     terms = count if many.any() else min(2, count)
     none = np.exp(-x)
     law = np.zeros((x.shape[0], terms, x.shape[1]))
-    law[:, 0], law[:, 1] = none, -np.expm1(-x)
+    law[:, 0], law[:, 1] = none, 1.0 - none
     poisson = none[many]
     for c in range(1, terms):
         with np.errstate(under="ignore"):

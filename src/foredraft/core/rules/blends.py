@@ -162,9 +162,10 @@ def _mentor_fast(p: Tensor, q: Tensor, bound: float) -> Tensor | None:
     r = q / p.clamp(min=tiny)  # p = 0 weighs nothing, whatever its ratio
     log_r = r.clamp(min=tiny).log_()
     lift = _lift(p, r)
-    never = 0.0 if lift else float(torch.addcmul(p, p, q.sign(), value=-1).sum())  # p of tokens without q
     loss = -float(log_r.clamp(min=math.log(lift or tiny)).dot(p))
-    clips = (lift, None) if never == 0 and loss <= bound else _search(p, r, log_r, bound)
+    if loss <= bound and not lift:  # a token that p has and q has not would make it infinite
+        loss = math.inf if float(torch.addcmul(p, p, q.sign(), value=-1).sum()) > 0 else loss
+    clips = (lift, None) if loss <= bound else _search(p, r, log_r, bound)
     if clips is None:
         return None
     v = r.clamp_(*clips).mul_(p)
@@ -187,8 +188,8 @@ def _lift(p: Tensor, r: Tensor) -> float:
 def _search(p: Tensor, r: Tensor, log_r: Tensor, bound: float) -> tuple[float, float] | None:
     """(b, a) by active sets: those that fit if the tokens below b and above a stay the same, until they do.
 
-    That is  L b + H a = 1 - sum p r  and  L log b + H log a = -bound - sum p log r,  the sums over the tokens inside and
-    L, H the masses of p below and above.
+    That is  L b + H a = 1 - sum p r  and  L log b + H log a = -bound - sum p log r,  the sums over the tokens inside,
+    L and H the masses of p below and above.
     """
     low, high, before, mask = 0.5, 2.0, (-1.0, -1.0), torch.empty_like(r)
     for _ in range(_ROUNDS):
@@ -199,8 +200,8 @@ def _search(p: Tensor, r: Tensor, log_r: Tensor, bound: float) -> tuple[float, f
         inside = float(torch.clamp(r, low, high, out=mask).dot(p)) - below * low - above * high
         logs = float(torch.clamp(log_r, log_low, log_high, out=mask).dot(p)) - below * log_low - above * log_high
         found = _two_clips(below, above, 1.0 - inside, -bound - logs)
-        # Too few tokens clipped to stay within the bound: clip more.
-        (low, high), before = found or (math.sqrt(low), math.sqrt(high)), (below, above) if found else before
+        before = (-1.0, -1.0) if found is None else (below, above)
+        low, high = found or (math.sqrt(low), math.sqrt(high))  # too few clipped to stay within the bound: clip more
     return None
 
 

@@ -60,13 +60,15 @@ def verify_best_branch_batch(case: BatchCase) -> Verdict:
     # One spare column takes what absent children would write.
     alive = torch.zeros((drafts.batch, drafts.width + 2), dtype=torch.bool, device=drafts.token.device)
     alive[:, 0] = True
-    has_child = (table >= 0).any(dim=2)
-    for row in range(drafts.width + 1):
-        child, live = table[:, row], alive[:, row] & has_child[:, row]
+    inner = (table >= 0).any(dim=2)  # rows with children; the host passes the leaves by
+    some = inner.any(dim=0).nonzero()[:, 0].tolist() if inner.device.type == "cpu" else range(drafts.width + 1)
+    for row in some:
+        child, live = table[:, row], alive[:, row] & inner[:, row]
         if live.device.type == "cpu" and not bool(live.any()):
             continue
-        prob = live[:, None].double() if row == 0 else _ratios(case, row, child) * live[:, None]
-        passed = all_tests(case.dice, prob.expand(child.shape), child)
+        passed = live[:, None] & (child >= 0)  # first tokens are the target's own and pass
+        if row > 0:
+            passed = all_tests(case.dice, _ratios(case, row, child) * live[:, None], child)
         alive.scatter_(1, torch.where(child >= 0, child + 1, drafts.width + 1), passed)
     reason = torch.full((drafts.batch, drafts.levels), int(Reason.RELAXED), device=drafts.token.device)
     return finish_batch(case, deepest(case, alive[:, :-1]), reason, tested=True)
