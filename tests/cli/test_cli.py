@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,9 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
 def test_interrupt_while_streaming() -> None:
     """Ctrl-C stops a real process, in the middle of a real answer, with one line and exit code 1."""
     argv = [sys.executable, "-m", "foredraft", "generate", "Tell me a long story.", "-n", "4000", "--ignore-eos"]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Whoever runs the tests in the background may have had interrupts ignored, which children inherit.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
     assert process.stdout is not None
     assert process.stdout.read(20)  # it has begun to write
     process.send_signal(signal.SIGINT)
