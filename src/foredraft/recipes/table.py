@@ -195,7 +195,7 @@ def _shapes(kind: str) -> tuple[str, ...]:
     return ("chain",) if kind in ("kangaroo", "accept-head") else tuple(SHAPES)
 
 
-SHIPPED = "with the package for the default model; foredraft train makes others (--drafter FOLDER)"
+WEIGHTS = "foredraft train makes them; name them with --drafter FOLDER"
 # Trained drafters: name, kind of head, parts, and the card's title, paper, parts and claim.
 TRAINED: tuple[tuple[str, str, Callable[[Workshop, Options], Parts], tuple[str, str, str, str]], ...] = (
     (
@@ -293,7 +293,7 @@ RECIPES: dict[str, Recipe] = {
             takes_drafter=True,
         ),
         *(
-            Recipe(name, Card(*card, weights=SHIPPED), parts, _shapes(kind), takes_drafter=True, kind=kind)
+            Recipe(name, Card(*card, weights=WEIGHTS), parts, _shapes(kind), takes_drafter=True, kind=kind)
             for name, kind, parts, card in TRAINED
         ),
     )
