@@ -21,12 +21,12 @@ from . import toys
 
 def test_every_kind_learns(tmp_path: Path) -> None:
     decoder = toys.target()
-    trainer = toys.trainer(decoder, tmp_path, toys.DRAFTING, steps=60)
+    trainer = toys.trainer(decoder, tmp_path, toys.DRAFTING, steps=120)
     before = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
     assert trainer.run()
     after = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
     for kind in toys.DRAFTING:
-        assert after[kind] < 0.95 * before[kind], kind
+        assert after[kind] < 0.9 * before[kind], kind
     assert all(walk.tokens_per_step >= 1 for walk in trainer.walks.values())
 
 

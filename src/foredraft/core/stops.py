@@ -11,14 +11,18 @@ from torch import Tensor
 from .shape import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """Kangaroo: stop behind a token whose law gives no id more than `threshold`."""
-
-    threshold: float = 0.6
+class Sure:
+    """What the rules share: a chain starts with confidence one."""
 
     def begin(self, batch: int, device: torch.device) -> Tensor:
         return torch.ones(batch, device=device)
+
+
+@dataclass(frozen=True)
+class Confidence(Sure):
+    """Kangaroo: stop behind a token whose law gives no id more than `threshold`."""
+
+    threshold: float = 0.6
 
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
         best, _ = step.top(1)
@@ -26,14 +30,11 @@ class Confidence:
         return confidence, confidence >= self.threshold
 
 
-@dataclass(frozen=True, slots=True)
-class PathConfidence:
+@dataclass(frozen=True)
+class PathConfidence(Sure):
     """EAGLE-2's value as a stop rule: stop where the product of confidences along the chain falls below."""
 
     threshold: float = 0.3
-
-    def begin(self, batch: int, device: torch.device) -> Tensor:
-        return torch.ones(batch, device=device)
 
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
         best, _ = step.top(1)
@@ -41,8 +42,8 @@ class PathConfidence:
         return state, state >= self.threshold
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedRejection:
+@dataclass(frozen=True)
+class PredictedRejection(Sure):
     """SpecDec++: stop where some token so far is rejected with more than `threshold`, as a trained head predicts.
 
     The head reads the draft model's state behind a drafted token; the token that this state yields is kept too.
@@ -50,9 +51,6 @@ class PredictedRejection:
 
     accept: Callable[[Tensor], Tensor]  # [B, d] draft states -> [B] logits of acceptance of the tokens read
     threshold: float = 0.5
-
-    def begin(self, batch: int, device: torch.device) -> Tensor:
-        return torch.ones(batch, device=device)
 
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
         if depth > 0:  # at the root the state is that of the pending token, which is certain
