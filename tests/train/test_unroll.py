@@ -95,7 +95,7 @@ def test_language_kinds_are_decoders(kind: str) -> None:
 def test_guesses_are_about_the_right_places(kind: str) -> None:
     """guess[t, j] is about token t + 2 + j: later tokens do not change it, earlier ones do."""
     decoder = toys.target()
-    head, _ = toys.head(decoder, kind, noise=0.5)
+    head, _ = toys.head(decoder, kind, noise=0.2)
     lesson = toys.lesson(decoder, kind, rows=1)
     changed = lesson.ids.clone()
     place = 10

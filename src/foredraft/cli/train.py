@@ -127,6 +127,7 @@ def data(
     per_text: Annotated[int, typer.Option(help="Prompts to make of each text file.")] = 1000,
     longest: Annotated[int, typer.Option(help="Letters of a passage at most.")] = 1200,
     own: Annotated[int, typer.Option(help="Prompts that the target writes itself.")] = 0,
+    documents: Annotated[int, typer.Option(help="Documents that the target writes, to be asked about.")] = 0,
     temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
     max_new_tokens: o.MaxNewTokens = 256,
     row: Annotated[int, typer.Option(help="Tokens of a row, prompt included.")] = 640,
@@ -144,7 +145,7 @@ def data(
 
     order = DataOrder(
         prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, longest=longest, own=own,
-        max_new=max_new_tokens,
+        documents=documents, max_new=max_new_tokens,
         temperatures=numbers(temperatures, float, "--temperatures"), row=row, batch=batch_size, seed=seed,
     )  # fmt: skip
     loaded = load(target, Place(dtype, device))

@@ -30,12 +30,14 @@ class Unrolled(Causal):
     """Training-time test (EAGLE-3): step j of slot t sees the first step's keys up to t and, of later steps, its own.
 
     That is what slot t would see after it had really drafted j tokens. Call `advance` between the steps. Later steps
-    may leave out slots below `start`, whose drafts nobody asks for.
+    are about `slots` [B, W] alone: nobody asks for the drafts of others.
     """
+
+    slots: Tensor
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
-        self.step = self.start = 0
+        self.step = 0
         self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys and values of each step
 
     def advance(self) -> None:
@@ -55,7 +57,7 @@ class Unrolled(Causal):
         (first_key, first_value), later = seen[0], seen[1:]
         query = query * query.shape[-1] ** -0.5
         length = first_key.shape[2]
-        hidden = torch.ones((query.shape[2], length), dtype=torch.bool, device=query.device).triu(1 + self.start)
+        hidden = torch.arange(length, device=query.device) > self.slots[:, None, :, None]
         scores = (query @ first_key.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
         own = [(query * key).sum(-1, keepdim=True) for key, _ in later]
         weight = torch.cat([scores, *own], dim=-1).float().softmax(-1).to(query.dtype)

@@ -41,10 +41,19 @@ class Lesson:
             self._slots[ahead] = self.counts(ahead).flatten().nonzero()[:, 0]
         return self._slots[ahead]
 
-    def first_slot(self) -> int:
-        """The first slot that any text drafts from: two before its first written token."""
-        places = self.written.any(dim=0).nonzero()
-        return max(0, int(places[0, 0]) - 2) if len(places) else 0
+    def window(self) -> Tensor:
+        """[B, W] places t from which tokens are drafted: each text's, from two before its first written token on.
+
+        W is what the longest needs; a text that needs less begins a little earlier.
+        """
+        length = self.ids.shape[1]
+        place = torch.arange(length, device=self.ids.device)
+        first = torch.where(self.written, place, length).amin(dim=1)
+        last = torch.where(self.written, place, 0).amax(dim=1)
+        first = torch.minimum((first - 2).clamp(min=0), last)  # a text without any written token needs nothing
+        width = int((last - first).amax()) + 1
+        begin = torch.minimum(first, torch.full_like(first, length - width))
+        return begin[:, None] + torch.arange(width, device=self.ids.device)
 
     def teacher(self, slots: Tensor, ahead: int) -> Tensor:
         """[N, Vd] target logits about token t + ahead at packed slots."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from ..errors import UsageError
 from ..models import Decoder, Tokenizer
 from ..provenance import provenance, write_json
 from .corpus import Corpus, save_corpus
-from .prompts import from_file, from_text, starters
+from .prompts import ask_about, from_file, from_text, openings, starters
 from .write import Task, write
 
 USER = "user"
-OWN_MIN_P = 0.05  # user turns that the target writes itself stay readable at temperature 1
+OWN_MIN_P = 0.05  # what the target writes to be asked about stays readable at temperature 1
+TEMPLATE_ROOM = 48  # tokens that a chat template and a question add to a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class DataOrder:
     texts: tuple[Path, ...] = ()
     per_text: int = 1000
     longest: int = 1200  # letters of a passage
-    own: int = 0
+    own: int = 0  # user turns that the target writes
+    documents: int = 0  # documents that the target writes, to be asked about
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)  # taken in turns
     max_new: int = 256
     row: int = 640  # tokens of a row, prompt included
@@ -53,8 +55,10 @@ def make_data(
         questions += from_text(path, order.per_text, order.seed + i, order.longest)
     if order.own:
         questions += own_questions(decoder, tokenizer, ends, order)
+    if order.documents:
+        questions += own_documents(decoder, tokenizer, ends, order)
     if not questions:
-        raise UsageError("no prompts were named; give --prompts FILE, --texts FILE or --own N")
+        raise UsageError("no prompts were named; give --prompts FILE, --texts FILE, --own N or --documents N")
     random.Random(order.seed).shuffle(questions)
     corpus = answer(decoder, tokenizer, ends, questions, order, tell)
     out.mkdir(parents=True, exist_ok=True)
@@ -65,7 +69,9 @@ def make_data(
         "written_tokens": int(corpus.written.sum()),
         "prompts": len(questions),
     }
-    write_json(out / "provenance.json", provenance(seed=order.seed, data={"corpus.npz": digest}, **figures))
+    record = provenance(seed=order.seed, data={"corpus.npz": digest}, **figures)
+    record["argv"] = record["argv"][1:]  # the command, not where it lies
+    write_json(out / "provenance.json", record)
     return corpus
 
 
@@ -74,15 +80,34 @@ def own_questions(decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], 
     marker = "\0"
     before = tokenizer.chat([{"role": USER, "content": marker}], add_generation_prompt=False).split(marker)[0]
     opening = tokenizer.encode(before, add_special=False)
-    found: list[str] = []
     words = starters(order.own, order.seed)
+    texts = _going_on(decoder, tokenizer, ends, order, words, opening, order.max_new)
+    return [text for text, ended in texts if ended and len(text) > 8]
+
+
+def own_documents(decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder) -> list[str]:
+    """Questions about documents that the target writes outside its template: news, reference works, letters."""
+    chosen = random.Random(order.seed)
+    words = openings(order.documents, order.seed)
+    texts = _going_on(decoder, tokenizer, ends, order, words, [], order.row - order.max_new - TEMPLATE_ROOM)
+    return [ask_about(text[: chosen.randrange(200, order.longest)], chosen) for text, _ in texts if len(text) > 200]
+
+
+def _going_on(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    ends: frozenset[int],
+    order: DataOrder,
+    words: list[str],
+    opening: list[int],
+    max_new: int,
+) -> Iterator[tuple[str, bool]]:
+    """(text, whether the target ended it) of every beginning that the target goes on with."""
     for begin in range(0, len(words), order.batch):
         part = words[begin : begin + order.batch]
         tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in part]
-        turns = write(decoder, tasks, order.max_new, ends, order.seed + begin)
-        whole = [w + tokenizer.decode(turn) for w, turn in zip(part, turns, strict=True) if turn[-1] in ends]
-        found += [text.strip() for text in whole if len(text.strip()) > 8]
-    return found
+        for word, turn in zip(part, write(decoder, tasks, max_new, ends, order.seed + begin), strict=True):
+            yield (word + tokenizer.decode(turn)).strip(), turn[-1] in ends
 
 
 def answer(

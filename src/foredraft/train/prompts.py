@@ -15,10 +15,15 @@ from ..errors import ForedraftError, UsageError
 # What may be asked about a passage. The tasks are those that users bring to a chat model.
 TEMPLATES = (
     "Summarize: {text}",
+    "Summarize: {text}",
     "Summarize the following text in a few sentences.\n\n{text}",
     "What are the main points of this passage?\n\n{text}",
     "{text}\n\nBased on the passage above, who or what is it mainly about, and what happens?",
     "Answer from the text alone. What does it say about {topic}?\n\n{text}",
+    "{text}\nWho is {topic}?",
+    "{text}\nWhat is {topic}?",
+    "{text}\nWhere and when did this happen?",
+    "{text}\nHow is {topic} described?",
     "{text}\n\nWrite three questions about this text and answer each of them.",
     "Rewrite this in simpler words:\n\n{text}",
     "Continue this text:\n\n{text}",
@@ -28,6 +33,15 @@ TEMPLATES = (
     "What do you know about {topic}?",
     "Who is {topic}?",
 )
+# Beginnings of documents that the target goes on with, outside its template: news, reference works, letters.
+OPENINGS = (
+    "(CNN) -- ", "LONDON (Reuters) - ", "WASHINGTON (AP) -- ", "NEW YORK -- ", "By a staff reporter\n\n", "Police in ",
+    "A man has been ", "The government ", "Scientists have ", "The company said ", "Manchester United ", "The film ",
+    "The actress ", "President ", "Researchers at the University of ", "A new study ", "In the early hours of ",
+    "Two people were ", "The city of ", "The history of ", "The band ", "The battle of ", "The species ", "The river ",
+    "He was born in ", "She was born in ", "The novel ", "The theory of ", "The television series ", "The economy of ",
+    "The law ", "Dear Sir or Madam,\n\n", "Hi everyone,\n\n", "Review: ", "Abstract\n\n", "Once upon a time ",
+)  # fmt: skip
 # Openings of a user's turn from which the target writes the rest itself: what people ask chat models for.
 STARTERS = (
     "", "", "", "", "Write", "Write a", "Write a short story about", "Write an email", "Write a poem", "Compose",
@@ -75,9 +89,19 @@ def from_text(path: Path, count: int, seed: int = 0, longest: int = 1200) -> lis
         while len(text) < size and at + 1 < len(paragraphs):  # long passages run over several paragraphs
             at += 1
             text += "\n\n" + paragraphs[at]
-        text = text[:size]
-        found.append(chosen.choice(TEMPLATES).format(text=text, short=_sentence(text), topic=_topic(text, chosen)))
+        found.append(ask_about(text[:size], chosen))
     return found
+
+
+def ask_about(text: str, chosen: random.Random) -> str:
+    """A question about a passage."""
+    return chosen.choice(TEMPLATES).format(text=text, short=_sentence(text), topic=_topic(text, chosen))
+
+
+def openings(count: int, seed: int = 0) -> list[str]:
+    """Openings from which the target writes a document."""
+    chosen = random.Random(seed)
+    return [chosen.choice(OPENINGS) for _ in range(count)]
 
 
 def starters(count: int, seed: int = 0) -> list[str]:

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..models import Decoder
 
-PREFILL_ROWS = 128  # prompts that are read at once
+PREFILL_TOKENS = 65536  # of prompts that are read at once
 BLOCK = 64  # columns are looked at in whole blocks: kernels that plan for each length then plan rarely
 # cuDNN's attention spends milliseconds on a plan for every new length.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -114,8 +114,9 @@ def write(
 def _read(decoder: Decoder, cache: Columns, tasks: Sequence[Task], width: int) -> Tensor:
     """Read all prompts; returns the features behind each."""
     found = []
-    for begin in range(0, len(tasks), PREFILL_ROWS):
-        part = tasks[begin : begin + PREFILL_ROWS]
+    at_once = max(1, PREFILL_TOKENS // width)
+    for begin in range(0, len(tasks), at_once):
+        part = tasks[begin : begin + at_once]
         cache.rows = slice(begin, begin + len(part))
         ids = torch.tensor([[0] * (width - len(t.prompt)) + t.prompt for t in part], device=decoder.device)
         column = torch.arange(width, device=decoder.device)

@@ -53,7 +53,10 @@ class Adapter(Layer):
 
 
 class KangarooHead(Decoder):
-    """The target's first layers, which it shares, and an adapter behind them."""
+    """The target's first layers, which it shares, and an adapter behind them.
+
+    The paper's adapter is attention alone; with `mlp` it is a whole layer, which foresees more on a small target.
+    """
 
     ids: Tensor
 
@@ -61,7 +64,8 @@ class KangarooHead(Decoder):
         exit_layer = spec.taps[0]
         config = draft_config(target.config, exit_layer + 1, len(ids))
         shared = cast(Iterable[Layer], target.layers[:exit_layer])
-        adapter = Adapter(config, torch.float32, target.device)
+        kind = Layer if spec.extra.get("mlp") else Adapter
+        adapter = kind(config, torch.float32, target.device)
         start(adapter)
         norm = nn.Parameter(torch.ones(config.hidden_size, device=target.device))
         head = word_rows(target, ids)
@@ -71,8 +75,16 @@ class KangarooHead(Decoder):
         self.register_buffer("ids", ids.to(target.device), persistent=False)
 
     @property
-    def adapter(self) -> Adapter:
-        return cast(Adapter, self.layers[-1])
+    def adapter(self) -> Layer:
+        return cast(Layer, self.layers[-1])
+
+    @torch.no_grad()
+    def begin_as(self, target: Decoder) -> None:
+        """Start training from the target's last layer and norm."""
+        given = dict(target.layers[-1].named_parameters())
+        for name, own in self.adapter.named_parameters():
+            own.copy_(given[name])
+        self.norm.copy_(target.norm)
 
     def alone(self) -> Decoder:
         """The adapter as a decoder of one layer, for drafters that run the shared layers elsewhere."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...models import Decoder
@@ -29,23 +28,36 @@ def unroll(
     The first step reads whole texts, the others only slots that somebody drafts from; what they leave out is zero.
     """
     batch, length = lesson.ids.shape
-    attend, start = Unrolled(batch), 0
+    slots = torch.arange(length, device=lesson.ids.device).expand(batch, -1)
+    attend = Unrolled(batch)
     feature = head.feature([lesson.states[tap].float() for tap in head.taps])
     if noise:
         feature = feature + (torch.rand_like(feature) * 2 - 1) * noise
     for j in range(steps):
         if j == 1:
-            start = attend.start = lesson.first_slot()
-            feature = feature[:, start:]
-        place = torch.arange(start, length, device=lesson.ids.device) + j
-        position = place.clamp(max=head.config.max_position - 1).repeat(batch)
-        embeds = lesson.embed(head.embedding, 1 + j)[:, start:]
+            slots = attend.slots = lesson.window()
+            feature = take(feature, slots)
+        position = (slots + j).clamp(max=head.config.max_position - 1).flatten()
+        embeds = take(lesson.embed(head.embedding, 1 + j), slots)
         stream, _ = head.run(head.join(embeds, feature).flatten(0, 1), position, attend)
-        feature = head.back(stream).view(batch, length - start, -1)
-        shaped = head.finish(stream).view(batch, length - start, -1)
-        yield F.pad(shaped, (0, 0, start, 0)), F.pad(feature, (0, 0, start, 0))
+        feature = head.back(stream).view(*slots.shape, -1)
+        shaped = head.finish(stream).view(*slots.shape, -1)
+        yield put(shaped, slots, length), put(feature, slots, length)
         feature = feature.detach() if detach else feature
         attend.advance()
+
+
+def take(values: Tensor, slots: Tensor) -> Tensor:
+    """values [B, T, d] at slots [B, W]."""
+    return values.gather(1, slots[:, :, None].expand(-1, -1, values.shape[2]))
+
+
+def put(values: Tensor, slots: Tensor, length: int) -> Tensor:
+    """The other way: [B, W, d] -> [B, length, d], zero elsewhere."""
+    if slots.shape[1] == length:
+        return values
+    blank = values.new_zeros((len(values), length, values.shape[2]))
+    return blank.scatter(1, slots[:, :, None].expand(-1, -1, values.shape[2]), values)
 
 
 @dataclass(frozen=True, slots=True)

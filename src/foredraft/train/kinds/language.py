@@ -62,16 +62,19 @@ class Kangaroo:
     """An adapter behind the target's first layers."""
 
     name: str = "kangaroo"
-    defaults: Settings = field(default_factory=Settings)
+    defaults: Settings = field(default_factory=lambda: Settings(extra={"mlp": True}))
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return (settings.exit_layer,)
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        return HeadSpec(self.name, identity, len(lesson.words), (settings.exit_layer,), 1, settings.length)
+        size, extra = len(lesson.words), {"mlp": bool(settings.extra.get("mlp"))}
+        return HeadSpec(self.name, identity, size, (settings.exit_layer,), 1, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> KangarooHead:
-        return KangarooHead(target, spec, words)
+        head = KangarooHead(target, spec, words)
+        head.begin_as(target)
+        return head
 
     def loss(self, head: KangarooHead, lesson: Lesson, settings: Settings) -> Tensor:
         return law_loss(head, lesson, self._passes(head, lesson), settings)

@@ -24,8 +24,9 @@ class Recurrent:
     defaults: Settings = field(default_factory=Settings)
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
-        """The paper's last feature, and the middle of the target: on a small target both together foresee more."""
-        return tuple(settings.extra.get("taps", (target.config.num_layers // 2, FINAL)))
+        """The paper's last feature, and streams from inside the target: on a small target all together foresee more."""
+        depth = target.config.num_layers
+        return tuple(settings.extra.get("taps", (*sorted({depth // 4, depth // 2, 3 * depth // 4}), FINAL)))
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
         taps = self.taps(target, settings)
@@ -50,5 +51,5 @@ class Recurrent:
             yield Pass(2 + i, feature)
 
 
-MEDUSA = Recurrent("medusa", MedusaHead, Settings(length=3, layers=2))
+MEDUSA = Recurrent("medusa", MedusaHead, Settings(length=3))
 SPECULATOR = Recurrent("mlp-speculator", SpeculatorHead, Settings(length=4, pretrain=0.3, extra={"width": 768}))
