@@ -108,3 +108,16 @@ def test_prompts(tmp_path: Path) -> None:
     text.write_text("nothing")
     with pytest.raises(UsageError, match="80 letters"):
         from_text(text, 1)
+
+
+def test_a_file_that_is_named_twice_is_read_twice_a_pass(tmp_path: Path) -> None:
+    for name, token in (("a", 1), ("b", 2)):
+        ids = np.full((4, 6), token, dtype=np.uint16)
+        save_corpus(tmp_path / f"{name}.npz", Corpus(ids, ids > 0, np.zeros(4, dtype=np.float32)))
+    files = [tmp_path / "a.npz", tmp_path / "b.npz", tmp_path / "b.npz"]
+    corpus = load_corpus(files, None)  # type: ignore[arg-type]
+    assert len(corpus) == 8
+    seen = torch.cat([corpus.batch(step, 4, seed=0)[0][:, 0] for step in range(3)])
+    assert sorted(seen.tolist()) == [1] * 4 + [2] * 8
+    training, held = corpus.split(2)
+    assert len(training) == 6 and sorted(training._order().tolist()).count(5) == training.times[5]

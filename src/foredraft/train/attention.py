@@ -58,9 +58,9 @@ class Unrolled(Causal):
         query = query * query.shape[-1] ** -0.5
         length = first_key.shape[2]
         hidden = torch.arange(length, device=query.device) > self.slots[:, None, :, None]
-        scores = (query @ first_key.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
+        scores = (query @ first_key.transpose(-1, -2)).masked_fill_(hidden, -torch.inf)
         own = [(query * key).sum(-1, keepdim=True) for key, _ in later]
-        weight = torch.cat([scores, *own], dim=-1).float().softmax(-1).to(query.dtype)
+        weight = torch.cat([scores, *own], dim=-1).softmax(-1)  # in float32 inside
         out = weight[..., :length] @ first_value
         for i, (_, value) in enumerate(later):
             out = out + weight[..., length + i : length + i + 1] * value

@@ -8,6 +8,7 @@ target's template, `written` [N, T] (bits packed along T) and `length` [N].
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ class Corpus:
     written: np.ndarray  # [N, T] bool: the target wrote this token, and not inside a loop
     temperature: np.ndarray  # [N] float32, of what was written
     digest: str = ""
+    times: np.ndarray = field(default_factory=lambda: np.ones(0, dtype=np.int64))  # [N] how often in one pass; [] = once
     lengths: np.ndarray = field(init=False)  # [N] tokens up to the last written one; what lies behind teaches nothing
 
     def __post_init__(self) -> None:
@@ -41,7 +43,13 @@ class Corpus:
         return len(self.ids)
 
     def rows(self, which: np.ndarray) -> Corpus:
-        return Corpus(self.ids[which], self.written[which], self.temperature[which], self.digest)
+        times = self.times[which] if len(self.times) else self.times
+        return Corpus(self.ids[which], self.written[which], self.temperature[which], self.digest, times)
+
+    def _order(self) -> np.ndarray:
+        """The rows of one pass over the texts."""
+        every = np.arange(len(self))
+        return np.repeat(every, self.times) if len(self.times) else every
 
     def split(self, held_out: int, seed: int = 0) -> tuple[Corpus, Corpus]:
         """(training rows, held-out rows); the held-out ones are greedy, since they simulate greedy decoding."""
@@ -61,12 +69,13 @@ class Corpus:
         on with the right ones.
         """
         each = rows * world
-        if len(self) < each:
-            raise UsageError(f"{len(self)} training rows are fewer than the {each} of one step; lower --rows")
-        count = len(self) // each
+        every = self._order()
+        if len(every) < each:
+            raise UsageError(f"{len(every)} training rows are fewer than the {each} of one step; lower --rows")
+        count = len(every) // each
         epoch, part = divmod(step, count)
         chance = np.random.default_rng((seed, epoch))
-        order, batches = chance.permutation(len(self))[: count * each], chance.permutation(count)
+        order, batches = chance.permutation(every)[: count * each], chance.permutation(count)
         for begin in range(0, len(order), each * SORTED):  # rows of like length together, so that little is padding
             span = order[begin : begin + each * SORTED]
             order[begin : begin + each * SORTED] = span[np.argsort(self.lengths[span], kind="stable")]
@@ -83,16 +92,22 @@ class Corpus:
 
 
 def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
-    """Read files, or every .npz of a folder; chat rows without a mask are marked by the target's template."""
-    files = [f for path in paths for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
-    if not files:
+    """Read files, or every .npz of a folder; chat rows without a mask are marked by the target's template.
+
+    What is named twice counts twice: a pass over the texts comes by it twice.
+    """
+    named = Counter(f for path in paths for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path]))
+    if not named:
         raise UsageError("no training text was named; make some with 'foredraft data' and give it as --data FOLDER")
-    parts = [_read(file, tokenizer) for file in files]
+    parts = [_read(file, tokenizer) for file in named]
+    times = np.concatenate([np.full(len(part), n) for part, n in zip(parts, named.values(), strict=True)])
     width = max(part.ids.shape[1] for part in parts)
-    digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+    marks = [part.digest * n for part, n in zip(parts, named.values(), strict=True)]
+    digest = hashlib.sha256("".join(marks).encode()).hexdigest()
     ids = np.concatenate([_widen(part.ids, width) for part in parts])
     written = np.concatenate([_widen(part.written, width) for part in parts])
-    return Corpus(ids, written, np.concatenate([part.temperature for part in parts]), digest)
+    heat = np.concatenate([part.temperature for part in parts])
+    return Corpus(ids, written, heat, digest, times)
 
 
 def save_corpus(path: Path, corpus: Corpus) -> None:

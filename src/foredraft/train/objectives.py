@@ -29,10 +29,11 @@ class _ForwardKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
-        log_p, log_q = teacher.float().log_softmax(-1), student.float().log_softmax(-1)
-        p = log_p.exp()
-        value = _mean_under(p, log_p - log_q)
-        ctx.save_for_backward((log_q.exp_() - p).to(student.dtype))
+        # sum p log(p / q) = lse(s) - sum p s - H(p), and lse(s) = s_i - log q_i for any i.
+        p, q = teacher.softmax(-1, dtype=torch.float32), student.softmax(-1, dtype=torch.float32)
+        lse = student.amax(-1).float() - q.amax(-1).log()
+        value = lse - (p * student).sum(-1) - torch.special.entr(p).sum(-1)
+        ctx.save_for_backward(q.sub_(p).to(student.dtype))
         return value
 
     @staticmethod
