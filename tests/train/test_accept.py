@@ -51,6 +51,7 @@ def test_the_head_learns_and_belongs_to_its_drafter(folder: Path, tmp_path: Path
     for step in range(40):
         torch.manual_seed(step % 4)
         losses.append(student.learn(lesson, 0.1).item())
+        student.update(0.1)
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
     assert student.try_out(lesson, 3) is None
     save_head(tmp_path / "accept", student.head, student.spec, {}, {})  # type: ignore[arg-type]

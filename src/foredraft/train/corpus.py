@@ -21,7 +21,7 @@ from ..core.loops import find_loop
 from ..errors import ForedraftError, UsageError
 from ..models import Tokenizer
 
-SORTED = 16  # steps whose rows are sorted by length among themselves
+PARTS = 4  # of a step's rows, by length
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Corpus:
     written: np.ndarray  # [N, T] bool: the target wrote this token, and not inside a loop
     temperature: np.ndarray  # [N] float32, of what was written
     digest: str = ""
-    times: np.ndarray = field(default_factory=lambda: np.ones(0, dtype=np.int64))  # [N] how often in one pass; [] = once
+    times: np.ndarray = field(default_factory=lambda: np.ones(0, dtype=np.int64))  # [N] comings in a pass; [] = once
     lengths: np.ndarray = field(init=False)  # [N] tokens up to the last written one; what lies behind teaches nothing
 
     def __post_init__(self) -> None:
@@ -62,26 +62,25 @@ class Corpus:
         rest = np.setdiff1d(np.arange(len(self)), held)
         return self.rows(rest), self.rows(np.sort(held))
 
-    def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
-        """(ids [rows, T] int64, written [rows, T] bool) of a step; passes follow one another, each in its own order.
+    def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """(ids [n, T] int64, written [n, T] bool) of the parts of a step: rows of like length together, no wider than
+        they need, so that little is padding. All of a step's parts together are a fair sample of the texts.
 
-        T is as long as the rows need. A step's rows depend on nothing but these numbers, so a run that was cut off goes
-        on with the right ones.
+        Passes follow one another, each in its own order. A step's rows depend on nothing but these numbers, so a run
+        that was cut off goes on with the right ones.
         """
-        each = rows * world
-        every = self._order()
+        every, each = self._order(), rows * world
         if len(every) < each:
             raise UsageError(f"{len(every)} training rows are fewer than the {each} of one step; lower --rows")
-        count = len(every) // each
-        epoch, part = divmod(step, count)
-        chance = np.random.default_rng((seed, epoch))
-        order, batches = chance.permutation(every)[: count * each], chance.permutation(count)
-        for begin in range(0, len(order), each * SORTED):  # rows of like length together, so that little is padding
-            span = order[begin : begin + each * SORTED]
-            order[begin : begin + each * SORTED] = span[np.argsort(self.lengths[span], kind="stable")]
-        mine = order[batches[part] * each + rank * rows :][:rows]
-        width = max(int(self.lengths[mine].max()), 2)
-        ids, written = self.ids[mine, :width], self.written[mine, :width]
+        epoch, part = divmod(step, len(every) // each)
+        order = np.random.default_rng((seed, epoch)).permutation(every)
+        mine = order[part * each + rank * rows :][:rows]
+        mine = mine[np.argsort(self.lengths[mine], kind="stable")]
+        return [self._part(one) for one in np.array_split(mine, min(PARTS, rows))]
+
+    def _part(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        width = max(int(self.lengths[rows].max()), 2)
+        ids, written = self.ids[rows, :width], self.written[rows, :width]
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(written)
 
     def frequent(self, count: int, vocab_size: int) -> tuple[Tensor, float]:

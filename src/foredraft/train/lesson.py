@@ -33,7 +33,14 @@ class Lesson:
         """[B, T] bool: slots t from which token t + ahead counts, with a best token inside the draft vocabulary."""
         about = self.best >= 0  # of place t, about token t + 1
         known = torch.cat((torch.zeros_like(about[:, :1]), about[:, :-1]), dim=1) & self.written
-        return pull(known, ahead, False)
+        place = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return pull(known, ahead, False) & (place >= self.first()[:, None])
+
+    def first(self) -> Tensor:
+        """[B] the first slot that a text is drafted from: two before its first written token."""
+        length = self.ids.shape[1]
+        place = torch.arange(length, device=self.ids.device)
+        return (torch.where(self.written, place, length).amin(dim=1) - 2).clamp(min=0)
 
     def slots(self, ahead: int) -> Tensor:
         """[N] packed places b * T + t of the slots that `counts`; worked out once, since it waits for the device."""
@@ -42,15 +49,14 @@ class Lesson:
         return self._slots[ahead]
 
     def window(self) -> Tensor:
-        """[B, W] places t from which tokens are drafted: each text's, from two before its first written token on.
+        """[B, W] places t from which tokens are drafted: each text's, from its `first` slot to its last written token.
 
         W is what the longest needs; a text that needs less begins a little earlier.
         """
         length = self.ids.shape[1]
         place = torch.arange(length, device=self.ids.device)
-        first = torch.where(self.written, place, length).amin(dim=1)
         last = torch.where(self.written, place, 0).amax(dim=1)
-        first = torch.minimum((first - 2).clamp(min=0), last)  # a text without any written token needs nothing
+        first = torch.minimum(self.first(), last)  # a text without any written token needs nothing
         width = int((last - first).amax()) + 1
         begin = torch.minimum(first, torch.full_like(first, length - width))
         return begin[:, None] + torch.arange(width, device=self.ids.device)

@@ -46,19 +46,23 @@ class Student:
         optimizer = torch.optim.AdamW(own.values(), lr=settings.lr, betas=BETAS, weight_decay=0.0)
         return cls(kind, settings, spec, head, Learner(kind, head, settings), optimizer)
 
-    def learn(self, lesson: Lesson, progress: float) -> Tensor:
-        """One step; `progress` runs from 0 to 1 over the training. Returns the loss, still on the device."""
+    def learn(self, lesson: Lesson, progress: float, share: float = 1.0) -> Tensor:
+        """Gather the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,
+        still on the device; `progress` runs from 0 to 1 over the training."""
         if progress < self.settings.pretrain:
             lesson = replace(lesson, written=everything(lesson.written))
+        with autocast(lesson.ids.device):
+            loss: Tensor = self.learner(lesson) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def update(self, progress: float) -> None:
+        """One step along the gathered gradient."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.lr * schedule(progress)
-        with autocast(lesson.ids.device):
-            loss: Tensor = self.learner(lesson)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], CLIP)
         self.optimizer.step()
-        return loss.detach()
+        self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def try_out(self, lesson: Lesson, length: int) -> Walk | None:

@@ -119,12 +119,18 @@ class Trainer:
 
     def _one_step(self) -> dict[str, float]:
         plan = self.plan
-        ids, written = self.corpus.batch(self.step, plan.rows, plan.seed, self.process.rank, self.process.world)
-        lesson = self.teacher.lesson(ids, written, self.taps)
+        parts = self.corpus.batch(self.step, plan.rows, plan.seed, self.process.rank, self.process.world)
+        tokens = [int(written.sum()) for _, written in parts]
+        losses = {student.kind.name: torch.zeros((), device=self.teacher.target.device) for student in self.students}
+        for (ids, written), count in zip(parts, tokens, strict=True):
+            lesson = self.teacher.lesson(ids, written, self.taps)
+            for student in self.students:
+                share = count / max(sum(tokens), 1)
+                losses[student.kind.name] += student.learn(lesson, self.step / plan.steps, share)
         for student in self.students:
-            loss = student.learn(lesson, self.step / plan.steps)
+            student.update(self.step / plan.steps)
             if self.step % 20 == 0:  # reading a loss waits for the device
-                value = float(loss)
+                value = float(losses[student.kind.name])
                 student.recent = value if student.recent != student.recent else 0.7 * student.recent + 0.3 * value
         self.step += 1
         return {student.kind.name: student.recent for student in self.students}
