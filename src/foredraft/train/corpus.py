@@ -22,6 +22,7 @@ from ..errors import ForedraftError, UsageError
 from ..models import Tokenizer
 
 PARTS = 4  # of a step's rows, by length
+BLOCK = 32  # widths of batches: few different ones, so that memory and plans are used again
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Corpus:
         return [self._part(one) for one in np.array_split(mine, min(PARTS, rows))]
 
     def _part(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        width = max(int(self.lengths[rows].max()), 2)
+        width = -(-max(int(self.lengths[rows].max()), 2) // BLOCK) * BLOCK
         ids, written = self.ids[rows, :width], self.written[rows, :width]
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(written)
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ForedraftError
 from ..models import Decoder
 from ..models.heads import Identity
+from .attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
 from .lesson import Teacher
@@ -117,6 +118,7 @@ class Trainer:
                 break
         return self.step >= self.plan.steps
 
+    @any_length
     def _one_step(self) -> dict[str, float]:
         plan = self.plan
         parts = self.corpus.batch(self.step, plan.rows, plan.seed, self.process.rank, self.process.world)
@@ -135,6 +137,7 @@ class Trainer:
         self.step += 1
         return {student.kind.name: student.recent for student in self.students}
 
+    @any_length
     def try_out(self) -> dict[str, Walk]:
         """Simulate decoding of the held-out texts with every student."""
         found: dict[str, Walk] = {}

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..models import Decoder
+from .attention import any_length
 
 PREFILL_TOKENS = 65536  # of prompts that are read at once
 BLOCK = 64  # columns are looked at in whole blocks: kernels that plan for each length then plan rarely
-# cuDNN's attention spends milliseconds on a plan for every new length.
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Columns:
 
 
 @torch.no_grad()
-@sdpa_kernel(KERNELS)
+@any_length
 def write(
     decoder: Decoder,
     tasks: Sequence[Task],
