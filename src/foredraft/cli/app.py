@@ -21,6 +21,7 @@ from .chat import chat
 from .demo import demo
 from .generate import generate
 from .listing import methods, models
+from .profile import profile
 from .train import data, train
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Causal language models write faster by speculation: cheap drafts, checked by the model many at a time.",
 )
-for command in (generate, chat, demo, methods, models, analyze, audit, train, data):
+for command in (generate, chat, demo, methods, models, analyze, audit, profile, train, data):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

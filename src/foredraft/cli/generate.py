@@ -44,6 +44,7 @@ def generate(
     stop: o.Stop = None,
     ignore_eos: Annotated[bool, typer.Option(help="Write on after the end-of-text token.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="With --json: alternatives to report per token.")] = None,
+    explain: Annotated[bool, typer.Option(help="Tell on stderr what --method auto chose, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Complete prompts, with speculation."""
@@ -60,11 +61,23 @@ def generate(
             max_length=max_length, progress=bar,
         )  # fmt: skip
     ids = [encode(llm, text, chat) for text in texts]
-    if as_json:
-        return print_json(llm, texts, run(llm, ids, params))
-    if len(ids) == 1:
-        return print_stream(llm, ids[0], params)
-    return print_texts(texts, run(llm, ids, params))
+    try:
+        if as_json:
+            return print_json(llm, texts, run(llm, ids, params))
+        if len(ids) == 1:
+            return print_stream(llm, ids[0], params)
+        return print_texts(texts, run(llm, ids, params))
+    finally:
+        if explain:
+            print_choices(llm)
+
+
+def print_choices(llm: LLM) -> None:
+    """What a method that chooses has chosen, on stderr."""
+    told = getattr(llm.method.drafter, "explain", None)
+    lines = told() if told is not None else [f"method {llm.method.name!r} has nothing to choose; use --method auto"]
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def read_prompts(arguments: list[str], file: Path | None) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..types import DraftBatch, Law, Laws
 
 _COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "origin", "source")
+_WHERE = ("token", "parent", "depth", "order", "source")
 
 
 def cut(drafts: DraftBatch, limits: Seq[int]) -> DraftBatch:
@@ -63,6 +64,40 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
     laws = None if drafts.laws is None else LawsPart(drafts.laws, which, drafts.batch)
     started = drafts.started and replace(drafts.started, streams=drafts.started.streams[which])
     return replace(drafts, **columns, length=drafts.length[which], lengths_host=host, laws=laws, started=started)
+
+
+def join(parts: Seq[tuple[Seq[int], DraftBatch]], batch: int) -> DraftBatch:
+    """CHOSEN drafts of groups of sequences as one batch; (indices, drafts) for each group, none for the others."""
+    if len(parts) == 1 and list(parts[0][0]) == list(range(batch)):
+        return parts[0][1]
+    width, device = max(drafts.width for _, drafts in parts), parts[0][1].token.device
+    columns = {name: torch.zeros((batch, width), dtype=torch.int64, device=device) for name in _WHERE}
+    lengths = [0] * batch
+    for who, drafts in parts:
+        rows = torch.tensor(list(who), device=device)
+        for name, column in columns.items():
+            column[rows, : drafts.width] = _column(drafts, name).to(device)
+        for b, length in zip(who, drafts.lengths(), strict=True):
+            lengths[b] = length
+    return DraftBatch(
+        token=columns["token"],
+        parent=columns["parent"],
+        depth=columns["depth"],
+        order=columns["order"],
+        length=torch.tensor(lengths, device=device),
+        kind=parts[0][1].kind,
+        branching=max(drafts.branching for _, drafts in parts),
+        levels=max(drafts.levels for _, drafts in parts),
+        source=columns["source"],
+        lengths_host=tuple(lengths),
+    )
+
+
+def _column(drafts: DraftBatch, name: str) -> Tensor:
+    column: Tensor | None = getattr(drafts, name)
+    if column is None:  # a drafter that has not renumbered its nodes
+        return torch.arange(drafts.width, device=drafts.token.device).expand_as(drafts.token)
+    return column
 
 
 def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:

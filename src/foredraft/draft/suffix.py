@@ -82,7 +82,7 @@ class SuffixDrafter(QuietDrafter):
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
         guesses = [self._guess(s) for s in sequences]
         if not self.tree:
-            return chains([g.tokens for g in guesses])
+            return chains([g.tokens for g in guesses], values=[g.chances for g in guesses])
         return trees([(g.tokens, g.parents) for g in guesses])
 
     def _guess(self, sequence: Sequence) -> Guess:

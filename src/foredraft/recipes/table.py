@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..core.shape import Chain, Shape, StaticTree
 from ..core.stops import Confidence, PredictedRejection
 from ..core.value_tree import ValueTree
 from ..draft import Drafter
+from ..draft.auto import Arm, AutoDrafter
 from ..draft.lookup import PromptLookup
 from ..draft.model import ModelDrafter
 from ..draft.suffix import SuffixDrafter
@@ -24,7 +25,8 @@ from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..runtime import Executor, TorchExecutor
 from .loading import Loaded, Place, load
-from .trained import Ready, trained, with_accept_head
+from .profiles import costs_of
+from .trained import Ready, best_kind, trained, with_accept_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ class Workshop:
     def head(self, kind: str, named: str | None) -> Ready:
         """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
         return trained(kind, self.target, named)
+
+    def best_head(self, wanted: Sequence[str], named: str | None) -> str | None:
+        """The kind of the head that was named, or the first of those wanted that comes with the package."""
+        return best_kind(wanted, self.target, named)
 
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
         """A fastdraft head, and the head that predicts from its states whether its tokens are accepted."""
@@ -120,6 +126,22 @@ def _prompt_lookup(workshop: Workshop, options: Options) -> Parts:
 
 def _suffix(workshop: Workshop, options: Options) -> Parts:
     return Parts(SuffixDrafter(max_nodes=options.draft_length or 16, tree=options.shape == "tree"))
+
+
+def _auto(workshop: Workshop, options: Options) -> Parts:
+    """Drafters that look things up always, and the best trained head where there is one for this target."""
+    length = options.draft_length or AUTO_LENGTH
+    arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
+    kind = workshop.best_head(AUTO_HEADS, options.drafter)
+    if kind is not None:
+        ready = workshop.head(kind, options.drafter)
+        depth = min(length, ready.longest)
+        arms.append(Arm(ready.drafter(Chain(depth), kind), depth))
+    return Parts(AutoDrafter(arms, costs_of(workshop.target)), SAMPLE_AND_MATCH)
+
+
+AUTO_LENGTH = 16  # tokens ahead at most; how many it is, is worked out every round
+AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
 
 
 # Shapes of model drafters, by the longest path that they may draft.
@@ -264,6 +286,12 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe("plain", Card("Plain decoding", "-", "no drafter"), _plain),
         Recipe(
+            "auto",
+            Card("Whatever pays", "-", "lookups and the best trained head, chosen every round by expected tokens/s"),
+            _auto,
+            takes_drafter=True,
+        ),
+        Recipe(
             "prompt-lookup",
             Card("Prompt lookup", "Saxena 2023", "n-gram copy + sample-and-match", "1.55-1.59x on Spec-Bench, 7B"),
             _prompt_lookup,
@@ -298,7 +326,7 @@ RECIPES: dict[str, Recipe] = {
         ),
     )
 }
-DEFAULT_METHOD = "suffix"
+DEFAULT_METHOD = "auto"
 
 
 def find_recipe(name: str) -> Recipe:

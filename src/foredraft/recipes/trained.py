@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -93,15 +94,29 @@ def find_head(kind: str, target: Loaded, named: str | None) -> Path:
         if not (folder / CONFIG).exists():
             raise UsageError(f"{folder} holds no trained head; make one: foredraft train {kind} --target {target.name}")
         return folder
-    mine = identity(target)
-    for folder in shipped():
-        spec = read_spec(folder)
-        if spec.kind == kind and spec.target == mine:
-            return folder
+    if (ours := _shipped_for(target).get(kind)) is not None:
+        return ours
     raise UsageError(
         f"no {kind} head for {target.name!r} comes with foredraft; train one (foredraft train {kind} "
         f"--target {target.name}) and name it with --drafter FOLDER"
     )
+
+
+def best_kind(wanted: Seq[str], target: Loaded, named: str | None) -> str | None:
+    """The kind of the head in the folder `named`, else the first of those wanted that comes with the package."""
+    if named is not None:
+        return read_spec(Path(named).expanduser()).kind
+    if not isinstance(target.executor, TorchExecutor):
+        return None
+    here = _shipped_for(target)
+    return next((kind for kind in wanted if kind in here), None)
+
+
+def _shipped_for(target: Loaded) -> dict[str, Path]:
+    """Heads that come with the package for this very target, by kind."""
+    mine = identity(target)
+    found = [(read_spec(folder), folder) for folder in shipped()]
+    return {spec.kind: folder for spec, folder in found if spec.target == mine}
 
 
 def trained(kind: str, target: Loaded, named: str | None) -> Trained:

@@ -7,7 +7,7 @@ A chain is a thin tree and an empty tree is plain decoding. The root, the newest
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -171,12 +171,21 @@ def empty_drafts(batch: int, device: torch.device | str = "cpu") -> DraftBatch:
     return DraftBatch(none, none, none, none, zero, lengths_host=(0,) * batch)
 
 
-def chains(tokens: Seq[Seq[int]], device: torch.device | str = "cpu") -> DraftBatch:
-    """One CHOSEN chain per sequence from host lists; what retrieval drafters return."""
+def chains(
+    tokens: Seq[Seq[int]], device: torch.device | str = "cpu", values: Seq[Seq[float]] | None = None
+) -> DraftBatch:
+    """One CHOSEN chain per sequence from host lists; what retrieval drafters return.
+
+    `values`: the chance that each node is committed, as far as its drafter can tell.
+    """
     lengths = tuple(len(row) for row in tokens)
     width = max(lengths, default=0)
     token = torch.tensor([list(row) + [0] * (width - len(row)) for row in tokens], dtype=torch.int64, device=device)
-    return chain_batch(token.reshape(len(lengths), width), lengths)
+    drafts = chain_batch(token.reshape(len(lengths), width), lengths)
+    if values is None or width == 0:
+        return drafts
+    value = torch.tensor([list(row) + [0.0] * (width - len(row)) for row in values], device=device)
+    return replace(drafts, value=value)
 
 
 def chain_batch(

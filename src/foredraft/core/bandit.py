@@ -1,0 +1,70 @@
+"""What a chooser among drafters remembers: how often each one's drafts were right, by position, here and in general.
+
+A record is pessimistic about nothing and sure of nothing: it starts from a prior, follows all requests, and leans on a
+request's own record the more of it there is. Old rounds fade, since text changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+DEPTHS = 6  # positions told apart; all further ones share the last
+
+
+@dataclass(slots=True)
+class Survival:
+    """P(draft j is right, given that those before it were), with counts that fade."""
+
+    fade: float = 1.0
+    hits: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    tries: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A run of `drafted` tokens of which the first `accepted` were right; those behind the first wrong one tell
+        nothing."""
+        if drafted <= 0:
+            return
+        for j in range(DEPTHS):
+            self.hits[j] *= self.fade
+            self.tries[j] *= self.fade
+        for j in range(min(drafted, accepted + 1)):
+            self.tries[min(j, DEPTHS - 1)] += 1
+            self.hits[min(j, DEPTHS - 1)] += j < accepted
+
+    def chance(self, j: int, prior: float, weight: float) -> float:
+        """Of position j, with a prior that counts as `weight` tries."""
+        at = min(j, DEPTHS - 1)
+        return (self.hits[at] + weight * prior) / (self.tries[at] + weight)
+
+
+@dataclass(slots=True)
+class Record:
+    """Survival by key (a drafter, and how sure it was), of all requests and of each."""
+
+    everyone_weight: float = 4.0  # tries that the prior is worth
+    own_weight: float = 8.0  # tries that the record of all requests is worth against a request's own
+    everyone: dict[Hashable, Survival] = field(default_factory=dict)
+    own: dict[int, dict[Hashable, Survival]] = field(default_factory=dict)
+
+    def observe(self, request: int, key: Hashable, drafted: int, accepted: int) -> None:
+        self.everyone.setdefault(key, Survival(0.998)).observe(drafted, accepted)
+        self.own.setdefault(request, {}).setdefault(key, Survival(0.96)).observe(drafted, accepted)
+
+    def gains(self, request: int, key: Hashable, length: int, prior: float) -> list[float]:
+        """P(draft i is committed) for i = 0 .. length - 1."""
+        everyone = self.everyone.get(key, Survival())
+        own = self.own.get(request, {}).get(key, Survival())
+        found, survive = [], 1.0
+        for j in range(length):
+            general = everyone.chance(j, prior, self.everyone_weight)
+            survive *= own.chance(j, general, self.own_weight)
+            found.append(survive)
+        return found
+
+    def tries(self, request: int, key: Hashable) -> float:
+        """How much a request itself has seen of a key."""
+        return self.own.get(request, {}).get(key, Survival()).tries[0]
+
+    def end(self, request: int) -> None:
+        self.own.pop(request, None)

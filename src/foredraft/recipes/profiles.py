@@ -1,0 +1,49 @@
+"""Cost models on disk: measured once for a model on a machine, found again by what both are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..core.cost import CostModel
+from ..models.folders import cache_home
+from ..provenance import device, provenance, write_json
+from ..runtime.profile import QUICK, Grid, measure
+from .loading import Loaded
+
+FORMAT = 1
+
+
+def profile_file(target: Loaded) -> Path:
+    """Named after the model and the machine: processor, threads, GPU, precision, library."""
+    executor = target.executor
+    shape = [executor.name, executor.vocab_size, executor.hidden_size, executor.num_layers, target.dtype]
+    mark = json.dumps([FORMAT, shape, device(), torch.get_num_threads(), torch.__version__], sort_keys=True)
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(target.name).name)
+    return cache_home() / "profiles" / f"{name}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}.json"
+
+
+def stored_profile(target: Loaded) -> CostModel | None:
+    """The model's profile on this machine, if one was made."""
+    try:
+        return CostModel.from_json(json.loads(profile_file(target).read_text(encoding="utf-8"))["costs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, or one that cannot be read: it is made anew
+
+
+def make_profile(
+    target: Loaded, grid: Grid | None = None, tell: Callable[[int, int], None] = lambda done, total: None
+) -> CostModel:
+    """Measure and store."""
+    costs = measure(target.executor, grid, tell)
+    write_json(profile_file(target), {"format": FORMAT, "costs": costs.to_json(), "provenance": provenance(argv=())})
+    return costs
+
+
+def costs_of(target: Loaded) -> CostModel:
+    """The stored profile, or a quick one that takes a second or two and is stored."""
+    return stored_profile(target) or make_profile(target, QUICK)

@@ -1,0 +1,49 @@
+"""Records of acceptance: what they count, whom they follow, what they forget."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from foredraft.core.bandit import DEPTHS, Record, Survival
+
+
+def test_what_lies_behind_the_first_wrong_token_tells_nothing() -> None:
+    survival = Survival()
+    survival.observe(5, 2)
+    assert survival.hits[:4] == [1, 1, 0, 0] and survival.tries[:4] == [1, 1, 1, 0]
+    survival.observe(0, 0)
+    assert survival.tries[0] == 1
+
+
+def test_far_positions_share_one_place() -> None:
+    survival = Survival()
+    survival.observe(DEPTHS + 3, DEPTHS + 3)
+    assert survival.tries[-1] == 4 and survival.chance(100, 0.0, 1.0) == pytest.approx(4 / 5)
+
+
+def test_a_record_finds_the_chances_of_a_process() -> None:
+    record, chance = Record(), random.Random(3)
+    for _ in range(4000):
+        accepted = 0
+        while accepted < 4 and chance.random() < 0.7:
+            accepted += 1
+        record.observe(1, "arm", 4, accepted)
+    assert record.gains(2, "arm", 3, 0.1) == pytest.approx([0.7, 0.49, 0.343], abs=0.06)
+
+
+def test_a_request_with_a_record_of_its_own_departs_from_the_others() -> None:
+    record = Record()
+    for _ in range(200):
+        record.observe(1, "arm", 1, 1)
+    for _ in range(60):
+        record.observe(2, "arm", 1, 0)
+    own, new = (record.gains(request, "arm", 1, 0.5)[0] for request in (2, 3))
+    assert own < 0.3 < new
+    record.end(2)
+    assert record.gains(2, "arm", 1, 0.5)[0] == new
+
+
+def test_nothing_known_is_the_prior() -> None:
+    assert Record().gains(1, "arm", 3, 0.5) == pytest.approx([0.5, 0.25, 0.125])

@@ -1,0 +1,40 @@
+"""The cost model: interpolation, and how much to draft."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft.core.cost import CostModel, best_count
+
+COSTS = CostModel((1, 4, 16), (64, 512), (1, 4), (((1.0, 1.3, 2.5), (2.0, 2.3, 3.5)), ((2.0, 3.0, 7.0),) * 2))
+
+
+def test_points_are_met_and_what_lies_between_is_linear() -> None:
+    assert COSTS.seconds(4, 64, 1) == pytest.approx(1.3)
+    assert COSTS.seconds(10, 64, 1) == pytest.approx(1.9)
+    assert COSTS.seconds(1, 288, 1) == pytest.approx(1.5)
+    assert COSTS.seconds(1, 64, 2.5) == pytest.approx(1.5)
+
+
+def test_beyond_the_points_the_slope_goes_on_but_nothing_gets_cheaper_than_the_first() -> None:
+    assert COSTS.seconds(28, 64, 1) == pytest.approx(3.7)
+    assert COSTS.seconds(1, 960, 1) == pytest.approx(3.0)
+    assert COSTS.seconds(1, 0, 1) == COSTS.seconds(1, 64, 1)
+
+
+def test_it_is_read_back_as_it_was_written() -> None:
+    assert CostModel.from_json(COSTS.to_json()) == COSTS
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("slope", [0.0, 0.05, 0.3, 1.0])
+def test_the_best_count_is_the_best_of_all(alpha: float, slope: float) -> None:
+    gains = [alpha ** (i + 1) for i in range(12)]
+    rates = [(1 + sum(gains[:n])) / (1 + slope * n) for n in range(13)]
+    count, rate = best_count(gains, lambda n: 1 + slope * n)
+    assert rate == pytest.approx(max(rates)) and rates[count] == pytest.approx(rate)
+
+
+def test_nothing_is_drafted_where_nothing_pays() -> None:
+    assert best_count([0.3, 0.1], lambda n: 1.0 + 0.5 * n) == (0, 1.0)
+    assert best_count([], lambda n: 2.0) == (0, 0.5)
