@@ -1,4 +1,5 @@
-"""The matrix products of the decoder: `Linear`, and `PackedLinear` that takes its place for inference on a CPU.
+"""The matrix products of the decoder: `Linear`, and what takes its place for inference on a CPU: `PackedLinear` with
+the same numbers, `RoundedLinear` with rounded ones, for drafters.
 
 A runtime may put other stand-ins (quantised ones, say) in their place: whatever does needs the same two verbs,
 `forward(x)` and `add_to(residual, x)`. Nothing here knows which product of the decoder it is.
@@ -48,6 +49,37 @@ class PackedLinear(nn.Module):
         """residual + forward(x) in one call, rounded once."""
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
         return total
+
+
+FEW_ROWS = 4  # up to here int8 products read half the bytes and win; beyond, bf16 products with tiles do
+
+
+class RoundedLinear(nn.Module):
+    """A drafter's Linear: weights in int8 with a scale per row for few rows, in packed bf16 for many.
+
+    A drafter reads a row or a few at a time, and its time goes into reading weights. What rounding changes, the target
+    corrects; the target's own products are never rounded.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.many = PackedLinear(linear)
+        weight = linear.weight.detach().to(torch.float32)
+        scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+        self.few = (weight / scale[:, None]).round().to(torch.int8)
+        self.scale = scale.to(linear.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > FEW_ROWS:
+            many: Tensor = self.many(x)
+            return many
+        product: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.few, self.scale)
+        product = product.view(*x.shape[:-1], -1)
+        return product if self.many.bias is None else product + self.many.bias
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
 
 
 def can_pack(weight: Tensor) -> bool:

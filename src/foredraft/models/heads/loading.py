@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ..decoder import Decoder, pack_products
-from ..linear import Linear, can_pack
+from ..decoder import Decoder
+from ..linear import Linear, RoundedLinear, can_pack
 from .artefact import check_target, fill, read_spec, read_weights
 from .base import HeadSpec, Identity, own_parameters
 from .exits import AcceptHead, FastDraft, KangarooHead
@@ -30,7 +30,7 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
 
 
 def load_head(folder: Path, kind: str, target: Decoder, identity: Identity) -> tuple[nn.Module, HeadSpec]:
-    """A trained head of a kind for this target, in the target's precision, packed where that is quicker."""
+    """A trained head of a kind for this target, in the target's precision, its products rounded where that is quicker."""
     spec = read_spec(folder)
     if spec.kind != kind:
         raise UsageError(f"{folder} holds a head of kind {spec.kind}, not {kind}; use --method {spec.kind}")
@@ -53,4 +53,13 @@ def settle(head: nn.Module, dtype: torch.dtype) -> None:
     if isinstance(words, Linear):
         words.weight.data = words.weight.data.to(dtype)
     if isinstance(words, Linear) and can_pack(words.weight):
-        pack_products(head)
+        _round_products(head)
+
+
+def _round_products(head: nn.Module) -> None:
+    """Quicker products for everything that is the head's own, and for its output rows. What it shares stays exact."""
+    own = own_parameters(head)  # type: ignore[arg-type]
+    for name, product in list(head.named_modules()):
+        if isinstance(product, Linear) and (name == "head" or f"{name}.weight" in own):
+            parent = head.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], RoundedLinear(product))
