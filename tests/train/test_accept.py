@@ -67,7 +67,7 @@ def test_the_rule_stops_when_a_rejection_is_likely() -> None:
     """Acceptance of .9, .9, .5: at a threshold of .3, 1 - .81 goes on and 1 - .405 stops."""
     logits = {1: 0.9, 2: 0.9, 3: 0.5}
     rule = PredictedRejection(lambda hidden: torch.logit(hidden[:, 0]), 0.3)
-    state = rule.begin(1, torch.device("cpu"))
+    state = rule.begin((0,), torch.device("cpu"))
     block = ParamBlock.of([SamplingParams()], 4, torch.device("cpu"))
     went_on = []
     for depth in range(4):

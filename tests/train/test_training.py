@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import Identity, load_head, own_parameters, read_spec, save_head
+from foredraft.train.session import TrainOrder, earlier_heads
 from foredraft.train.student import everything, schedule
 
 from . import toys
@@ -123,3 +125,27 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
     alone.run()
     total = sum(p.double().sum().item() for p in own_parameters(alone.students[0].head).values())  # type: ignore[arg-type]
     assert total != ranks[0][1]["eagle3"]
+
+
+def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
+    """What it begins from is what was saved, its scales and vocabulary included; other vocabularies are refused."""
+    decoder = toys.target()
+    first = toys.trainer(decoder, tmp_path / "first", ("eagle3", "fastdraft"), steps=6)
+    first.run()
+    for student in first.students:
+        save_head(tmp_path / "heads" / student.kind.name, student.head, student.spec, {}, {}, "bf16")  # type: ignore[arg-type]
+    order = TrainOrder(("eagle3", "fastdraft"), "toy", (), tmp_path / "second", begin=tmp_path / "heads")
+    begin = earlier_heads(order, toys.identity(decoder))
+    second = toys.trainer(decoder, tmp_path / "second", ("eagle3", "fastdraft"), steps=6, begin=begin)
+    for old, new in zip(first.students, second.students, strict=True):
+        assert new.spec == old.spec
+        pairs = zip(own_parameters(old.head).values(), own_parameters(new.head).values(), strict=True)  # type: ignore[arg-type]
+        assert all(torch.allclose(a, b, atol=0.01) for a, b in pairs)
+    assert torch.equal(second.teacher.words, first.teacher.words)
+    assert second.coverage == pytest.approx(first.coverage, abs=1e-3)
+    earlier = begin["fastdraft"]
+    other = earlier.weights | {"ids": earlier.weights["ids"] + 1}
+    save = tmp_path / "heads" / "fastdraft" / "weights.safetensors"
+    save_file({name: value.contiguous() for name, value in other.items()}, save)
+    with pytest.raises(UsageError, match="different draft vocabularies"):
+        earlier_heads(order, toys.identity(decoder))

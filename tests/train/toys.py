@@ -14,6 +14,7 @@ from foredraft.models.heads import HeadSpec, Identity
 from foredraft.train.corpus import Corpus
 from foredraft.train.kinds import KINDS, Settings
 from foredraft.train.lesson import Lesson, Teacher
+from foredraft.train.student import Earlier
 from foredraft.train.trainer import Plan, Trainer
 from foredraft.train.write import Task, write
 
@@ -74,7 +75,14 @@ def corpus(decoder: Decoder, rows: int = 64, new: int = 24) -> Corpus:
     return Corpus(ids, written, np.array([t.temperature for t in tasks], np.float32), "toy")
 
 
-def trainer(decoder: Decoder, folder: Path, kinds: tuple[str, ...], steps: int = 8, rows: int = 8) -> Trainer:
+def trainer(
+    decoder: Decoder,
+    folder: Path,
+    kinds: tuple[str, ...],
+    steps: int = 8,
+    rows: int = 8,
+    begin: dict[str, Earlier] | None = None,
+) -> Trainer:
     plan = Plan(steps=steps, rows=rows, held_out=8, try_length=3, try_every=4, save_seconds=0.0)
     chosen = [(KINDS[kind], settings(kind)) for kind in kinds]
-    return Trainer(decoder, identity(decoder), corpus(decoder), chosen, plan, folder)
+    return Trainer(decoder, identity(decoder), corpus(decoder), chosen, plan, folder, begin)

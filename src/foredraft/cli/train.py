@@ -70,6 +70,7 @@ def train(
     layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.")] = None,
     drafter: Annotated[Path | None, typer.Option(help="accept-head: the fastdraft head that it belongs to.")] = None,
+    begin: Annotated[Path | None, typer.Option(help="Folder with heads of these kinds to go on from.")] = None,
     objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.")] = None,
     held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,
     try_every: Annotated[int, typer.Option(help="Steps between simulations.")] = 200,
@@ -95,6 +96,7 @@ def train(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
         plan=plan, changes={k: v for k, v in wishes.items() if v is not None}, dtype=dtype, device=device,
         storage=storage, limit_seconds=seconds, measure=measure, drafter=drafter,
+        begin=begin,
     )  # fmt: skip
     bar = TrainingBar()
     with bar.progress:

@@ -91,6 +91,11 @@ class Corpus:
         return torch.from_numpy(best), float(counts[best].sum() / max(counts.sum(), 1))
 
 
+    def share(self, words: Tensor) -> float:
+        """How much of the target's text consists of these ids."""
+        return float(np.isin(self.ids[self.written], words.numpy()).mean())
+
+
 def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
     """Read files, or every .npz of a folder; chat rows without a mask are marked by the target's template.
 

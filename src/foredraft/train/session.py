@@ -13,9 +13,9 @@ import torch
 from ..core.rules import default_rule
 from ..core.shape import Chain
 from ..engine import Engine, Method, Request
-from ..errors import unknown_name
-from ..models.heads import load_head, save_head
-from ..models.heads.artefact import CARD
+from ..errors import UsageError, unknown_name
+from ..models.heads import Identity, load_head, read_spec, save_head
+from ..models.heads.artefact import CARD, check_target, read_weights
 from ..provenance import provenance, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
@@ -23,7 +23,7 @@ from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Accept, Kind
 from .simulate import Walk
-from .student import Student
+from .student import Earlier, Student
 from .trainer import News, Plan, Trainer
 
 
@@ -43,6 +43,7 @@ class TrainOrder:
     limit_seconds: float | None = None
     measure: int = 32  # held-out prompts that the real engine answers at the end
     drafter: Path | None = None  # of kinds that belong to another head
+    begin: Path | None = None  # folder with heads of these kinds to go on from
 
     def find(self, name: str) -> Kind:
         if name not in KINDS:
@@ -57,7 +58,8 @@ def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None)
     place = Place(order.dtype, own_device(order.device), slots=8, max_length=2048, packed=False)
     target = load(order.target, place)
     corpus = load_corpus(order.data, target.tokenizer)
-    trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out)
+    begin = earlier_heads(order, identity(target))
+    trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out, begin)
     if not trainer.run(listen, order.limit_seconds):
         return {"step": trainer.step, "steps": order.plan.steps, "done": False}
     results: dict[str, Any] = {"done": True, "coverage": trainer.coverage, "heads": {}}
@@ -66,6 +68,20 @@ def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None)
         for student in trainer.students:
             results["heads"][student.kind.name] = finish(order, target, trainer, student)
     return results
+
+
+def earlier_heads(order: TrainOrder, target: Identity) -> dict[str, Earlier]:
+    """Heads by kind that training goes on from; their draft vocabularies must be the same."""
+    found: dict[str, Earlier] = {}
+    for name in order.kinds if order.begin is not None else ():
+        folder = Path(order.begin or "") / name
+        spec = read_spec(folder)
+        check_target(spec, target, folder.name)
+        found[name] = Earlier(spec, read_weights(folder))
+    words = [earlier.weights["ids"] for earlier in found.values()]
+    if any(not torch.equal(words[0], other) for other in words[1:]):
+        raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
+    return found
 
 
 def own_device(named: str) -> str:

@@ -11,11 +11,20 @@ from torch import Tensor, nn
 
 from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
+from ..models.heads.artefact import fill
 from .kinds import Kind, Settings
 from .lesson import Lesson
 from .simulate import Walk, walk
 
 BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A trained head that training goes on from."""
+
+    spec: HeadSpec
+    weights: dict[str, Tensor]  # `ids`, its draft vocabulary, among them
 
 
 @dataclass(slots=True)
@@ -31,14 +40,24 @@ class Student:
     recent: float = field(default=math.nan)  # smoothed loss
 
     @classmethod
-    def enrol(cls, kind: Kind, settings: Settings, target: Decoder, identity: Identity, lesson: Lesson) -> Student:
-        """A fresh head; `lesson` is a first look at the data."""
-        spec = kind.describe(target, identity, settings, lesson)
+    def enrol(
+        cls,
+        kind: Kind,
+        settings: Settings,
+        target: Decoder,
+        identity: Identity,
+        lesson: Lesson,
+        begin: Earlier | None = None,
+    ) -> Student:
+        """A fresh head, or one that goes on from weights; `lesson` is a first look at the data."""
+        spec = kind.describe(target, identity, settings, lesson) if begin is None else begin.spec
         head = kind.build(target, spec, lesson.words)
         words = getattr(head, "head", None)
         if words is not None:  # a frozen copy of the target's rows, in the precision of training
             words.weight.data = words.weight.data.float()
         own = own_parameters(head)  # type: ignore[arg-type]
+        if begin is not None:
+            fill(head, begin.weights, kind.name)
         for parameter in head.parameters():
             parameter.requires_grad_(False)
         for parameter in own.values():

@@ -23,7 +23,7 @@ from .corpus import Corpus
 from .kinds import Kind, Settings
 from .lesson import Teacher
 from .simulate import Walk
-from .student import Student
+from .student import Earlier, Student
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -83,16 +83,24 @@ class Trainer:
         kinds: list[tuple[Kind, Settings]],
         plan: Plan,
         folder: Path,
+        begin: dict[str, Earlier] | None = None,
     ) -> None:
+        """`begin`: heads by kind to go on from; their draft vocabulary is kept."""
         torch.manual_seed(plan.seed)
         self.process = Process.join(target.device)
         self.plan, self.folder = plan, folder
         self.corpus, self.held = corpus.split(plan.held_out, plan.seed)
         words, self.coverage = self.corpus.frequent(kinds[0][1].draft_vocab_size, target.config.vocab_size)
+        if begin:
+            words = next(iter(begin.values())).weights["ids"]
+            self.coverage = self.corpus.share(words)
         self.teacher = Teacher(target, words)
         self.taps = {tap for kind, settings in kinds for tap in kind.taps(target, settings)}
         look = self._held_lesson(0, min(8, len(self.held)))
-        self.students = [Student.enrol(kind, settings, target, identity, look) for kind, settings in kinds]
+        self.students = [
+            Student.enrol(kind, settings, target, identity, look, (begin or {}).get(kind.name))
+            for kind, settings in kinds
+        ]
         if self.process.world > 1:
             for student in self.students:
                 student.learner = DistributedDataParallel(student.learner)

@@ -98,7 +98,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def fill(head: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+def fill(head: nn.Module, weights: dict[str, Tensor], folder: Path | str) -> None:
     """Put a file's weights into a fresh head; both must agree on every name and shape."""
     own = own_parameters(head)  # type: ignore[arg-type]
     strange = set(own) ^ (set(weights) - {"ids"})
