@@ -1,0 +1,1 @@
+"""Judges: labels without people, heads that find tokens right, thresholds that keep a promise."""
