@@ -1,8 +1,8 @@
 """Problems whose written solutions a program can check, letter by letter.
 
 A solution is a row of places. Wherever wording is free, a place has several phrases, all right, and each style of
-writing prefers its own; where a result stands, one text alone is right. A text is right as far as it is the beginning of
-some right solution. So the first wrong letter is known exactly, however the text was made.
+writing prefers its own; where a result stands, one text alone is right. A text is right as far as some right solution
+begins with it. So the first wrong letter is known exactly, however the text was made.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Problem:
         return "".join(parts)
 
     def check(self, text: str) -> Check:
-        """Follow all right solutions at once; `right` is the longest beginning that some of them shares with the text."""
+        """Follow all right solutions at once; `right` letters are what the text shares with the nearest of them."""
         ends, right = {0}, 0
         for place in self.places:
             after: set[int] = set()
