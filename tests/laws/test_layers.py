@@ -21,7 +21,7 @@ ORDER = (
     ("draft",),
     ("engine",),
     ("recipes",),
-    ("train", "bench", "audit"),
+    ("train", "bench", "audit", "judge"),
     ("serve", "integrations"),
     ("cli",),
 )

@@ -15,7 +15,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from ..core.bandit import Record
 from ..core.cost import CostModel, best_count
@@ -24,6 +23,7 @@ from ..core.surgery import cut, join, part
 from ..types import Budget, DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import empty_drafts
 from .base import Drafter, Round
+from .team import Team
 
 SURE = (0.3, 0.55, 0.8)  # a drafter's own chance for its first token, by which its record is kept apart
 FREE_PRIOR, PAID_PRIOR = 0.4, 0.6  # chance of a drafted token before anything is known
@@ -79,7 +79,7 @@ class Tally:
     promised: float = 0.0  # tokens per second, summed
 
 
-class AutoDrafter:
+class AutoDrafter(Team):
     """A drafter of drafters."""
 
     def __init__(
@@ -87,27 +87,20 @@ class AutoDrafter:
     ) -> None:
         self.arms, self.costs, self.name, self._clock = list(arms), costs, name, clock
         drafters = [arm.drafter for arm in self.arms]
+        super().__init__(drafters)
         self.kinds = frozenset({Kind.CHOSEN})
         trees = any(d.topology is Topology.TREE for d in drafters)
         self.topology = Topology.TREE if trees else Topology.CHAIN
-        self.taps = frozenset(tap for d in drafters for tap in d.taps)
         self.nodes = max(d.nodes for d in drafters)
-        self.max_length = max(d.max_length for d in drafters)
         self.record = Record()
         self.tallies: dict[str, Tally] = {}
         self._draft_seconds = dict(costs.draft)  # arm's name -> seconds of one token ahead, as measured so far
         self._watched: dict[int, Watched] = {}
 
     def begin(self, sequences: Seq[Sequence]) -> None:
-        for arm in self.arms:
-            arm.drafter.begin(sequences)
+        super().begin(sequences)
         for sequence in sequences:
             self._watched[sequence.id] = Watched(len(sequence.tokens), [], None)
-
-    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
-        for arm in self.arms:
-            if arm.drafter.taps:
-                arm.drafter.observe_prefill(sequences, begin, hidden)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
         for sequence in sequences:
@@ -125,8 +118,9 @@ class AutoDrafter:
         return _joined(parts, len(sequences))
 
     def observe(self, round: Round) -> None:
-        for arm in self.arms:
-            arm.drafter.observe(round)
+        """Each sequence's nodes were numbered by the one who drafted them; the others have read none."""
+        for member in self.members:
+            member.observe(round)
 
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
@@ -134,8 +128,7 @@ class AutoDrafter:
                 self._learn(sequence)
             self._watched.pop(sequence.id, None)
             self.record.end(sequence.id)
-        for arm in self.arms:
-            arm.drafter.end(sequences)
+        super().end(sequences)
 
     def explain(self) -> list[str]:
         """Which choices were made so far, and what came of them, a line each."""

@@ -94,7 +94,8 @@ class EarlyExitStepper:
 
     def __init__(self, drafter: EarlyExitDrafter, sequences: Seq[Sequence], block: ParamBlock) -> None:
         self.drafter, self.sequences, self.block = drafter, sequences, block
-        self.batch, self.device = len(sequences), drafter.executor.device
+        self.batch, self.ids = len(sequences), tuple(s.id for s in sequences)
+        self.device = drafter.executor.device
         self.target_slots = [s.slot for s in sequences]
         self.slots = [drafter.slot(s) for s in sequences]
         self._shared: list[Tensor] = []  # [B, d] streams of the pending token and of the nodes, in order

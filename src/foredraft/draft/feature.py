@@ -55,7 +55,7 @@ class FeatureDrafter(ModelDrafter):
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         features = [self._features[s.id] for s in sequences]
-        stepper = FeatureStepper(self.head, self.executor, slots, [s.tokens for s in sequences], block, self.shape)
+        stepper = FeatureStepper(self.head, self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.features = self._vocabulary, features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
         if drafts.width:  # else nothing was read
@@ -85,11 +85,11 @@ class FeatureStepper(ModelStepper):
         head: FeatureHead,
         executor: TorchExecutor,
         slots: list[int],
-        tokens: list[list[int]],
+        sequences: Seq[Sequence],
         block: ParamBlock,
         shape: Shape,
     ) -> None:
-        super().__init__(executor, slots, tokens, block, shape)
+        super().__init__(executor, slots, sequences, block, shape)
         self.head, self._taps = head, (head.config.num_layers,)
         self._back = torch.zeros(  # what the head handed back behind each node; row 0 is the root
             (self.batch, max(shape.numbered, 1) + 1, head.config.hidden_size), dtype=head.dtype, device=self.device

@@ -29,9 +29,26 @@ class PromptLookup(QuietDrafter):
             self._seen.pop(sequence.id, None)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
-        return chains([self._look(s) for s in sequences])
+        found = [self._look(s, s.tokens, s.budget.chain) for s in sequences]
+        # A guess until somebody keeps a record: a match of n tokens goes on right n times in n + 1.
+        values = [[(n / (n + 1)) ** (i + 1) for i in range(len(copy))] for copy, n in found]
+        return chains([copy for copy, _ in found], values=values)
 
-    def _look(self, sequence: Sequence) -> list[int]:
+    def continue_from(self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], limits: Seq[int]) -> list[list[int]]:
+        """Looked up in the committed text only; see `Continuing`."""
+        texts = [[*s.tokens, *ahead] for s, ahead in zip(sequences, drafted, strict=True)]
+        return [self._look(*each)[0] for each in zip(sequences, texts, limits, strict=True)]
+
+    def _look(self, sequence: Sequence, text: list[int], limit: int) -> tuple[list[int], int]:
+        """What to copy, and how many tokens matched before it."""
+        index = self._index(sequence)
+        for n in range(min(self.max_ngram, len(text)), 0, -1):
+            behind = index.get(tuple(text[-n:]))
+            if behind is not None:
+                return text[behind : behind + limit], n
+        return [], 0
+
+    def _index(self, sequence: Sequence) -> dict[tuple[int, ...], int]:
         tokens = sequence.tokens
         done, index = self._seen[sequence.id]
         # The n-grams that end at the last token are the query itself and wait for the next round.
@@ -39,8 +56,4 @@ class PromptLookup(QuietDrafter):
             for n in range(1, min(self.max_ngram, end) + 1):
                 index[tuple(tokens[end - n : end])] = end
         self._seen[sequence.id] = (max(done, len(tokens) - 1), index)
-        for n in range(min(self.max_ngram, len(tokens)), 0, -1):
-            behind = index.get(tuple(tokens[-n:]))
-            if behind is not None:
-                return tokens[behind : behind + sequence.budget.chain]
-        return []
+        return index

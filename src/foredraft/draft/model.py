@@ -66,7 +66,7 @@ class ModelDrafter(QuietDrafter):
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
-        stepper = ModelStepper(self.executor, slots, [s.tokens for s in sequences], block, self.shape)
+        stepper = ModelStepper(self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice.to(self.executor.device))
         self._read |= {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
@@ -113,10 +113,11 @@ class ModelStepper:
     vocab_size: int | None = None
 
     def __init__(
-        self, executor: Executor, slots: list[int], tokens: list[list[int]], block: ParamBlock, shape: Shape
+        self, executor: Executor, slots: list[int], sequences: Seq[Sequence], block: ParamBlock, shape: Shape
     ) -> None:
-        self.executor, self.slots, self.tokens, self.block = executor, slots, tokens, block
-        self.batch, self.device = len(slots), executor.device
+        self.executor, self.slots, self.block = executor, slots, block
+        self.tokens = [s.tokens for s in sequences]
+        self.batch, self.ids, self.device = len(slots), tuple(s.id for s in sequences), executor.device
         self.row_of = torch.full((self.batch, max(shape.numbered, 1)), -1, dtype=torch.int64, device=self.device)
         self._rows = 0  # scratch rows so far, the same for every sequence
         self._chain = shape.topology is Topology.CHAIN

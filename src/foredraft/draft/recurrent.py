@@ -43,7 +43,8 @@ class RecurrentDrafter(QuietDrafter):
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=state.device)
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
-        stepper = RecurrentStepper(self.head, state, pending, block, self.vocabulary, self.shape.numbered)
+        ids = tuple(s.id for s in sequences)
+        stepper = RecurrentStepper(self.head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
         return self.shape.grow(stepper, [s.budget for s in sequences], dice)
 
     @torch.no_grad()
@@ -62,10 +63,17 @@ class RecurrentStepper:
     """One round of a recurrent head. Shapes read level by level, so the number of calls is the depth."""
 
     def __init__(
-        self, head: RecurrentHead, state: Tensor, pending: Tensor, block: ParamBlock, words: Vocabulary, numbered: int
+        self,
+        head: RecurrentHead,
+        ids: tuple[int, ...],
+        state: Tensor,
+        pending: Tensor,
+        block: ParamBlock,
+        words: Vocabulary,
+        numbered: int,
     ) -> None:
         self.head, self.block, self.words, self.pending = head, block, words, pending
-        self.batch, self.device = len(state), state.device
+        self.batch, self.ids, self.device = len(state), ids, state.device
         self._begin = head.begin(state)
         self._numbered, self._states = numbered, state.new_empty(0)  # states of nodes read so far; row 0 is the root
         self._depth = 0

@@ -17,8 +17,12 @@ from ..core.stops import Confidence, PredictedRejection
 from ..core.value_tree import ValueTree
 from ..draft import Drafter
 from ..draft.auto import Arm, AutoDrafter
+from ..draft.cascade import CascadeDrafter
+from ..draft.fused import FusedDrafter
 from ..draft.lookup import PromptLookup
+from ..draft.maxgram import MaxGram
 from ..draft.model import ModelDrafter
+from ..draft.relay import RelayDrafter
 from ..draft.suffix import SuffixDrafter
 from ..engine import Method
 from ..errors import UsageError, unknown_name
@@ -189,6 +193,33 @@ def _kangaroo(workshop: Workshop, options: Options) -> Parts:
     return Parts(ready.drafter(Chain(options.draft_length or 6, Confidence(KANGAROO_CONFIDENCE)), "kangaroo"))
 
 
+CASCADE = (3, 5, 2.0)  # reviews a round, tokens of the inner drafter a review, lenience of the reviewer
+
+
+def _cascade(workshop: Workshop, options: Options) -> Parts:
+    executor = draft_executor(workshop, options.drafter)
+    return Parts(CascadeDrafter(executor, MaxGram(), *CASCADE, vocab_size=workshop.target.executor.vocab_size))
+
+
+def _relay(workshop: Workshop, options: Options) -> Parts:
+    """A model drafts the first tokens, looking up goes on for as many again."""
+    length = options.draft_length or 8
+    first = ModelDrafter(
+        draft_executor(workshop, options.drafter), Chain(-(-length // 2)), workshop.target.executor.vocab_size
+    )
+    return Parts(RelayDrafter(first, MaxGram(length)))
+
+
+def _fused(workshop: Workshop, options: Options) -> Parts:
+    """Looked-up text grafted onto a model's tree: a trained head's, or that of the model behind --drafter."""
+    shape, named = SHAPES[options.shape or "value-tree"](options.draft_length or 6), options.drafter
+    kind = workshop.best_head(AUTO_HEADS, named)
+    if kind is not None:
+        return Parts(FusedDrafter([SuffixDrafter(), workshop.head(kind, named).drafter(shape, kind)]))
+    executor = draft_executor(workshop, named)
+    return Parts(FusedDrafter([SuffixDrafter(), ModelDrafter(executor, shape, workshop.target.executor.vocab_size)]))
+
+
 def draft_executor(workshop: Workshop, name: str | None) -> Executor:
     """The model behind --drafter: `layers:K` is the target's own first K layers, anything else a model argument."""
     name = name or DRAFTERS.get(workshop.target.name, "")
@@ -281,6 +312,9 @@ TRAINED: tuple[tuple[str, str, Callable[[Workshop, Options], Parts], tuple[str, 
     ),
 )
 
+CASCADES = "Chen et al. 2023 (arXiv 2312.11462)"
+MODELS = "--drafter MODEL of the same tokenizer, or layers:K; fused takes a trained head too"
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -317,6 +351,27 @@ RECIPES: dict[str, Recipe] = {
                 "--drafter MODEL of the same tokenizer, or layers:K (the target's own first K layers)",
             ),
             _draft_model,
+            shapes=tuple(SHAPES),
+            takes_drafter=True,
+        ),
+        Recipe(
+            "cascade",
+            Card(
+                "Cascade speculative drafting", CASCADES, "a model reviews max-gram guesses", "+72%, modelled", MODELS
+            ),
+            _cascade,
+            takes_drafter=True,
+        ),
+        Recipe(
+            "relay",
+            Card("Horizontal cascade", CASCADES, "a model's drawn chain, continued by max-gram", weights=MODELS),
+            _relay,
+            takes_drafter=True,
+        ),
+        Recipe(
+            "fused",
+            Card("Retrieval fused into a model's tree", "RASD", "suffix chain grafted onto a tree", weights=MODELS),
+            _fused,
             shapes=tuple(SHAPES),
             takes_drafter=True,
         ),

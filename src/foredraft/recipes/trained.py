@@ -103,9 +103,13 @@ def find_head(kind: str, target: Loaded, named: str | None) -> Path:
 
 
 def best_kind(wanted: Seq[str], target: Loaded, named: str | None) -> str | None:
-    """The kind of the head in the folder `named`, else the first of those wanted that comes with the package."""
+    """The kind of the head in the folder `named`, else the first of those wanted that comes with the package.
+
+    None: there is none, or what was named is no head.
+    """
     if named is not None:
-        return read_spec(Path(named).expanduser()).kind
+        folder = Path(named).expanduser()
+        return read_spec(folder).kind if (folder / CONFIG).exists() else None
     if not isinstance(target.executor, TorchExecutor):
         return None
     here = _shipped_for(target)

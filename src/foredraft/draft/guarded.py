@@ -1,0 +1,80 @@
+"""A drafter that may fail without harm: what it raises is reported, and its sequences go on by plain decoding.
+
+A draft is a guess, so none is always allowed. The one thing that a failure could bend is the law of the round in which
+it happens, if a drafter raised *because of a token that it had drawn*; later rounds of a lost sequence draft nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from ..core.dice import Dice
+from ..types import DraftBatch, Sequence
+from ..types.drafts import empty_drafts
+from .base import Drafter, Round
+
+OnLoss = Callable[[Sequence, Exception], None]
+
+
+class GuardedDrafter:
+    """Passes everything on to a drafter. `on_loss` hears of every sequence that it has lost, once, and should take
+    the sequence away from it: until then, whoever shares a batch with a lost one gets no drafts either.
+    """
+
+    def __init__(self, drafter: Drafter, on_loss: OnLoss) -> None:
+        self.drafter, self._on_loss = drafter, on_loss
+        self.name, self.kinds, self.topology = drafter.name, drafter.kinds, drafter.topology
+        self.taps, self.nodes, self.max_length = drafter.taps, drafter.nodes, drafter.max_length
+        self._lost: set[int] = set()
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._try([sequence], self.drafter.begin, [sequence])
+
+    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
+        for sequence, place, states in zip(sequences, begin, hidden, strict=True):
+            if sequence.id not in self._lost:
+                self._try([sequence], self.drafter.observe_prefill, [sequence], [place], [states])
+
+    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        nothing = empty_drafts(len(sequences))
+        if any(sequence.id in self._lost for sequence in sequences):
+            return nothing
+        try:
+            return self.drafter.propose(sequences, dice)
+        except Exception as error:
+            self._find_culprits(sequences, dice, error)
+            return nothing
+
+    def observe(self, round: Round) -> None:
+        self._try(round.sequences, self.drafter.observe, round)
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._try([sequence], self.drafter.end, [sequence])
+            self._lost.discard(sequence.id)
+
+    def _find_culprits(self, sequences: Seq[Sequence], dice: Dice, error: Exception) -> None:
+        """Ask again one by one: who fails alone is lost; if nobody does, the batch itself was too much for it."""
+        known = len(self._lost)
+        for b, sequence in enumerate(sequences):
+            if len(sequences) > 1:
+                self._try([sequence], self.drafter.propose, [sequence], dice.choose(torch.tensor([b])))
+        if len(self._lost) == known:
+            self._lose(sequences, error)
+
+    def _try(self, sequences: Seq[Sequence], verb: Callable[..., object], *args: object) -> None:
+        try:
+            verb(*args)
+        except Exception as error:
+            self._lose(sequences, error)
+
+    def _lose(self, sequences: Seq[Sequence], error: Exception) -> None:
+        for sequence in sequences:
+            if sequence.id not in self._lost:
+                self._lost.add(sequence.id)
+                self._on_loss(sequence, error)

@@ -1,0 +1,103 @@
+"""Drafters that draft for the same sequences: asking each within its means, and showing each the rounds as its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..core.dice import Dice
+from ..core.fuse import own_nodes
+from ..core.surgery import cut, move, part
+from ..types import Budget, DraftBatch, Law, Laws, Sequence
+from ..types.drafts import empty_drafts
+from .base import Drafter, Round
+
+
+class Team:
+    """The verbs of a drafter of drafters, all but `propose`.
+
+    A member sees the whole tree that was verified, whoever wrote its nodes, with `source` in its own numbers: -1 where
+    it did not write the node. So heads find the target's state at every accepted node, and models keep the K/V of
+    those nodes that they have read and read the others next time.
+    """
+
+    def __init__(self, members: Seq[Drafter]) -> None:
+        self.members = list(members)
+        self.taps = frozenset(tap for member in members for tap in member.taps)
+        self.max_length = max(member.max_length for member in members)
+        # What each member wrote this round, and which of its rows belongs to which sequence.
+        self._wrote: dict[int, tuple[dict[int, int], DraftBatch]] = {}
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        for member in self.members:
+            member.begin(sequences)
+
+    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
+        for member in self.members:
+            if member.taps:
+                member.observe_prefill(sequences, begin, hidden)
+
+    def observe(self, round: Round) -> None:
+        for index, member in enumerate(self.members):
+            member.observe(replace(round, drafts=self._seen_by(index, round)))
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        for member in self.members:
+            member.end(sequences)
+
+    def ask(self, index: int, sequences: Seq[Sequence], dice: Dice, nodes: int | None = None) -> DraftBatch:
+        """One member's drafts, at most `nodes` of them; none for texts that are too long for it."""
+        member = self.members[index]
+        most = member.nodes if nodes is None else min(nodes, member.nodes)
+        budgets = [
+            Budget(min(s.budget.nodes, most), min(s.budget.depth, member.max_length - len(s.tokens))) for s in sequences
+        ]
+        able = [b for b, budget in enumerate(budgets) if budget.chain > 0]
+        drafts = empty_drafts(len(sequences))
+        if able:
+            # Copies share the list of tokens; only the budget is the member's own.
+            texts = [replace(sequences[b], budget=budgets[b]) for b in able]
+            own_dice = dice if len(able) == len(sequences) else dice.choose(torch.tensor(able))
+            drafts = among(member.propose(texts, own_dice), able, len(sequences))
+        rows = {sequence.id: b for b, sequence in enumerate(sequences)}
+        self._wrote[index] = rows, replace(drafts, laws=None, started=None)
+        return drafts
+
+    def _seen_by(self, index: int, round: Round) -> DraftBatch:
+        verified = round.drafts
+        if not verified.width:
+            return verified
+        if index not in self._wrote:
+            return replace(verified, source=torch.full_like(verified.token, -1))
+        rows, wrote = self._wrote[index]
+        mine = part(wrote, [rows[sequence.id] for sequence in round.sequences])
+        return replace(verified, source=own_nodes(verified, move(mine, verified.token.device)))
+
+
+def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
+    """The drafts of sequences `index` (increasing) of a larger batch, in which the others have none."""
+    if len(index) == batch:
+        return drafts
+    place = [index.index(b) if b in index else 0 for b in range(batch)]
+    wide = part(replace(drafts, laws=None, started=None), place)
+    wide = cut(wide, [wide.width if b in index else 0 for b in range(batch)])
+    if drafts.laws is None:
+        return wide
+    device = drafts.token.device
+    laws = LawsAmong(drafts.laws, torch.tensor(list(index), device=device), torch.tensor(place, device=device))
+    return replace(wide, laws=laws)
+
+
+@dataclass(frozen=True, slots=True)
+class LawsAmong:
+    """Laws of some sequences of a larger batch; the others, which have no drawn nodes, are shown somebody else's."""
+
+    laws: Laws
+    index: Tensor  # [b]
+    place: Tensor  # [B]
+
+    def at(self, row: Tensor) -> Law:
+        return self.laws.at(row[self.index]).choose(self.place)

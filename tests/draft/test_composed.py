@@ -1,0 +1,62 @@
+"""Drafters of drafters on decoders: a seed writes what plain decoding writes, greedy and sampled, here and on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from foredraft.core.rules import RULES
+from foredraft.core.shape import Chain, Shape, StaticTree
+from foredraft.draft import Drafter
+from foredraft.draft.cascade import CascadeDrafter
+from foredraft.draft.fused import FusedDrafter
+from foredraft.draft.maxgram import MaxGram
+from foredraft.draft.model import ModelDrafter
+from foredraft.draft.relay import RelayDrafter
+from foredraft.draft.suffix import SuffixDrafter
+from foredraft.engine import Engine, Method
+from foredraft.models import Decoder, shallow
+from foredraft.runtime import TorchExecutor
+from tests.engine.runs import finish, request
+from tests.train import toys
+
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+SLOTS, LENGTH = 3, 80
+
+
+def layers(decoder: Decoder, count: int) -> TorchExecutor:
+    return TorchExecutor(shallow(decoder, count), SLOTS, LENGTH)
+
+
+def model(decoder: Decoder, count: int, shape: Shape) -> ModelDrafter:
+    return ModelDrafter(layers(decoder, count), shape)
+
+
+DRAFTERS: dict[str, Callable[[Decoder], Drafter]] = {
+    "cascade": lambda decoder: CascadeDrafter(layers(decoder, 5), MaxGram(), 2, 4, lenience=3),
+    "two levels": lambda decoder: CascadeDrafter(
+        layers(decoder, 6), CascadeDrafter(layers(decoder, 3), MaxGram(), 2, 2), 2, 4
+    ),
+    "relay": lambda decoder: RelayDrafter(model(decoder, 5, Chain(3)), MaxGram(4)),
+    "fused": lambda decoder: FusedDrafter([SuffixDrafter(per_match=4), model(decoder, 5, StaticTree((2, 2, 1)))], 9),
+    "all": lambda decoder: FusedDrafter([DRAFTERS["relay"](decoder), DRAFTERS["cascade"](decoder), MaxGram()]),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_seed_writes_its_text(name: str, temperature: float, device: str) -> None:
+    decoder = toys.target().to(device)
+
+    def run(drafter: Drafter | None) -> list[list[int]]:
+        method = Method("m", RULES["sample-and-match"], drafter)
+        options = {"max_new_tokens": 16, "temperature": temperature}
+        requests = [request([i + 1, 5] * (i + 1), method, i, seed=i, **options) for i in range(4)]
+        texts = finish(Engine(TorchExecutor(decoder, SLOTS, LENGTH)), *requests)
+        assert (sum(each.stats.accepted for each in requests) > 0) == (drafter is not None)
+        return texts
+
+    assert run(DRAFTERS[name](decoder)) == run(None)
