@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 import foredraft.core.sampling as sampling
+from foredraft.core.masks import RowMasks, pack_bits
 from foredraft.core.sampling import LogitLaws, ParamBlock, TokenCounts, law_of, truncate
 from foredraft.core.tree import trees
 from foredraft.errors import UsageError
@@ -222,7 +223,8 @@ def test_penalties_decide_the_greedy_token() -> None:
 
 def plain_laws(logits: Tensor, params: list[SamplingParams], mask: Tensor | None = None) -> LogitLaws:
     index = torch.arange(len(logits))[:, None]
-    return LogitLaws(logits, index, ParamBlock.of(params, logits.shape[1]), mask=mask)
+    masks = None if mask is None else RowMasks(pack_bits(mask), index, logits.shape[1])
+    return LogitLaws(logits, index, ParamBlock.of(params, logits.shape[1]), mask=masks)
 
 
 def at_root(laws: LogitLaws) -> Tensor:

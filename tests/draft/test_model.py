@@ -144,4 +144,4 @@ def test_two_methods_share_a_drafter() -> None:
 
 def test_a_draft_that_cannot_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="exceeds the 64"):
-        ModelDrafter(TableExecutor(TARGET), StaticTree((4, 4, 4)))
+        ModelDrafter(TableExecutor(TARGET), StaticTree((4, 4, 4, 4)))

@@ -13,7 +13,7 @@ from foredraft.draft.recurrent import RecurrentStepper
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.feature import unroll
 from foredraft.train.lesson import Lesson
-from foredraft.types import SamplingParams
+from foredraft.types import SamplingParams, Sequence
 
 from . import toys
 
@@ -54,7 +54,8 @@ def test_unrolled_slots_are_real_drafts(kind: str, begin: int) -> None:
             text = lesson.ids[row].tolist()
             drafter = FeatureDrafter(head, Chain(STEPS), words(lesson), 1, 64, kind)  # type: ignore[arg-type]
             states = [lesson.states[tap][row, : t + 1] for tap in head.taps]
-            stepper = FeatureStepper(head, drafter.executor, [0], [text[: t + 2]], block, drafter.shape)  # type: ignore[arg-type]
+            sequence = Sequence(0, text[: t + 2], 1, SamplingParams(), 0)
+            stepper = FeatureStepper(head, drafter.executor, [0], [sequence], block, drafter.shape)  # type: ignore[arg-type]
             stepper.features = [head.feature(states)]
             real = forced(stepper, text[t + 2 : t + 1 + STEPS])
             expected = torch.stack([logits[row, t] for logits in unrolled])
@@ -71,7 +72,7 @@ def test_recurrent_steps_are_real_drafts(kind: str) -> None:
     for t in PLACES:
         text = lesson.ids[0].tolist()
         state = head.feature([lesson.states[tap][:, t] for tap in head.taps])
-        stepper = RecurrentStepper(head, state, torch.tensor([text[t + 1]]), block, words(lesson), STEPS)  # type: ignore[arg-type]
+        stepper = RecurrentStepper(head, (0,), state, torch.tensor([text[t + 1]]), block, words(lesson), STEPS)  # type: ignore[arg-type]
         real = forced(stepper, text[t + 2 : t + 1 + STEPS])
         expected = torch.stack([logits[0, t] for logits in passes])
         assert torch.allclose(real, expected, atol=1e-4)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..types import DraftBatch, Law, SamplingParams
 from .laws import DenseLaw, PointLaw
+from .masks import RowMasks
 
 # Rows are truncated by looking at this many of the likeliest tokens first; almost always they are enough.
 _HEAD = 512
@@ -201,7 +202,7 @@ class LogitLaws:
     block: ParamBlock
     drafts: DraftBatch | None = None  # needed for penalties only
     counts: TokenCounts | None = None
-    mask: Tensor | None = None  # [M, V] bool, True = the grammar allows the token
+    mask: RowMasks | None = None  # what grammars allow
     bad: Tensor = field(init=False)  # [B, N + 1] bool, visited rows that held NaN or allowed no token at all
 
     def __post_init__(self) -> None:
@@ -215,7 +216,7 @@ class LogitLaws:
         if self.block.bias is not None:
             logits = logits + self.block.bias
         if self.mask is not None:
-            logits = logits.masked_fill(~self.mask[packed], -torch.inf)
+            logits = logits.masked_fill(~self.mask.at(row), -torch.inf)
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
         # A void row behind a rejected draft is nobody's business; as a uniform law it cannot spoil sums over rows.

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .shape import Step
+from .step import Step
 
 
 class Sure:
     """What the rules share: a chain starts with confidence one."""
 
-    def begin(self, batch: int, device: torch.device) -> Tensor:
-        return torch.ones(batch, device=device)
+    def begin(self, ids: Sequence[int], device: torch.device) -> Tensor:
+        return torch.ones(len(ids), device=device)
+
+
+def confidence_of(step: Step) -> Tensor:
+    """[B] the largest probability of the law that a chain's next token is drawn from, at temperature 1."""
+    best, _ = step.top(1)
+    return best[:, 0, 0].exp()
+
+
+def entropy_of(step: Step) -> Tensor:
+    """[B] the entropy of that law in nats."""
+    return torch.special.entr(torch.softmax(step.logits[step.rows[:, 0]].to(torch.float32), dim=1)).sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -25,21 +36,34 @@ class Confidence(Sure):
     threshold: float = 0.6
 
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
-        best, _ = step.top(1)
-        confidence = best[:, 0, 0].exp()
+        confidence = confidence_of(step)
         return confidence, confidence >= self.threshold
 
 
 @dataclass(frozen=True)
 class PathConfidence(Sure):
-    """EAGLE-2's value as a stop rule: stop where the product of confidences along the chain falls below."""
+    """EAGLE-2's value as a stop rule: stop where the product of confidences along the chain falls below.
+
+    With a calibration it is SpecDec++'s rule for drafters without a head, and knows of the newest token too.
+    """
 
     threshold: float = 0.3
+    calibrate: Callable[[Tensor], Tensor] | None = None  # [B] confidences -> [B] chances of acceptance
 
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
-        best, _ = step.top(1)
-        state = state * best[:, 0, 0].exp()
+        confidence = confidence_of(step)
+        state = state * (confidence if self.calibrate is None else self.calibrate(confidence))
         return state, state >= self.threshold
+
+
+@dataclass(frozen=True)
+class Entropy(Sure):
+    """Stop behind a token whose law is spread wider than `threshold` nats."""
+
+    threshold: float = 1.5
+
+    def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
+        return state, entropy_of(step) <= self.threshold
 
 
 @dataclass(frozen=True)
@@ -57,3 +81,76 @@ class PredictedRejection(Sure):
             assert step.hidden is not None
             state = state * torch.sigmoid(self.accept(step.hidden[step.rows[:, 0]]))
         return state, 1 - state <= self.threshold
+
+
+FEATURES = 10  # largest probabilities that the decision model looks at, beside the entropy
+
+
+@dataclass(frozen=True)
+class Decided(Sure):
+    """The decision model of improved multi-candidate decoding: a classifier of the draft law says whether to go on.
+
+    Its features are the entropy of the law and its ten largest probabilities, zeros where the vocabulary is smaller.
+    """
+
+    decide: Callable[[Tensor], Tensor]  # [B, 11] features -> [B] logits that the token matches the target's
+    threshold: float = 0.5
+
+    def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
+        best, _ = step.top(FEATURES)
+        largest = torch.nn.functional.pad(best[:, 0].exp(), (0, FEATURES - best.shape[2]))
+        features = torch.cat((entropy_of(step)[:, None], largest), dim=1)
+        return state, torch.sigmoid(self.decide(features)) > self.threshold
+
+
+@dataclass(slots=True)
+class _Exit:
+    """Where one request of `AdaptiveConfidence` stands."""
+
+    threshold: float
+    rate: float  # running share of accepted drafts
+    limit: int = 0  # what it might have drafted this round
+
+
+@dataclass
+class AdaptiveConfidence:
+    """Draft & Verify: stop behind an unsure token; each request's threshold follows its acceptance rate to `goal`.
+
+    Both a stop rule and a length rule: give the same object to the chain and to the drafter that paces it. A draft that
+    was as long as allowed says nothing against the threshold, which then does not fall.
+    """
+
+    goal: float = 0.9
+    first: float = 0.6
+    step: float = 0.01
+    rate_inertia: float = 0.5
+    inertia: float = 0.9
+    _exits: dict[int, _Exit] = field(default_factory=dict, init=False, repr=False)
+
+    def longest(self, id: int, limit: int) -> int:
+        self._exit(id).limit = limit
+        return limit
+
+    def observe(self, id: int, drafted: int, accepted: int) -> None:
+        if not drafted:
+            return
+        exit = self._exit(id)
+        exit.rate = self.rate_inertia * exit.rate + (1 - self.rate_inertia) * accepted / drafted
+        if exit.rate <= self.goal:
+            wanted = exit.threshold + self.step
+        else:
+            wanted = exit.threshold - self.step * (drafted < exit.limit)
+        exit.threshold = self.inertia * exit.threshold + (1 - self.inertia) * wanted
+
+    def end(self, id: int) -> None:
+        self._exits.pop(id, None)
+
+    def begin(self, ids: Sequence[int], device: torch.device) -> Tensor:
+        thresholds = [self._exits[id].threshold if id in self._exits else self.first for id in ids]
+        return torch.tensor(thresholds, dtype=torch.float32, device=device)
+
+    def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
+        return state, confidence_of(step) >= state
+
+    def _exit(self, id: int) -> _Exit:
+        return self._exits.setdefault(id, _Exit(self.first, self.goal))

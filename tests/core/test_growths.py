@@ -1,0 +1,450 @@
+"""Shapes on table models: the spec's vectors, budgets, batches, and what every growth owes the verifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from foredraft.core.dice import KeyedDice, Purpose
+from foredraft.core.dyspec import DySpec
+from foredraft.core.dyspec_layers import REMEMBERED, DySpecLayers
+from foredraft.core.opt_tree import OptTree, expected_length
+from foredraft.core.rank_tree import LANTERN_PATHS, RankTree, rank_paths
+from foredraft.core.sequoia import Sequoia
+from foredraft.core.shape import Shape, StaticTree
+from foredraft.core.surgery import part, reorder
+from foredraft.core.tree import ancestor_mask, heavy_order, interval_mask, intervals
+from foredraft.core.value_tree import ValueTree
+from foredraft.errors import UsageError
+from foredraft.types import Budget, DraftBatch, Kind, Law
+from tests.kit.growing import PLENTY, TableStepper, by_last_token, paths_of
+from tests.kit.ledger import Ledger
+from tests.kit.tables import TableModel, dirichlet, fixed
+
+MODEL = dirichlet(5, seed=3)
+SEQUOIA = RankTree(Sequoia((0.6, 0.2, 0.08), 9, 4).paths(9, 4), drawn=True)
+GROWTHS: list[Shape] = [
+    RankTree(rank_paths("0 1 00 02 10 000 001"), drawn=False),
+    RankTree(rank_paths("0 1 00 01 10 000 001"), drawn=True),
+    StaticTree((3, 2)),
+    StaticTree((2, 2, 1), drawn=True),
+    SEQUOIA,
+    ValueTree(nodes=8, width=3, depth=4),
+    OptTree(nodes=8, depth=4, gain=0.05),
+    DySpec(nodes=8, depth=4),
+    DySpec(nodes=8, depth=4, drawn=False),
+    DySpecLayers(nodes=8, width=5, depth=4, threshold=0.05),
+    DySpecLayers(nodes=8, width=5, depth=4, threshold=0.05, drawn=False),
+]
+EVERY = pytest.mark.parametrize("shape", GROWTHS, ids=str)
+
+
+def dice_for(batch: int, seed: int = 1) -> KeyedDice:
+    every = torch.arange(batch)
+    return KeyedDice(every * 31 + seed, every + 5, every)
+
+
+def grown(shape: Shape, model: TableModel = MODEL, budget: Budget = PLENTY, seed: int = 1) -> DraftBatch:
+    return shape.grow(TableStepper(model), [budget], dice_for(1, seed))
+
+
+# --- vectors of the spec --------------------------------------------------------------------------------------------
+
+TOY = by_last_token({(): (0.6, 0.3, 0.1), (0,): (0.1, 0.7, 0.2), (1,): (0.5, 0.2, 0.3), (2,): (0.2, 0.2, 0.6)})
+
+
+def written(drafts: DraftBatch) -> dict[str, float]:
+    return {"".join("abc"[token] for token in path): round(value, 4) for path, value in paths_of(drafts).items()}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gain", "tree", "calls"),
+    [
+        (4, 0.2, {"a": 0.6, "ab": 0.42, "b": 0.3, "aba": 0.21}, 2),
+        (6, 0.2, {"a": 0.6, "ab": 0.42, "b": 0.3, "aba": 0.21, "ba": 0.15, "abc": 0.126}, 2),
+        (6, 0.05, {"a": 0.6, "ab": 0.42, "b": 0.3, "aba": 0.21, "ba": 0.15, "abab": 0.147}, 3),
+    ],
+)
+def test_opt_tree_of_the_spec(nodes: int, gain: float, tree: dict[str, float], calls: int) -> None:
+    """K.1; the number of calls says where it stopped."""
+    stepper = TableStepper(TOY)
+    assert written(OptTree(nodes, 10, gain).grow(stepper, [PLENTY], dice_for(1))) == tree
+    assert stepper.calls == calls
+
+
+def test_expected_length_of_the_spec() -> None:
+    """K.1: the estimate after each layer, by brute force over all nodes of the toy up to that depth."""
+    for nodes, expected in ((4, (1.0, 1.47, 1.53)), (6, (1.0, 1.69, 1.806, 1.827))):
+        level, values = {(): 1.0}, []
+        for hoped in expected:
+            level = {(*p, t): v * TOY.next_law(p)[t] for p, v in level.items() for t in range(3)}
+            values += list(level.values())
+            mine = expected_length(torch.tensor([values]).log(), torch.tensor([[nodes]]))
+            assert float(mine) == pytest.approx(hoped, abs=5e-4)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_dyspec_of_the_spec(drawn: bool) -> None:
+    """K.2, with the likeliest tokens by choice, or as draws of dice that always give the likeliest."""
+    drafts = DySpec(nodes=7, drawn=drawn).grow(TableStepper(TOY), [PLENTY], Ledger())
+    nodes = [("a", 0.6), ("ab", 0.42), ("aba", 0.21), ("b", 0.3), ("ba", 0.15)]
+    assert list(written(drafts).items())[:5] == nodes
+    assert sorted(list(written(drafts).items())[5:]) == [("abab", 0.147), ("abc", 0.126)]
+    keys = sorted(chances(drafts, TOY), reverse=True)
+    assert keys == pytest.approx([1.0, 0.6, 0.42, 0.4, 0.3, 0.21, 0.21])
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_dyspec_layers_of_the_spec(drawn: bool) -> None:
+    shape = DySpecLayers(nodes=9, threshold=0.21 - 1e-6, drawn=drawn)
+    drafts = shape.grow(TableStepper(TOY), [PLENTY], Ledger())
+    assert set(written(drafts)) == {"a", "ab", "aba", "b", "ba", "abc", "abab"}
+
+
+def test_the_tree_of_lantern() -> None:
+    drafts = grown(RankTree(), dirichlet(9, seed=1))
+    assert len(LANTERN_PATHS) == drafts.lengths()[0] == 25
+    assert np.bincount(drafts.depth[0])[1:].tolist() == [4, 8, 8, 3, 2]
+
+
+# --- what every growth owes -----------------------------------------------------------------------------------------
+
+BUDGETS = [Budget(n, d) for n in (0, 1, 2, 3, 5, 8, 20) for d in (0, 1, 2, 3, 9)]
+
+
+@EVERY
+def test_budgets_are_kept(shape: Shape) -> None:
+    largest = 0
+    for budget in BUDGETS:
+        stepper = TableStepper(MODEL)
+        drafts = shape.grow(stepper, [budget], dice_for(1))
+        drafts.check()
+        length = drafts.lengths()[0]
+        assert length <= min(budget.nodes, shape.nodes)
+        assert (length > 0) == (budget.chain > 0)
+        used = drafts.used()
+        assert not length or int(drafts.depth[used].max()) <= min(budget.depth, drafts.levels)
+        assert not length or int(drafts.order[used].max()) < drafts.branching
+        assert drafts.length.tolist() == [length]
+        assert stepper.reads <= shape.reads and stepper.numbered <= shape.numbered
+        largest = max(largest, length)
+    assert largest == shape.nodes
+
+
+@EVERY
+def test_values_are_products_along_the_path(shape: Shape) -> None:
+    for path, value in paths_of(grown(shape)).items():
+        chances = [MODEL.next_law(path[:i])[token] for i, token in enumerate(path)]
+        assert value == pytest.approx(np.prod(chances), rel=1e-5)
+
+
+@EVERY
+def test_laws_go_with_drawn_nodes_and_with_no_others(shape: Shape) -> None:
+    drafts = grown(shape)
+    assert (drafts.laws is None) == (drafts.kind == shape.kind == Kind.CHOSEN)
+    if drafts.laws is None:
+        return
+    parents = set(drafts.tree(0).parent)
+    paths = [(), *paths_of(drafts)]
+    for parent in parents:
+        law = drafts.laws.at(torch.tensor([parent + 1])).dense()[0]
+        assert law.tolist() == pytest.approx(MODEL.next_law(paths[parent + 1]).tolist(), abs=1e-6)
+    assert len(parents) > 2
+
+
+@EVERY
+def test_chosen_siblings_come_likeliest_first(shape: Shape) -> None:
+    drafts = grown(shape)
+    if shape.kind != Kind.CHOSEN:
+        return
+    tree, paths = drafts.tree(0), [(), *paths_of(drafts)]
+    for parent in set(tree.parent):
+        tokens = [tree.token[i] for i in tree.children(parent)]
+        law = MODEL.next_law(paths[parent + 1])
+        assert tokens == sorted(tokens, key=lambda token: -law[token])
+
+
+@EVERY
+def test_sources_are_the_numbers_by_which_nodes_were_read(shape: Shape) -> None:
+    """A drafter finds the K/V of accepted nodes by them."""
+    stepper = TableStepper(MODEL)
+    drafts = shape.grow(stepper, [PLENTY], dice_for(1))
+    paths = list(paths_of(drafts))
+    source = list(range(len(paths))) if drafts.source is None else drafts.source[0].tolist()
+    read = [node for node, number in enumerate(source[: len(paths)]) if number in stepper.known[0]]
+    assert [stepper.known[0][source[node]] for node in read] == [paths[node] for node in read]
+    assert set(drafts.tree(0).parent) - {-1} <= set(read)
+
+
+@EVERY
+def test_a_batch_is_each_sequence_alone(shape: Shape) -> None:
+    """Different texts, budgets and seeds side by side, one of them with nothing to draft."""
+    texts = [(0, 1), (2,), (3, 3, 4), ()]
+    budgets = [Budget(8, 3), Budget(4, 9), Budget(6, 2), Budget(3, 0)]
+    dice = dice_for(4)
+    together = shape.grow(TableStepper(MODEL, texts), budgets, dice)
+    together.check()
+    assert together.lengths()[3] == 0
+    for b in range(3):
+        alone = shape.grow(TableStepper(MODEL, [texts[b]]), [budgets[b]], dice.choose(torch.tensor([b])))
+        assert together.tree(b) == alone.tree(0)
+        assert paths_of(together, b) == pytest.approx(paths_of(alone), rel=1e-6)
+        if together.laws is not None and alone.laws is not None:
+            mine = part(together, [b])
+            assert mine.laws is not None
+            for row in {parent + 1 for parent in alone.tree(0).parent}:
+                at = torch.tensor([row])
+                assert torch.equal(mine.laws.at(at).dense(), alone.laws.at(at).dense())
+
+
+@EVERY
+def test_grown_trees_have_interval_masks(shape: Shape) -> None:
+    """K.12 on what shapes make."""
+    drafts = shape.grow(TableStepper(MODEL, [(0,), (1,), (2,)]), [PLENTY, Budget(3, 2), Budget(5, 9)], dice_for(3))
+    heavy = reorder(drafts, heavy_order(drafts.parent, drafts.length, drafts.levels))
+    heavy.check()
+    mask = interval_mask(*intervals(heavy.parent, heavy.length, heavy.levels))
+    assert torch.equal(mask, ancestor_mask(heavy.parent, heavy.length))
+
+
+@EVERY
+def test_a_sure_model_drafts_a_chain(shape: Shape) -> None:
+    """At temperature 0 a draw is the argmax and leaves nothing for siblings."""
+    stepper = TableStepper(MODEL, temperature=0.0)
+    drafts = shape.grow(stepper, [PLENTY], dice_for(1))
+    drafts.check()
+    if shape.kind == Kind.CHOSEN:
+        return
+    assert drafts.branching == 1
+    text: tuple[int, ...] = ()
+    for path in paths_of(drafts):
+        text = (*text, int(MODEL.next_law(text).argmax()))
+        assert path == text
+    assert len(text) >= 2
+
+
+@EVERY
+def test_tensors_are_made_where_the_stepper_is(shape: Shape) -> None:
+    """With a default device that holds no data, whatever is made elsewhere than on the stepper's device fails."""
+    budgets = [Budget(8, 3), Budget(4, 9)]
+    steppers = [TableStepper(MODEL, [(0,), (1,)]) for _ in range(2)]
+    usual = shape.grow(steppers[0], budgets, dice_for(2))
+    dice = dice_for(2)
+    with torch.device("meta"):
+        drafts = shape.grow(steppers[1], budgets, dice)
+    assert [drafts.tree(b) for b in range(2)] == [usual.tree(b) for b in range(2)]
+
+
+@EVERY
+def test_a_broken_drafter_breaks_nothing(shape: Shape) -> None:
+    """Laws of NaN behind the root, or further down, in one sequence of two or in both."""
+    for who, depth in (((1,), 1), ((1,), 2), ((0, 1), 1)):
+
+        def work_out(prefix: tuple[int, ...], who: tuple[int, ...] = who, depth: int = depth) -> np.ndarray:
+            broken = prefix[0] in who and len(prefix) >= depth
+            return np.full(5, np.nan) if broken else MODEL.next_law(prefix)
+
+        drafts = shape.grow(TableStepper(TableModel(5, work_out), [(0,), (1,)]), [PLENTY] * 2, dice_for(2))
+        drafts.check()
+        assert drafts.lengths() == tuple(drafts.length.tolist())
+        if who == (1,):
+            well = shape.grow(TableStepper(MODEL, [(0,)]), [PLENTY], dice_for(1))
+            assert drafts.tree(0) == well.tree(0)
+
+
+def test_chosen_trees_end_where_the_vocabulary_does() -> None:
+    small = dirichlet(2, seed=1)
+    for shape in (
+        RankTree(rank_paths("0 1 2 00 01 02 20 000")),
+        StaticTree((3, 3)),
+        OptTree(9, 3),
+        DySpec(9, 3, False),
+    ):
+        drafts = grown(shape, small)
+        drafts.check()
+        assert drafts.branching == 2
+        assert all(token < 2 for path in paths_of(drafts) for token in path)
+
+
+# --- fixed layouts --------------------------------------------------------------------------------------------------
+
+
+def test_rank_paths_say_which_token_stands_where() -> None:
+    drafts = grown(RankTree(rank_paths("0 2 00 03 031")))
+    ranked = {(): (0, 2), (0,): (0, 3), (0, 3): (1,)}
+    expected = {()}
+    for path, ranks in ranked.items():
+        text: tuple[int, ...] = ()
+        for rank in path:
+            text = (*text, int(np.argsort(-MODEL.next_law(text))[rank]))
+        expected |= {(*text, int(np.argsort(-MODEL.next_law(text))[rank])) for rank in ranks}
+    assert set(paths_of(drafts)) == expected - {()}
+
+
+def test_a_rank_tree_of_counts_is_a_static_tree() -> None:
+    for drawn in (False, True):
+        paths = rank_paths("0 1 00 01 10 11 000 010 100 110")
+        assert grown(RankTree(paths, drawn)).tree(0) == grown(StaticTree((2, 2, 1), drawn)).tree(0)
+
+
+def test_a_drawn_tree_has_no_gaps() -> None:
+    with pytest.raises(UsageError, match="leave out a rank"):
+        RankTree(rank_paths("0 2"), drawn=True)
+    with pytest.raises(ValueError, match="without its parent"):
+        RankTree(rank_paths("0 10"), drawn=True)
+
+
+def test_leaves_are_not_read() -> None:
+    stepper = TableStepper(dirichlet(9, seed=1))
+    shape = RankTree()
+    shape.grow(stepper, [PLENTY], dice_for(1))
+    assert (stepper.reads, stepper.calls) == (shape.reads, 4) == (4 + 4 + 1 + 1, 4)
+    stepper = TableStepper(dirichlet(9, seed=1))
+    shape.grow(stepper, [Budget(6, 9)], dice_for(1))
+    assert (stepper.reads, stepper.calls) == (1, 1)  # 00 and 01 are all that is left of the second level
+
+
+# --- DySpec ---------------------------------------------------------------------------------------------------------
+
+
+def chances(drafts: DraftBatch, model: TableModel) -> list[float]:
+    """v of every node, from its definition: the path's probability and what earlier siblings left over."""
+    tree, paths, found = drafts.tree(0), [(), *paths_of(drafts)], []
+    for node, parent in enumerate(tree.parent):
+        path = paths[parent + 1]
+        reached = np.prod([model.next_law(path[:i])[token] for i, token in enumerate(path)])
+        earlier = [tree.token[i] for i in tree.children(parent) if tree.order[i] < tree.order[node]]
+        found.append(float(reached * (1 - model.next_law(path)[earlier].sum())))
+    return found
+
+
+@dataclass(frozen=True)
+class LawDice:
+    """Draws that depend on nothing but the law that is drawn from: equal draws whoever asks in whatever order."""
+
+    seed: int
+
+    def draw(self, law: Law, purpose: Purpose, node: torch.Tensor, turn: int = 0) -> torch.Tensor:
+        probs = law.dense()[0].double()
+        key = [self.seed, *(probs / probs.sum() * 1e6).round().long().tolist()]
+        return law.draw(torch.tensor([np.random.default_rng(key).random()]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_draws_are_made_in_order_of_chance(seed: int) -> None:
+    drafts = grown(DySpec(nodes=12, depth=9), seed=seed)
+    keys = chances(drafts, MODEL)
+    assert keys == pytest.approx(sorted(keys, reverse=True), rel=1e-5)
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_heap_and_threshold_make_the_same_tree(seed: int, drawn: bool) -> None:
+    model = dirichlet(5, seed=40 + seed, alpha=0.7)
+    dice: Any = LawDice(seed)
+    heap = DySpec(nodes=11, depth=20, drawn=drawn).grow(TableStepper(model), [PLENTY], dice)
+    threshold = min(chances(heap, model)) * (1 - 1e-5)
+    shape = DySpecLayers(nodes=20, width=20, depth=20, threshold=threshold, drawn=drawn)
+    stepper = TableStepper(model)
+    layers = shape.grow(stepper, [PLENTY], dice)
+    assert ordered_paths(heap) == ordered_paths(layers)
+    assert stepper.calls < int(layers.depth.max()) + 1
+
+
+def ordered_paths(drafts: DraftBatch) -> set[tuple[tuple[int, ...], int]]:
+    return set(zip(paths_of(drafts), drafts.tree(0).order, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_full_level_takes_the_draws_of_largest_chance(seed: int) -> None:
+    model, dice = dirichlet(6, seed=seed, alpha=3.0), LawDice(seed)
+    capped = DySpecLayers(nodes=5, width=9, depth=3, threshold=1e-3)
+    whole = DySpecLayers(nodes=99, width=9, depth=1, threshold=1e-3)
+    some = capped.grow(TableStepper(model), [PLENTY], dice)  # type: ignore[arg-type]
+    every = whole.grow(TableStepper(model), [PLENTY], dice)  # type: ignore[arg-type]
+    assert some.lengths() == (5,)
+    assert ordered_paths(some) == set(list(zip(paths_of(every), range(9), strict=False))[:5])
+
+
+def test_only_expanded_nodes_are_read() -> None:
+    stepper = TableStepper(MODEL)
+    drafts = DySpec(nodes=12, depth=9).grow(stepper, [PLENTY], dice_for(1))
+    assert stepper.calls == len(set(drafts.tree(0).parent) - {-1}) < 11
+
+
+def test_the_threshold_follows_the_size() -> None:
+    """Each sequence by itself; a budget that cuts a tree short says nothing about the threshold."""
+    model = fixed((0.7, 0.2, 0.1))
+
+    def sizes(adapt: float, ids: list[int], rounds: int = 40) -> list[float]:
+        shape, found = DySpecLayers(nodes=16, width=16, depth=12, threshold=0.2, adapt=adapt), []
+        for round in range(rounds):
+            stepper = TableStepper(model, [()] * len(ids))
+            stepper.ids = ids
+            dice = KeyedDice(torch.arange(len(ids)), torch.full((len(ids),), round), torch.zeros(len(ids)))
+            found.append(shape.grow(stepper, [PLENTY] * len(ids), dice).lengths()[0])
+            small = TableStepper(model)
+            small.ids = ids[:1]
+            shape.grow(small, [Budget(1, 12)], dice.choose(torch.tensor([0])))
+        return found
+
+    fixed_size, adapted = np.mean(sizes(0.0, [7])), np.mean(sizes(0.3, [7])[20:])
+    assert fixed_size < 10 and abs(adapted - 16) < 3
+    assert sizes(0.3, [7]) == sizes(0.3, [7, 8])
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0, 1.5])
+def test_a_threshold_is_a_chance(threshold: float) -> None:
+    with pytest.raises(UsageError, match="no chance"):
+        DySpecLayers(threshold=threshold)
+
+
+def test_thresholds_of_old_sequences_are_forgotten() -> None:
+    shape = DySpecLayers(nodes=4, depth=2, adapt=0.3)
+    for sequence in range(REMEMBERED + 10):
+        shape._learn([sequence], [PLENTY], [2])
+    assert len(shape._thresholds) == REMEMBERED
+    assert shape.threshold_of(5) == 0.25 > shape.threshold_of(500)
+
+
+# --- cost -----------------------------------------------------------------------------------------------------------
+
+
+class _Passes(TorchDispatchMode):
+    """Counts operations whose result is as large as a law or larger."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self.vocab, self.count = vocab, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, tuple | list) else (out,)
+        fresh = not func.is_view
+        self.count += sum(fresh and isinstance(x, torch.Tensor) and x.numel() >= self.vocab for x in results)
+        return out
+
+
+WIDE: list[tuple[Shape, int]] = [
+    (StaticTree((4, 2, 2)), 2),  # logits to probabilities; the stepper makes the logits
+    (StaticTree((4, 2, 2), drawn=True), 9),
+    (OptTree(nodes=28, depth=4, gain=0.0), 2),
+    (DySpec(nodes=28, depth=4), 9),
+    (DySpecLayers(nodes=28, depth=4, threshold=0.005), 9),
+    (DySpecLayers(nodes=28, depth=4, threshold=0.005, drawn=False), 2),
+]
+
+
+@pytest.mark.parametrize(("shape", "most"), WIDE, ids=str)
+def test_the_vocabulary_is_passed_over_per_call_and_not_per_node(shape: Shape, most: int) -> None:
+    vocab = 4000
+    stepper = TableStepper(dirichlet(vocab, 1, alpha=0.02))
+    with _Passes(vocab) as passes:
+        drafts = shape.grow(stepper, [PLENTY], dice_for(1))
+    assert drafts.lengths()[0] == 28
+    assert passes.count <= most * (stepper.calls + 1)
