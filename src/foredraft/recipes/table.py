@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ..core.rules import Rule, default_rule, find_rule
 from ..core.rules.matching import SAMPLE_AND_MATCH
-from ..core.shape import Chain, Shape, StaticTree
+from ..core.shape import Chain
 from ..core.stops import Confidence, PredictedRejection
-from ..core.value_tree import ValueTree
 from ..draft import Drafter
 from ..draft.auto import Arm, AutoDrafter
 from ..draft.cascade import CascadeDrafter
@@ -30,6 +29,7 @@ from ..models import shallow
 from ..runtime import Executor, TorchExecutor
 from .loading import Loaded, Place, load
 from .profiles import costs_of
+from .shapes import SHAPES
 from .trained import Ready, best_kind, trained, with_accept_head
 
 
@@ -146,20 +146,6 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
 
 AUTO_LENGTH = 16  # tokens ahead at most; how many it is, is worked out every round
 AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
-
-
-# Shapes of model drafters, by the longest path that they may draft.
-SHAPES: dict[str, Callable[[int], Shape]] = {
-    "chain": Chain,
-    "tree": lambda depth: StaticTree(_branching(depth)),
-    "sampled-tree": lambda depth: StaticTree(_branching(depth), drawn=True),
-    "value-tree": lambda depth: ValueTree(depth=depth),
-}
-
-
-def _branching(depth: int) -> tuple[int, ...]:
-    """Wide at the root, a chain further down: 4, 2, 2, then 1."""
-    return (4, 2, 2, *[1] * depth)[:depth]
 
 
 def _draft_model(workshop: Workshop, options: Options) -> Parts:
