@@ -22,6 +22,7 @@ from .demo import demo
 from .generate import generate
 from .listing import methods, models
 from .profile import profile
+from .serve import serve
 from .train import data, train
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Causal language models write faster by speculation: cheap drafts, checked by the model many at a time.",
 )
-for command in (generate, chat, demo, methods, models, analyze, audit, profile, train, data):
+for command in (generate, chat, serve, demo, methods, models, analyze, audit, profile, train, data):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

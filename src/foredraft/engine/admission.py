@@ -23,6 +23,10 @@ def check_request(request: Request, executor: Executor) -> None:
             raise UsageError(f"{what}: {wrong!r} is not a token id of this model (0 to {vocab - 1})")
     if params.logprobs is not None and params.logprobs > vocab:
         raise UsageError(f"logprobs asks for {params.logprobs} alternatives of {vocab} tokens")
+    if request.constraint is not None and request.method.rule.lossy:
+        raise UsageError(
+            f"rule {request.method.rule.name!r} is lossy and may accept what the grammar forbids; use a lossless rule"
+        )
     if request.method.rule.greedy_only and params.temperature > 0:
         raise UsageError(
             f"rule {request.method.rule.name!r} is exact only at temperature 0; use rule 'sample-and-match'"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..types import Reason, Sequence, Stats, TreeVerdict
+from ..types import Constraint, Reason, Sequence, Stats, TreeVerdict
 from .method import Method
 
 # Told the output so far, answers how many of its tokens to keep, or None to go on. For stop strings.
@@ -27,6 +27,11 @@ class Request:
     reasons: list[Reason] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     started: float = 0.0
+    constraint: Constraint | None = field(init=False, default=None)  # the grammar of the params, at work
+
+    def __post_init__(self) -> None:
+        if self.sequence.params.grammar is not None:
+            self.constraint = self.sequence.params.grammar.start()
 
     @property
     def id(self) -> int:

@@ -7,6 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from ..core.masks import RowMasks, words
 from ..core.sampling import LogitLaws, ParamBlock, TokenCounts
 from ..runtime import Output
 from ..types import DraftBatch
@@ -27,7 +28,25 @@ class Sampler:
         if block.penalised:
             texts = [(r.sequence.tokens, r.sequence.prompt_length) for r in requests]
             counts = TokenCounts.of(texts, self.vocab_size, self.device)
-        return LogitLaws(out.logits, out.index, block, drafts, counts)
+        return LogitLaws(out.logits, out.index, block, drafts, counts, self._masks(requests, drafts))
+
+    def _masks(self, requests: list[Request], drafts: DraftBatch) -> RowMasks | None:
+        """What each request's grammar allows at each row, given the drafted path to it."""
+        if all(request.constraint is None for request in requests):
+            return None
+        line = torch.zeros((len(requests), drafts.width + 1), dtype=torch.int64)
+        lines = [torch.full((1, words(self.vocab_size)), -1, dtype=torch.int32)]  # line 0 allows everything
+        used = 1
+        for b, request in enumerate(requests):
+            if request.constraint is not None:
+                tree = drafts.tree(b)
+                rows = len(tree.token) + 1
+                bits = lines[0].repeat(rows, 1)
+                request.constraint.fill(request.sequence.output, tree.token, tree.parent, bits)
+                line[b, :rows] = torch.arange(used, used + rows)
+                lines.append(bits)
+                used += rows
+        return RowMasks(torch.cat(lines).to(self.device), line.to(self.device), self.vocab_size)
 
     def _block(self, requests: list[Request]) -> ParamBlock:
         for known, block in self._blocks:

@@ -1,6 +1,7 @@
 """The records that travel between the parts. No part's logic lives here, and nothing here imports a part."""
 
 from .drafts import Budget, DraftBatch, DraftTree, Kind, Topology
+from .grammar import Constraint, Grammar
 from .laws import Law, Laws
 from .params import SamplingParams
 from .results import Completion, Event, Stats
@@ -10,9 +11,11 @@ from .verdict import Reason, TreeVerdict, Verdict
 __all__ = [
     "Budget",
     "Completion",
+    "Constraint",
     "DraftBatch",
     "DraftTree",
     "Event",
+    "Grammar",
     "Kind",
     "Law",
     "Laws",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ..errors import UsageError
+from .grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None  # what the output must belong to; lossless rules only
     logprobs: int | None = None  # report this many alternatives per emitted token; 0 = the token's own only
 
     def __post_init__(self) -> None:
@@ -38,6 +40,7 @@ class SamplingParams:
             (self.repetition_penalty > 0, "repetition_penalty must be positive"),
             (self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "seed must fit into 64 bits"),
             (self.max_new_tokens > 0, "max_new_tokens must be at least 1"),
+            (self.grammar is None or not self.ignore_eos, "a grammar ends the text; it cannot go with ignore_eos"),
             (self.logprobs is None or self.logprobs >= 0, "logprobs must be 0 or positive"),
         )
         for ok, message in checks:

@@ -1,0 +1,69 @@
+"""`foredraft serve`: a model behind the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from ..recipes import LLM, find_recipe
+from . import options as o
+
+ApiKey = Annotated[
+    list[str] | None, typer.Option(envvar="FOREDRAFT_API_KEYS", help="Key that clients must send; may be repeated.")
+]
+AllowMethods = Annotated[
+    str | None, typer.Option(help="Methods that clients may ask for, with commas (default: those without weights).")
+]
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Short name, GGUF file, Hugging Face folder or hub id.")
+    ] = o.DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 = a free one.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(help="Model id in the API (default: MODEL as given).")] = None,
+    method: o.Method = o.DEFAULT_METHOD_NAME,
+    shape: o.Shape = None,
+    rule: o.Rule = None,
+    drafter: o.Drafter = None,
+    draft_length: o.DraftLength = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
+    slots: Annotated[int, typer.Option(help="Answers that run at a time.")] = 16,
+    api_key: ApiKey = None,
+    allow_methods: AllowMethods = None,
+    allow_lossy: Annotated[bool, typer.Option(help="Let clients ask for rules that change the output law.")] = False,
+    max_queue: Annotated[int, typer.Option(help="Answers that may wait; beyond them clients get 429.")] = 64,
+    max_choices: Annotated[int, typer.Option(help="Answers of one request: prompts times n.")] = 16,
+    max_body: Annotated[int, typer.Option(help="Largest request body, in bytes.")] = 4 << 20,
+    max_prompt_tokens: Annotated[int | None, typer.Option(help="Longest prompt (default: the context).")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer (default: the context).")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request, waiting included.")] = 600.0,
+    grace: Annotated[float, typer.Option(help="Seconds for what runs after SIGTERM.")] = 30.0,
+    access_log: Annotated[bool, typer.Option(help="Log every request.")] = False,
+) -> int:
+    """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
+    try:
+        from ..serve.run import run
+        from ..serve.service import Service
+        from ..serve.settings import Limits, Settings
+    except ModuleNotFoundError as error:
+        raise UsageError(f"'foredraft serve' needs {error.name}; pip install 'foredraft[serve]'") from None
+    allowed = None if allow_methods is None else tuple(filter(None, map(str.strip, allow_methods.split(","))))
+    for wanted in (method, *(allowed or ())):
+        find_recipe(wanted)  # a wrong name should not cost a model load
+    limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
+    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy)
+
+    def load() -> LLM:
+        with o.LoadingBar() as bar:
+            return LLM(
+                model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, dtype=dtype,
+                device=device, batch_size=slots, max_length=max_length, progress=bar,
+            )  # fmt: skip
+
+    return run(Service(load, settings), host, port, access_log)

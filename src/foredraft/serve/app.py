@@ -1,0 +1,121 @@
+"""The application: routes, errors and the OpenAPI document over one `Service`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic.json_schema import models_json_schema
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from .call import answer
+from .errors import install_handlers
+from .schema import ChatBody, CompletionBody
+from .service import Service
+from .worker import State
+
+Document = dict[str, Any]
+JOIN_SECONDS = 5.0  # for the engine's last step
+_REF = "#/components/schemas/{model}"
+_FAILURES = {
+    400: "The request is wrong",
+    401: "No valid API key",
+    403: "The operator does not allow this",
+    404: "No such model",
+    413: "The body is too large",
+    429: "The server is full; see Retry-After",
+    503: "Loading or shutting down",
+}
+
+
+def create_app(service: Service) -> FastAPI:
+    """An ASGI application. It starts the engine's thread when it starts, and cuts what runs when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.worker.start()
+        yield
+        service.worker.drain(0.0)
+        await run_in_threadpool(service.worker.join, JOIN_SECONDS)
+
+    app = FastAPI(title="foredraft", docs_url=None, redoc_url=None, lifespan=lifespan)
+    install_handlers(app, lambda status: service.metrics.refusals.labels(str(status)).inc())
+    app.include_router(api(service))
+    app.include_router(operations(service))
+    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def api(service: Service) -> APIRouter:
+    """What clients call; needs a key where keys are set."""
+    born = int(time.time())
+
+    def check_key(request: Request) -> None:
+        service.keys.check(request.headers.get("authorization"))
+
+    router = APIRouter(prefix="/v1", dependencies=[Depends(check_key)], responses=_failures())
+
+    @router.post("/chat/completions", openapi_extra=_body(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        return await answer(service, request, ChatBody)
+
+    @router.post("/completions", openapi_extra=_body(CompletionBody))
+    async def completions(request: Request) -> Response:
+        return await answer(service, request, CompletionBody)
+
+    @router.get("/models")
+    async def models() -> Document:
+        return {"object": "list", "data": [card()]}
+
+    @router.get("/models/{name:path}")
+    async def model(name: str) -> Document:
+        service.check_model(name)
+        return card()
+
+    def card() -> Document:
+        return {"id": service.settings.model_name, "object": "model", "created": born, "owned_by": "foredraft"}
+
+    return router
+
+
+def operations(service: Service) -> APIRouter:
+    """What operators call; open to whoever reaches the port."""
+    router = APIRouter()
+
+    @router.get("/health", responses={503: {"description": "Loading or shutting down"}})
+    async def health() -> JSONResponse:
+        ready = service.state is State.READY
+        return JSONResponse({"status": service.state.value}, 200 if ready else 503)
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> Response:
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def openapi(app: FastAPI) -> Document:
+    """FastAPI's document with the bodies that we read ourselves, so that size and types are ours to refuse."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        kinds = [(ChatBody, "validation"), (CompletionBody, "validation")]
+        _, definitions = models_json_schema(kinds, ref_template=_REF)  # type: ignore[arg-type]
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _body(model: type[ChatBody] | type[CompletionBody]) -> Document:
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _failures() -> dict[int | str, Document]:
+    return {status: {"description": text} for status, text in _FAILURES.items()}

@@ -1,0 +1,121 @@
+"""One call of the API that writes text, from its body to its last token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from ..engine import Request
+from .body import parse, read_body
+from .errors import ApiError, bad_request
+from .forms import ChatForm, CompletionForm
+from .prepare import count_answers, echoes, prepare
+from .replying import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
+from .schema import ChatBody, CompletionBody
+from .service import Service
+from .writing import Piece, Writer, usage
+
+DELIVERY = 30.0  # seconds beyond a job's own time in which a reader may fetch what is ready
+CLIENT_CLOSED = 499  # for the log alone
+
+
+async def answer(service: Service, http: HttpRequest, kind: type[ChatBody] | type[CompletionBody]) -> Response:
+    """Read, check, queue, and reply whole or in a stream."""
+    arrived = time.monotonic()
+    service.ready()
+    body: ChatBody | CompletionBody = parse(
+        kind, await read_body(http, service.limits.body_bytes, service.limits.seconds)
+    )
+    service.check_model(body.model)
+    check_sense(body)
+    service.gate.check(count_answers(body))  # before anything costly is done
+    call = Call(service, body, await run_in_threadpool(prepare, service, body), arrived)
+    seconds = call.job.seconds_left + DELIVERY
+    if body.stream:
+        return EventStream(call.stream(), seconds, call.close)
+    try:
+        return JSONResponse(await unless_gone(http.receive, call.whole(), seconds))
+    except ClientGoneError:
+        return Response(status_code=CLIENT_CLOSED)
+    except TimeoutError:  # the engine itself is stuck
+        raise failure(call.job.requests[0], "timeout", service.limits.seconds) from None
+    finally:
+        call.close()
+
+
+def check_sense(body: ChatBody | CompletionBody) -> None:
+    """Refuse what types cannot: options that contradict one another."""
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options is for streams; set stream to true", "stream_options")
+    if isinstance(body, ChatBody):
+        if body.top_logprobs and not body.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        return
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request("this server does not rank answers; leave best_of out", "best_of")
+    if body.echo and body.logprobs is not None:
+        raise bad_request("the prompt's own logprobs are not known; leave echo or logprobs out", "echo")
+
+
+class Call:
+    """An admitted call; `close` it, whatever happens."""
+
+    def __init__(
+        self, service: Service, body: ChatBody | CompletionBody, requests: list[Request], arrived: float
+    ) -> None:
+        self._service, self._body, self._requests = service, body, requests
+        tokenizer = service.ready().tokenizer
+        self._form = ChatForm(body) if isinstance(body, ChatBody) else CompletionForm(body, echoes(body, tokenizer))
+        self._writers = [Writer(index, request, tokenizer) for index, request in enumerate(requests)]
+        self.job = service.admit(requests, arrived)
+
+    def close(self) -> None:
+        self._service.release(self.job)
+
+    async def whole(self) -> dict[str, Any]:
+        answers = [Piece(index) for index in range(len(self._requests))]
+        async for piece in self._pieces():
+            answers[piece.index].add(piece)
+        return self._form.whole(answers, self._usage())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
+        extra = {"usage": None} if wants_usage else {}
+        opened: set[int] = set()
+        async for piece in self._pieces():
+            if piece.index not in opened:
+                opened.add(piece.index)
+                opening = self._form.opening(piece.index)
+                if opening is not None:
+                    yield event(opening | extra)
+            if piece.text or piece.finish_reason or piece.scores or self._body.return_token_ids:
+                yield event(self._form.chunk(piece) | extra)
+        if wants_usage:
+            yield event(self._form.closing(self._usage()))
+        yield LAST_EVENT
+
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        async for index, written in self.job.events():
+            if written.finish_reason not in (None, "stop", "length"):
+                raise failure(self._requests[index], written.finish_reason, self._service.limits.seconds)
+            yield self._writers[index].push(written)
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._requests, len(self._requests) // (self._body.n or 1))
+
+
+def failure(request: Request, reason: str | None, seconds: float) -> ApiError:
+    """What a client is told of a request that did not end by itself."""
+    if reason == "timeout":
+        return ApiError(504, f"the answer was not ready within {seconds:g} s", "timeout")
+    if reason in ("shutdown", "cancelled"):
+        return ApiError(503, "the server is shutting down and has cut this answer", "shutdown")
+    if request.constraint is not None:
+        return bad_request("the schema leads into a dead end: no token is allowed any more", "response_format")
+    return ApiError(500, request.error or "the engine failed", "engine_error")

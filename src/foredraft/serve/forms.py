@@ -1,0 +1,113 @@
+"""The two forms in which the API wants answers: chat and completions, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from .schema import ChatBody, CompletionBody
+from .writing import Piece, TokenScore
+
+Document = dict[str, Any]
+
+
+class ChatForm:
+    """chat.completion and chat.completion.chunk"""
+
+    def __init__(self, body: ChatBody) -> None:
+        self._ids, self._scored = bool(body.return_token_ids), bool(body.logprobs)
+        self._head = _head(body.model, "chatcmpl")
+
+    def whole(self, pieces: list[Piece], usage: Document) -> Document:
+        choices = []
+        for piece in pieces:
+            message = {"role": "assistant", "content": piece.text, "refusal": None}
+            choices.append(self._choice(piece, {"message": message}))
+        return self._head | {"object": "chat.completion", "choices": choices, "usage": usage}
+
+    def opening(self, index: int) -> Document:
+        """The first chunk of a choice says who speaks."""
+        piece = Piece(index)
+        return self._chunk([self._choice(piece, {"delta": {"role": "assistant", "content": ""}})])
+
+    def chunk(self, piece: Piece) -> Document:
+        delta = {"content": piece.text} if piece.text else {}
+        return self._chunk([self._choice(piece, {"delta": delta})])
+
+    def closing(self, usage: Document) -> Document:
+        return self._chunk([]) | {"usage": usage}
+
+    def _chunk(self, choices: list[Document]) -> Document:
+        return self._head | {"object": "chat.completion.chunk", "choices": choices}
+
+    def _choice(self, piece: Piece, content: Document) -> Document:
+        scores = {"content": [_chat_score(score) for score in piece.scores], "refusal": None} if self._scored else None
+        choice = {"index": piece.index, **content, "logprobs": scores, "finish_reason": piece.finish_reason}
+        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
+
+
+class CompletionForm:
+    """text_completion, the same whole or in chunks. `echo` holds the prompts' texts, choice by choice, if wanted."""
+
+    def __init__(self, body: CompletionBody, echo: list[str]) -> None:
+        self._ids, self._echo = bool(body.return_token_ids), echo
+        self._head = _head(body.model, "cmpl") | {"object": "text_completion"}
+        self._alternatives = body.logprobs
+        self._written: dict[int, int] = {}  # choice -> length of its scored tokens so far
+
+    def whole(self, pieces: list[Piece], usage: Document) -> Document:
+        choices = []
+        for piece in pieces:
+            choice = self._choice(piece)
+            choice["text"] = self._before(piece.index) + choice["text"]
+            choices.append(choice)
+        return self._head | {"choices": choices, "usage": usage}
+
+    def opening(self, index: int) -> Document | None:
+        return self.chunk(Piece(index, self._before(index))) if self._echo else None
+
+    def chunk(self, piece: Piece) -> Document:
+        return self._head | {"choices": [self._choice(piece)]}
+
+    def closing(self, usage: Document) -> Document:
+        return self._head | {"choices": [], "usage": usage}
+
+    def _before(self, index: int) -> str:
+        return self._echo[index] if self._echo else ""
+
+    def _choice(self, piece: Piece) -> Document:
+        scores = None if self._alternatives is None else self._scores(piece)
+        choice = {"index": piece.index, "text": piece.text, "logprobs": scores, "finish_reason": piece.finish_reason}
+        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
+
+    def _scores(self, piece: Piece) -> Document:
+        """Parallel lists; the written token is among the likeliest ones or comes on top of them."""
+        offset = self._written.get(piece.index, 0)
+        offsets, tops = [], []
+        for score in piece.scores:
+            offsets.append(offset)
+            offset += len(score.text)
+            tops.append({score.text: score.logprob} | dict(reversed(score.rivals)))
+        self._written[piece.index] = offset
+        return {
+            "tokens": [score.text for score in piece.scores],
+            "token_logprobs": [score.logprob for score in piece.scores],
+            "top_logprobs": tops if self._alternatives else None,
+            "text_offset": offsets,
+        }
+
+
+def _head(model: str, prefix: str) -> Document:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+
+def _chat_score(score: TokenScore) -> Document:
+    rivals = [_named(text, logprob) for text, logprob in score.rivals]
+    return _named(score.text, score.logprob) | {"top_logprobs": rivals}
+
+
+def _named(text: str, logprob: float) -> Document:
+    """A token by its text and bytes; a part of a character has no bytes that its text could tell."""
+    whole = "\N{REPLACEMENT CHARACTER}" not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}

@@ -1,0 +1,30 @@
+"""API keys: `Authorization: Bearer KEY`, compared in a time that tells nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from .errors import ApiError
+
+
+class KeyRing:
+    """The keys that open the server; no keys, no lock. Only their digests are kept."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, header: str | None) -> None:
+        if not self._digests:
+            return
+        scheme, _, key = (header or "").partition(" ")
+        given = _digest(key.strip().encode("latin-1", "replace"))  # headers come as latin-1, whatever they hold
+        # All keys are compared, whichever fits: the time must not depend on it.
+        fits = [hmac.compare_digest(given, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(fits):
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", "invalid_api_key")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,99 @@
+"""Methods that clients may order: built once at the start, varied per request without building anything anew."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+
+from ..core.rules import Rule, default_rule, find_rule
+from ..draft.guarded import GuardedDrafter, OnLoss
+from ..engine import Method
+from ..errors import UsageError, unknown_name
+from ..recipes import LLM, RECIPES
+from .errors import ApiError, bad_request
+from .schema import Speculation
+
+_KEPT = 64  # variants remembered; requests of one variant are verified together
+
+
+class Menu:
+    """The served method, plain decoding, and whatever else the operator allows. Drafters are guarded.
+
+    Calls order from several threads.
+    """
+
+    def __init__(self, llm: LLM, allowed: tuple[str, ...] | None, lossy: bool, on_loss: OnLoss) -> None:
+        self._lossy, self._on_loss = lossy, on_loss
+        self.served = self._guard(llm.method)
+        names = allowed if allowed is not None else untrained()
+        others = [name for name in dict.fromkeys(("plain", *names)) if name != self.served.name]
+        self._methods = {name: self._guard(llm.build(name)) for name in others} | {self.served.name: self.served}
+        self.plain = self._methods["plain"]
+        self._variants: OrderedDict[tuple[object, ...], Method] = OrderedDict()
+        self._lock = Lock()
+
+    def _guard(self, method: Method) -> Method:
+        if method.drafter is None:
+            return method
+        return replace(method, drafter=GuardedDrafter(method.drafter, self._on_loss))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._methods)
+
+    def choose(self, wish: Speculation | None, constrained: bool) -> Method:
+        """The method that a request runs with. A grammar needs a lossless rule and gets the drafter's best one."""
+        wish = wish or Speculation()
+        base = self.plain if wish.off else self._base(wish.method)
+        rule = base.rule if base.drafter is None else self._rule(base, wish)
+        if constrained and rule.lossy and base.drafter is not None:
+            if wish.rule is not None:
+                raise bad_request(f"rule {rule.name!r} is lossy and cannot obey a response_format", "speculation.rule")
+            rule = default_rule(base.drafter.kinds, base.drafter.topology)
+        return self._variant(base, rule, wish.draft_length)
+
+    def _base(self, name: str | None) -> Method:
+        if name is None:
+            return self.served
+        if name not in self._methods:
+            message = str(unknown_name("method", name, self._methods))
+            if name in RECIPES:
+                message = f"method {name!r} is not offered here; choose from {', '.join(self._methods)}"
+            raise bad_request(message, "speculation.method", "method_not_allowed")
+        return self._methods[name]
+
+    def _rule(self, base: Method, wish: Speculation) -> Rule:
+        if wish.rule is None and wish.threshold is None:
+            return base.rule
+        name = wish.rule or base.rule.name.partition(":")[0]
+        if wish.threshold is not None:
+            if ":" in name:
+                raise bad_request("the rule has its parameters already; leave the threshold out", "speculation")
+            name = f"{name}:{wish.threshold:g}"
+        try:
+            rule = find_rule(name)
+        except UsageError as error:
+            raise bad_request(str(error), "speculation.rule") from None
+        if rule.lossy and not (self._lossy or base.rule.lossy):
+            message = f"rule {rule.name!r} is lossy, and the operator allows lossless ones only (--allow-lossy)"
+            raise ApiError(403, message, "rule_not_allowed", "speculation.rule")
+        return rule
+
+    def _variant(self, base: Method, rule: Rule, length: int | None) -> Method:
+        """The same drafter under another rule or a shorter length. Asked for again, it is the same object."""
+        if rule is base.rule and length is None:
+            return base
+        key = (base.name, rule.name, length)
+        with self._lock:
+            made = self._variants.get(key) or replace(base, rule=rule, draft_length=length or base.draft_length)
+            self._variants[key] = made
+            self._variants.move_to_end(key)
+            if len(self._variants) > _KEPT:
+                self._variants.popitem(last=False)
+            return made
+
+
+def untrained() -> tuple[str, ...]:
+    """Methods that need no weights, and so cost nothing to offer."""
+    return tuple(name for name, r in RECIPES.items() if r.kind is None and not r.takes_drafter)

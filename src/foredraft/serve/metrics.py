@@ -1,0 +1,100 @@
+"""What the server tells Prometheus. The engine thread books, anyone may read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from ..engine import Request
+from ..types import Event, Stats
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_FINE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """One registry per server, so that several may live in a process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def count(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"foredraft_{name}", text, labels, registry=self.registry)
+
+        def times(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"foredraft_{name}_seconds", text, registry=self.registry, buckets=buckets)
+
+        ProcessCollector(registry=self.registry)
+        self.prompt_tokens = count("prompt_tokens", "Prompt tokens of admitted requests")
+        self.tokens = count("generated_tokens", "Tokens written", "method")
+        self.reasons = count("tokens_by_reason", "Tokens written, by why they are there", "method", "reason")
+        self.rounds = count("rounds", "Verification rounds of requests", "method")
+        self.drafted = count("drafted_tokens", "Draft tokens verified", "method")
+        self.accepted = count("accepted_tokens", "Draft tokens committed", "method")
+        self.drafted_at = count("drafted_by_position", "Rounds that drafted so far ahead", "position")
+        self.accepted_at = count("accepted_by_position", "Rounds that accepted so far ahead", "position")
+        self.requests = count("requests", "Answers by how they ended", "outcome")
+        self.refusals = count("refusals", "API calls refused, by status", "status")
+        self.drafter_failures = count("drafter_failures", "Requests whose drafter raised", "drafter")
+        self.step_failures = count("step_failures", "Steps of the engine that raised")
+        self.first = times("time_to_first_token", "From arrival to the first token", _SECONDS)
+        self.between = times("inter_token", "Between tokens; a round's time is shared by its tokens", _FINE)
+        self.whole = times("request", "From arrival to the last token", _SECONDS)
+        self.method = Gauge("foredraft_method", "The method in use", ("method", "rule"), registry=self.registry)
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """A gauge that is looked up when it is read."""
+        Gauge(f"foredraft_{name}", text, registry=self.registry).set_function(value)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class Meter:
+    """Books one request's events as they come."""
+
+    def __init__(self, metrics: Metrics, request: Request, arrived: float) -> None:
+        self._metrics, self._request, self._arrived = metrics, request, arrived
+        self._last: float | None = None
+        self._seen = Stats()
+        metrics.prompt_tokens.inc(request.sequence.prompt_length)
+
+    def book(self, event: Event) -> None:
+        metrics, method, now = self._metrics, self._request.method.name, time.monotonic()
+        written = len(event.token_ids)
+        metrics.tokens.labels(method).inc(written)
+        for reason in event.reasons:
+            metrics.reasons.labels(method, reason.name.lower()).inc()
+        if written and self._last is None:
+            metrics.first.observe(now - self._arrived)
+        elif written and self._last is not None:
+            for _ in event.token_ids:
+                metrics.between.observe((now - self._last) / written)
+        self._last = now if written else self._last
+        self._count(method)
+
+    def _count(self, method: str) -> None:
+        """Book what the request's own figures have grown by."""
+        metrics, stats, seen = self._metrics, self._request.stats, self._seen
+        metrics.rounds.labels(method).inc(stats.steps - seen.steps)
+        metrics.drafted.labels(method).inc(stats.drafted - seen.drafted)
+        metrics.accepted.labels(method).inc(stats.accepted - seen.accepted)
+        for counter, new, old in (
+            (metrics.drafted_at, stats.drafted_by_position, seen.drafted_by_position),
+            (metrics.accepted_at, stats.accepted_by_position, seen.accepted_by_position),
+        ):
+            for place, total in enumerate(new):
+                known = old[place] if place < len(old) else 0
+                if total > known:
+                    counter.labels(str(place + 1)).inc(total - known)
+        self._seen = Stats()
+        self._seen.add(stats)
+
+    def close(self, outcome: str) -> float:
+        """The request is over; how many seconds it took."""
+        seconds = time.monotonic() - self._arrived
+        self._metrics.requests.labels(outcome).inc()
+        self._metrics.whole.observe(seconds)
+        return seconds

@@ -1,0 +1,120 @@
+"""From a checked body to engine requests: prompts become ids, options become `SamplingParams`, wishes a method."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from ..engine import Request
+from ..models import Tokenizer
+from ..recipes import LLM
+from ..types import Grammar, SamplingParams
+from .errors import bad_request
+from .grammar import ANY_OBJECT
+from .schema import ChatBody, CompletionBody, Generation
+from .service import Service
+
+LEAST_MASS = 1e-9  # top_p = 0 means the likeliest token alone
+
+
+def prepare(service: Service, body: ChatBody | CompletionBody) -> list[Request]:
+    """The requests of a call, prompt after prompt, n for each. Takes time: not for the event loop's thread."""
+    llm = service.ready()
+    prompts = [chat_ids(llm, body)] if isinstance(body, ChatBody) else completion_ids(llm, body)
+    params = sampling(service, body)
+    method = service.worker.menu.choose(body.speculation, params.grammar is not None)
+    requests = []
+    for ids in prompts:
+        for choice in range(body.n or 1):
+            request = llm.request(ids, replace(params, seed=seed_of(params.seed, choice)), method)
+            service.check_request(request)
+            requests.append(request)
+    return requests
+
+
+def chat_ids(llm: LLM, body: ChatBody) -> list[int]:
+    """The conversation through the model's template; a failing template is the messages' fault, as far as we know."""
+    messages = [message.plain() for message in body.messages]
+    try:
+        return llm.tokenizer.encode_chat(messages)
+    except Exception as error:
+        raise bad_request(f"the conversation cannot be rendered: {error}", "messages") from None
+
+
+def completion_ids(llm: LLM, body: CompletionBody) -> list[list[int]]:
+    return [llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts_of(body)]
+
+
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """One prompt or several, each as text or as ids."""
+    if isinstance(body.prompt, str) or isinstance(body.prompt[0], int):
+        return [body.prompt]
+    return list(body.prompt)
+
+
+def count_answers(body: ChatBody | CompletionBody) -> int:
+    prompts = 1 if isinstance(body, ChatBody) else len(prompts_of(body))
+    return prompts * (body.n or 1)
+
+
+def echoes(body: CompletionBody, tokenizer: Tokenizer) -> list[str]:
+    """The prompts' texts, choice by choice, if the answer is to begin with them."""
+    if not body.echo:
+        return []
+    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts_of(body)]
+    return [text for text in texts for _ in range(body.n or 1)]
+
+
+def sampling(service: Service, body: ChatBody | CompletionBody) -> SamplingParams:
+    """Sampling options; what is left out is OpenAI's default."""
+    longest = service.worker.engine.executor.max_length
+    longest = min(longest, service.limits.new_tokens or longest)
+    given = {
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "top_p": None if body.top_p is None else max(body.top_p, LEAST_MASS),
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": bias(body),
+        "seed": body.seed,
+        "stop": (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "ignore_eos": body.ignore_eos,
+        "logprobs": body.alternatives,
+        "grammar": grammar(service, body),
+    }
+    return SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        max_new_tokens=min(body.new_tokens or longest, longest),
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+
+
+def bias(body: Generation) -> dict[int, float]:
+    found = {}
+    for token, value in (body.logit_bias or {}).items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise bad_request(f"logit_bias: {token!r} is not a token id", "logit_bias")
+        found[int(token)] = value
+    return found
+
+
+def grammar(service: Service, body: Generation) -> Grammar | None:
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if body.ignore_eos:
+        raise bad_request("a response_format ends the text; it cannot go with ignore_eos", "ignore_eos")
+    if wanted.type == "json_object":
+        return service.grammar(ANY_OBJECT)
+    if wanted.json_schema is None:
+        raise bad_request("response_format: json_schema is missing", "response_format")
+    return service.grammar(wanted.json_schema.definition)
+
+
+def seed_of(seed: int | None, choice: int) -> int | None:
+    """The first choice has the seed itself; the others have seeds of their own that follow from it."""
+    if seed is None or choice == 0:
+        return seed
+    return random.Random(f"{seed}/{choice}").getrandbits(62)

@@ -1,0 +1,87 @@
+"""From a request's events to pieces of an answer: text, token ids and log-probabilities, in no API's form yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine import Request
+from ..models import Tokenizer
+from ..recipes.stops import StreamedText
+from ..types import Event, Stats
+
+LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A written token with its log-probability and its likeliest rivals."""
+
+    text: str
+    logprob: float
+    rivals: list[tuple[str, float]]  # the likeliest tokens in falling order; the written one may be among them
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one round added to a choice, or all of them together."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, other: Piece) -> None:
+        self.text += other.text
+        self.token_ids += other.token_ids
+        self.scores += other.scores
+        self.finish_reason = other.finish_reason
+
+
+class Writer:
+    """One choice of an answer."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
+        self.index, self._request, self._tokenizer = index, request, tokenizer
+        self._text = StreamedText(tokenizer, request.sequence.params.stop)
+        self._before = request.sequence.tokens[request.sequence.prompt_length - 1]
+
+    def push(self, event: Event) -> Piece:
+        text = self._text.push(event.token_ids, event.finish_reason is not None)
+        return Piece(self.index, text, list(event.token_ids), list(self._scores(event)), event.finish_reason)
+
+    def _scores(self, event: Event) -> Iterator[TokenScore]:
+        top = self._request.sequence.params.logprobs
+        for token, entry in zip(event.token_ids, event.logprobs or (), strict=False):
+            ranked = sorted(entry.items(), key=lambda item: -item[1])[:top]
+            rivals = [(self._token(rival), max(value, LEAST_LOGPROB)) for rival, value in ranked]
+            yield TokenScore(self._token(token), max(entry[token], LEAST_LOGPROB), rivals)
+            self._before = token
+
+    def _token(self, token: int) -> str:
+        """The text of a token in its place; some tokenizers write the first token of a text unlike the others."""
+        before = self._tokenizer.decode([self._before], skip_special=False)
+        return self._tokenizer.decode([self._before, token], skip_special=False).removeprefix(before)
+
+
+def usage(requests: list[Request], prompts: int) -> dict[str, Any]:
+    """What a call has cost. Prompts count once, however many choices they have."""
+    total = Stats()
+    for request in requests:
+        total.add(request.stats)
+    read = sum(request.sequence.prompt_length for request in requests[:: len(requests) // prompts])
+    method = requests[0].method
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": total.emitted,
+        "total_tokens": read + total.emitted,
+        "speculation": {
+            "method": method.name,
+            "rule": method.rule.name,
+            "drafted": total.drafted,
+            "accepted": total.accepted,
+            "steps": total.steps,
+        },
+    }

@@ -1,0 +1,122 @@
+"""Shapes grown on table models: a stepper that reads tables, and drafts that enumeration can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from foredraft.core.dice import Dice
+from foredraft.core.laws import TableLaws
+from foredraft.core.rules import BatchCase, Rule, tree_case
+from foredraft.core.sampling import ParamBlock
+from foredraft.core.shape import Frontier, Shape, Step
+from foredraft.types import Budget, DraftBatch, SamplingParams
+
+from .exactness import Emit, Method
+from .tables import Prefix, TableModel
+
+PLENTY = Budget(99, 99)
+
+
+class TableStepper:
+    """Reads a table behind one text per sequence, and watches that a shape reads what it may."""
+
+    def __init__(
+        self, model: TableModel, texts: Sequence[Prefix] = ((),), temperature: float = 1.0, device: str = "cpu"
+    ) -> None:
+        self.model, self.texts = model, list(texts)
+        self.batch, self.ids, self.device = len(self.texts), list(range(len(self.texts))), torch.device(device)
+        params = [SamplingParams(temperature=temperature)] * self.batch
+        self.block = ParamBlock.of(params, model.vocab, device)
+        self.known: list[dict[int, Prefix]] = [{-1: ()} for _ in self.texts]
+        self.calls = self.reads = self.numbered = 0
+
+    def root(self) -> Step:
+        return self._step([[()] for _ in self.texts])
+
+    def expand(self, frontier: Frontier) -> Step:
+        columns = (frontier.node, frontier.parent, frontier.token, frontier.depth)
+        wanted: list[list[Prefix]] = []
+        for b, rows in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            wanted.append([])
+            for node, parent, token, depth in zip(*rows, strict=True):
+                path = (*self.known[b][parent], token)
+                assert len(path) == depth, "depth does not fit the tree"
+                self.known[b][node] = path
+                wanted[b].append(path)
+        self.calls, self.reads = self.calls + 1, self.reads + frontier.node.shape[1]
+        self.numbered = max(self.numbered, int(frontier.node.max()) + 1)
+        return self._step(wanted)
+
+    def _step(self, paths: list[list[Prefix]]) -> Step:
+        laws = [
+            self.model.next_law((*text, *path)) for text, row in zip(self.texts, paths, strict=True) for path in row
+        ]
+        with np.errstate(divide="ignore"):
+            logits = torch.from_numpy(np.log(np.stack(laws))).to(self.device, torch.float32)
+        rows = torch.arange(len(laws), device=self.device).view(self.batch, -1)
+        return Step(logits, rows, self.block)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Drafts of one sequence; equal trees are equal keys."""
+
+    tree: tuple[tuple[int, int], ...]  # (token, parent) of every node
+    drafts: DraftBatch = field(compare=False)
+
+    @classmethod
+    def of(cls, drafts: DraftBatch) -> Grown:
+        drafts.check()
+        tree = drafts.tree(0)
+        return cls(tuple(zip(tree.token, tree.parent, strict=True)), drafts)
+
+    def path(self, node: int) -> Prefix:
+        return () if node < 0 else (*self.path(self.tree[node][1]), self.tree[node][0])
+
+
+def grown_method(
+    shape: Shape,
+    rule: Rule,
+    target: TableModel,
+    drafter: TableModel,
+    *,
+    batched: bool = True,
+    temperature: float = 1.0,
+    budget: Budget = PLENTY,
+) -> Method:
+    """One round: the shape grows, and the rule judges with the laws that the shape handed over."""
+
+    def draft(dice: Dice) -> Grown:
+        return Grown.of(shape.grow(TableStepper(drafter, temperature=temperature), [budget], dice))
+
+    def judge(grown: Grown) -> Emit:
+        rows = [target.next_law(grown.path(node)) for node in range(-1, len(grown.tree))]
+        p = TableLaws(torch.from_numpy(np.stack(rows))[None])
+
+        def emit(dice: Dice) -> Prefix:
+            case = BatchCase(grown.drafts, p, dice)
+            verdict = rule.verify_batch(case).row(0) if batched else rule.verify(tree_case(case))
+            return (*(grown.tree[node][0] for node in verdict.path), verdict.token)
+
+        return emit
+
+    return Method(draft, judge)
+
+
+def paths_of(drafts: DraftBatch, index: int = 0) -> dict[Prefix, float]:
+    """The tokens from the root down to every node -> the node's value."""
+    tree = drafts.tree(index)
+    assert drafts.value is not None
+    found: dict[int, Prefix] = {-1: ()}
+    for node, (token, parent) in enumerate(zip(tree.token, tree.parent, strict=True)):
+        found[node] = (*found[parent], token)
+    return {found[node]: float(drafts.value[index, node]) for node in range(len(tree.token))}
+
+
+def by_last_token(laws: dict[Prefix, Sequence[float]]) -> TableModel:
+    """A toy whose law depends on the last token only; () is the law behind the root."""
+    return TableModel(len(laws[()]), lambda prefix: np.array(laws[prefix[-1:]]))
