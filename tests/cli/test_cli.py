@@ -34,7 +34,7 @@ def test_json_is_the_only_output(tiny: Path, capsys: pytest.CaptureFixture[str])
     assert out.count("\n") == 1
     document = json.loads(out)
     assert document["model"] == str(tiny)
-    assert document["method"] == "suffix"
+    assert document["method"] == "auto"
     assert [r["prompt"] for r in document["results"]] == ["one two", "three"]
     for row in document["results"]:
         assert set(row) >= {"text", "token_ids", "finish_reason", "stats"}
@@ -103,7 +103,7 @@ def test_logprobs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--draft-length", "0"), "draft_length must be at least 1"),
         (("--temperature", "-1"), "temperature must be"),
         (("--top-p", "1.5"), "top_p must lie in"),
-        (("--drafter", "x"), "takes no drafter"),
+        (("--drafter", "x"), "holds no trained head"),
         (("--rule", "chain"), "use rule 'sample-and-match'"),
         (("--file", "no-such-file"), "cannot read no-such-file"),
         (("--model", "./no-such-folder"), "does not exist"),

@@ -137,7 +137,8 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     kind = workshop.best_head(AUTO_HEADS, options.drafter)
-    if kind is not None:
+    if kind is not None or options.drafter is not None:
+        kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = workshop.head(kind, options.drafter)
         depth = min(length, ready.longest)
         arms.append(Arm(ready.drafter(Chain(depth), kind), depth))

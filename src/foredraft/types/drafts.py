@@ -90,7 +90,7 @@ class DraftBatch:
     node_kind: Tensor | None = None  # [B, N] int64, where drafters of several kinds share a batch; one per siblings
     value: Tensor | None = None  # [B, N] float32, estimate of P(node is committed), for schedulers only
     origin: Tensor | None = None  # [B, N] int64, which of several drafters wrote the node
-    source: Tensor | None = None  # [B, N] int64, index by which its drafter knows the node (-1 = not its own); None = the same
+    source: Tensor | None = None  # [B, N] int64, its drafter's own index of the node, -1 = not its; None = the same
     started: Started | None = None  # layers of the target that drafting has run already
     lengths_host: tuple[int, ...] | None = None  # `length` on the host where it is known without a copy
 
