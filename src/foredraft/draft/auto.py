@@ -26,7 +26,7 @@ from .base import Drafter, Round
 from .team import Team
 
 SURE = (0.3, 0.55, 0.8)  # a drafter's own chance for its first token, by which its record is kept apart
-FREE_PRIOR, PAID_PRIOR = 0.4, 0.6  # chance of a drafted token before anything is known
+FREE_PRIORS, PAID_PRIOR = (0.2, 0.4, 0.6, 0.8), 0.6  # chance of a drafted token before anything is known
 TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
 PLAIN = "plain"
 
@@ -168,7 +168,7 @@ class AutoDrafter(Team):
         if length == 0:
             return None
         sure = 0 if drafts.value is None else sum(float(drafts.value[b, 0]) >= limit for limit in SURE)
-        gains = self.record.gains(sequence.id, (i, sure), length, FREE_PRIOR)
+        gains = self.record.gains(sequence.id, (i, sure), length, FREE_PRIORS[sure])
         count, rate = best_count(gains, lambda n: self._seconds(sequence, n, batch))
         return Offer(i, (i, sure), count, rate, drafts.token[b, :length].tolist())
 
