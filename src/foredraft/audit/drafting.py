@@ -69,6 +69,16 @@ def _without_replacement(law: Array, count: int, dice: Dice, node: int) -> Candi
     return found
 
 
+def _in_turn(law: Array, count: int, dice: Dice, node: int) -> Candidates:
+    """The next one is drawn only while the elder ones leave half of the law."""
+    found = _without_replacement(law, 1, dice, node)
+    while len(found) < count and law.sum() - law[[token for token, _ in found]].sum() >= 0.5:
+        left = law.copy()
+        left[[token for token, _ in found]] = 0.0
+        found.append((_draw(left / left.sum(), dice, node, len(found)), 1))
+    return found
+
+
 def _independent(law: Array, count: int, dice: Dice, node: int) -> Candidates:
     times: dict[int, int] = {}
     for turn in range(count):
@@ -95,6 +105,7 @@ _MAKERS: dict[Kind, Callable[[Array, int, Dice, int], Candidates]] = {
     Kind.SAMPLED_WITHOUT_REPLACEMENT: _without_replacement,
     Kind.SAMPLED_IID: _independent,
     Kind.TOP_THEN_SAMPLED: _top_then_sampled,
+    Kind.SAMPLED_IN_TURN: _in_turn,
 }
 
 

@@ -31,7 +31,7 @@ class Drawing:
 
     @property
     def kind(self) -> Kind:
-        return Kind.SAMPLED_WITHOUT_REPLACEMENT if self.drawn else Kind.CHOSEN
+        return Kind.SAMPLED_IN_TURN if self.drawn else Kind.CHOSEN
 
     @property
     def topology(self) -> Topology:

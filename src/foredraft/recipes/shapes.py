@@ -8,7 +8,7 @@ from functools import lru_cache
 from ..core.dyspec import DySpec
 from ..core.dyspec_layers import DySpecLayers
 from ..core.opt_tree import OptTree
-from ..core.rank_tree import RankTree, StaticTree
+from ..core.rank_tree import LANTERN_PATHS, RankTree, StaticTree
 from ..core.sequoia import Sequoia
 from ..core.shape import Chain, Shape
 from ..core.value_tree import ValueTree
@@ -38,5 +38,5 @@ SHAPES: dict[str, Callable[[int], Shape]] = {
     "dyspec": lambda depth: DySpec(nodes=16, depth=depth),
     "dyspec-layers": lambda depth: DySpecLayers(depth=depth, adapt=0.3),
     "sequoia": _sequoia,
-    "lantern-tree": lambda depth: RankTree(),
+    "lantern-tree": lambda depth: RankTree(tuple(path for path in LANTERN_PATHS if len(path) <= depth)),
 }

@@ -232,7 +232,10 @@ DRAFTERS = {"tinyllama": "stories15m"}
 
 def _shapes(kind: str) -> tuple[str, ...]:
     """A stop rule belongs to chains; heads without one draft in any shape."""
-    return ("chain",) if kind in ("kangaroo", "accept-head") else tuple(SHAPES)
+    if kind in ("kangaroo", "accept-head"):
+        return ("chain",)
+    # Heads without attention take a step for a whole level; a growth that goes node by node would misuse them.
+    return tuple(name for name in SHAPES if name != "dyspec" or kind not in ("medusa", "mlp-speculator"))
 
 
 WEIGHTS = "foredraft train makes them; name them with --drafter FOLDER"

@@ -90,7 +90,6 @@ class Corpus:
         best = np.sort(np.argsort(-counts, kind="stable")[:count])
         return torch.from_numpy(best), float(counts[best].sum() / max(counts.sum(), 1))
 
-
     def share(self, words: Tensor) -> float:
         """How much of the target's text consists of these ids."""
         return float(np.isin(self.ids[self.written], words.numpy()).mean())

@@ -24,6 +24,7 @@ class Kind(IntEnum):
     SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft law, each token at most once
     SAMPLED_IID = 2  # drawn independently from the draft law; equal draws are merged and counted
     TOP_THEN_SAMPLED = 3  # the k - 1 likeliest tokens, then one draw from the rest of the law
+    SAMPLED_IN_TURN = 4  # as without replacement, but whether another sibling is drawn may depend on the elder ones
 
 
 class Budget(NamedTuple):

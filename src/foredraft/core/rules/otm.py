@@ -2,7 +2,8 @@
 
 Given the maximum flow S from candidate sets to tokens (`core.transport`), the set x is answered with its token i at
 probability S(i, x) / mu(x), otherwise with a token of Nrm(p - sum_x S(., x)). It accepts alpha* and is exact for every
-kind of drafts. For draft laws of few tokens: a real vocabulary has to be cut first (top_k of the drafter).
+kind of drafts whose number does not depend on their tokens. For draft laws of few tokens: a real vocabulary has to be
+cut first (top_k of the drafter).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ...types import Kind
 from ..dice import Purpose
 from ..laws import DenseLaw
 from ..transport import SMALL, Plan, set_law, transport
-from .base import EVERY_KIND, Array, Rule, pairs
-from .rejection import emit, emit_batch, walk_ahead
+from .base import Array, Rule, pairs
+from .rejection import ONE_DRAW, emit, emit_batch, walk_ahead
 from .walk import Node, NodeBatch, Step, StepBatch, walk
 
 
@@ -93,7 +94,7 @@ def _kinds(node: NodeBatch) -> list[Kind]:
 OTM = Rule(
     name="otm",
     summary="optimal transport between candidates and target; accepts most of all, for draft laws of few tokens",
-    exact_for=pairs(EVERY_KIND),
+    exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_IN_TURN)) | ONE_DRAW,
     verify=partial(walk, solve_otm),
     verify_batch=partial(walk_ahead, solve_otm_batch),
 )

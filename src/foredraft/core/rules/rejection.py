@@ -285,7 +285,7 @@ RESIDUAL = Rule(
     name="residual",
     summary="p/q tests on candidates drawn without replacement; the classical rule on a chain",
     # Merged i.i.d. draws in order of first sight are draws without replacement, of which there may be fewer.
-    exact_for=pairs((Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.CHOSEN)) | ONE_DRAW,
+    exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.TOP_THEN_SAMPLED)) | ONE_DRAW,
     verify=partial(walk, solve_residual),
     verify_batch=partial(walk_ahead, solve_residual_batch),
 )

@@ -30,7 +30,7 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
 
 
 def load_head(folder: Path, kind: str, target: Decoder, identity: Identity) -> tuple[nn.Module, HeadSpec]:
-    """A trained head of a kind for this target, in the target's precision, its products rounded where that is quicker."""
+    """A trained head of a kind for this target, in its precision, with products that are quick for few rows."""
     spec = read_spec(folder)
     if spec.kind != kind:
         raise UsageError(f"{folder} holds a head of kind {spec.kind}, not {kind}; use --method {spec.kind}")
