@@ -25,11 +25,13 @@ from foredraft.engine import Method
 from foredraft.recipes import RECIPES, Options
 from foredraft.types import SamplingParams
 
-# On tables all trained heads are the same stand-in, so one of them goes through every shape.
-PAIRS: list[tuple[str, str | None]] = [
-    (name, shape)
+# On tables all trained heads are the same stand-in, so one of them goes through every shape. Every growth goes through
+# every rule in tests/core; the long ones here are enumerated through the whole engine in the slow run.
+QUICK = {"draft-model": ("chain", "tree", "sampled-tree", "value-tree"), "eagle3": ("value-tree",), "suffix": ("tree",)}
+PAIRS = [
+    pytest.param(name, shape, marks=() if shape in (None, *QUICK.get(name, ())) else pytest.mark.slow)
     for name, recipe in RECIPES.items()
-    for shape in (recipe.shapes if recipe.kind in (None, "eagle3") else (None,))
+    for shape in (None, *(recipe.shapes if recipe.kind in (None, "eagle3") and len(recipe.shapes) > 1 else ()))
 ]
 PLAN = Plan((PROMPT,), 3, resolution=0.25, texts=3000, batch=32)
 TABLE = SamplingParams(temperature=1.0)
