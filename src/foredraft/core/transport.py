@@ -80,10 +80,10 @@ def _independent(q: Array, support: list[int], draws: int) -> SetLaw:
 def _without_replacement(q: Array, support: list[int], count: int) -> SetLaw:
     law: SetLaw = defaultdict(float)
     for sequence in permutations(support, count):
-        left, chance = float(q.sum()), 1.0
-        for v in sequence:
-            chance *= q[v] / left if left > 0 else 0.0
-            left -= q[v]
+        chance = 1.0
+        for k, v in enumerate(sequence):
+            # Added up, not taken off 1: behind a token of nearly all mass the difference would be rounding alone.
+            chance *= float(q[v]) / sum(float(q[u]) for u in support if u not in sequence[:k])
         law[tuple(sorted(sequence))] += chance
     return dict(law)
 
