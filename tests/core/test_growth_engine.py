@@ -18,6 +18,7 @@ from foredraft.engine import Engine, Method
 from foredraft.models import shallow
 from foredraft.runtime import TorchExecutor
 from foredraft.types import Kind
+from tests.draft.test_model import cache_follows_the_text
 from tests.engine.runs import finish, one, request
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import dirichlet, mixed
@@ -41,25 +42,7 @@ PLAIN = Method("plain", RULES["sample-and-match"])
 @EVERY
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
 def test_the_draft_cache_follows_the_text(shape: Shape, share: float) -> None:
-    """A batch of different lengths, drafted by the target itself, by something near it, and by something else."""
-    drafting = TableExecutor(mixed(TARGET, dirichlet(4, seed=6), share), max_slots=3)
-    made = ModelDrafter(drafting, shape)
-    method = Method("m", default_rule(made.kinds, made.topology), made)
-    prompts = [[0], [1, 2, 3, 0, 1], [3, 3]]
-    requests = [request(p, method, i, max_new_tokens=9 + i) for i, p in enumerate(prompts)]
-    engine = Engine(TableExecutor(TARGET, max_slots=3))
-    for each in requests:
-        engine.add(each)
-    while not engine.scheduler.idle:
-        engine.step()
-        for each in engine.scheduler.running:
-            slot = made._slots[each.id]
-            assert drafting.text[slot] == each.sequence.tokens[: len(drafting.text[slot])]
-            assert not drafting.scratch[slot]
-    for each, prompt in zip(requests, prompts, strict=True):
-        options = {"max_new_tokens": each.sequence.params.max_new_tokens}
-        assert each.sequence.output == finish(Engine(TableExecutor(TARGET)), request(prompt, PLAIN, **options))[0]
-        assert each.stats.drafted > 0
+    cache_follows_the_text(shape, share)
 
 
 @EVERY

@@ -20,7 +20,7 @@ from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.maxgram import MaxGram
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.suffix import SuffixDrafter
-from foredraft.engine import Engine, Method
+from foredraft.engine import Engine, Method, Request
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.turn import Turn
 from foredraft.errors import BiasedPairError, UsageError
@@ -150,17 +150,22 @@ def test_a_member_with_a_short_context_falls_silent_alone() -> None:
     assert all(each.stats.drafted_by_position for each in requests)
 
 
+def run_checked(engine: Engine, requests: list[Request], check: Callable[[Engine], None]) -> None:
+    """Run requests to their end, with a look at every step."""
+    for each in requests:
+        engine.add(each)
+    while not engine.scheduler.idle:
+        engine.step()
+        check(engine)
+
+
 def test_two_methods_share_a_fused_drafter() -> None:
     """Each sees its part of the batch; the members still find their own rows."""
     fused = FusedDrafter(MEMBERS["three models"]())
     methods = [Method(name, RULES[name], fused) for name in ("sample-and-match", "one-hot", "sample-and-match")]
     requests = [request(p, m, i, max_new_tokens=12) for i, (p, m) in enumerate(zip(PROMPTS, methods, strict=True))]
     engine, check = Engine(TableExecutor(LOOPING, max_slots=3)), slots_follow(fused)
-    for each in requests:
-        engine.add(each)
-    while not engine.scheduler.idle:
-        engine.step()
-        check(engine)
+    run_checked(engine, requests, check)
     assert [r.sequence.output for r in requests] == [greedy(LOOPING, p, 12) for p in PROMPTS]
 
 
@@ -182,11 +187,7 @@ def test_a_scheduler_may_drop_nodes_again() -> None:
     engine = Engine(TableExecutor(LOOPING, max_slots=3), scheduler=Pruning(3, 64, 63))
     requests = [request(p, method, i, max_new_tokens=14) for i, p in enumerate(PROMPTS)]
     check = slots_follow(fused)
-    for each in requests:
-        engine.add(each)
-    while not engine.scheduler.idle:
-        engine.step()
-        check(engine)
+    run_checked(engine, requests, check)
     assert [r.sequence.output for r in requests] == [greedy(LOOPING, p, 14) for p in PROMPTS]
 
 

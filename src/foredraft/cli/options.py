@@ -17,7 +17,7 @@ errors = Console(stderr=True)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Short name, GGUF file, Hugging Face folder or hub id.")]
 Method = Annotated[str, typer.Option(help="How to draft; see 'foredraft methods'.")]
-Shape = Annotated[str | None, typer.Option(help="Shape of the drafts: chain, tree, sampled-tree.")]
+Shape = Annotated[str | None, typer.Option(help="Shape of the drafts: chain, tree ..; see docs/control.md.")]
 Rule = Annotated[str | None, typer.Option(help="Verification rule; a biased pair is refused.")]
 Drafter = Annotated[str | None, typer.Option(help="Draft model, or layers:K for the target's own first K layers.")]
 DraftLength = Annotated[int | None, typer.Option(help="Most tokens to draft per round.")]

@@ -20,7 +20,7 @@ from ..core.bandit import Record
 from ..core.cost import CostModel, best_count
 from ..core.dice import Dice
 from ..core.surgery import cut, join, part
-from ..types import Budget, DraftBatch, Kind, Sequence, Topology
+from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import empty_drafts
 from .base import Drafter, Round
 from .team import Team
@@ -114,7 +114,8 @@ class AutoDrafter(Team):
                 parts.append((who, cut(part(looked[i], who), [_count(chosen[b]) for b in who])))
             elif who:
                 mine = dice.choose(torch.tensor(who))
-                parts.append((who, self._ask(arm, [sequences[b] for b in who], [_count(chosen[b]) for b in who], mine)))
+                depths = [_count(chosen[b]) for b in who]
+                parts.append((who, self._timed(i, [sequences[b] for b in who], depths, mine)))
         return _joined(parts, len(sequences))
 
     def observe(self, round: Round) -> None:
@@ -195,20 +196,15 @@ class AutoDrafter(Team):
             count, rate = max(count, min(2, length)), max(rate, 1.001 / self._seconds(sequence, 0, batch))
         return Offer(i, (i, 0), count, rate)
 
-    def _ask(self, arm: Arm, sequences: list[Sequence], counts: list[int], dice: Dice) -> DraftBatch:
-        """Let a drafter with a model draft so much, and note how long it takes."""
-        before = [s.budget for s in sequences]
-        for sequence, count in zip(sequences, counts, strict=True):
-            sequence.budget = Budget(sequence.budget.nodes, min(count, sequence.budget.depth))
+    def _timed(self, index: int, sequences: list[Sequence], depths: list[int], dice: Dice) -> DraftBatch:
+        """Let a drafter with a model draft so deep, and note how long it takes."""
         begin = self._clock()
-        drafts = arm.drafter.propose(sequences, dice)
+        drafts = self.ask(index, sequences, dice, depths=depths)
         if drafts.token.device.type == "cuda":
             torch.cuda.synchronize(drafts.token.device)
-        each = (self._clock() - begin) / max(counts)
-        known = self._draft_seconds.get(arm.name)
-        self._draft_seconds[arm.name] = each if known is None else min(0.9 * known + 0.1 * each, 2 * known)
-        for sequence, budget in zip(sequences, before, strict=True):
-            sequence.budget = budget
+        each, name = (self._clock() - begin) / max(depths), self.arms[index].name
+        known = self._draft_seconds.get(name)
+        self._draft_seconds[name] = each if known is None else min(0.9 * known + 0.1 * each, 2 * known)
         return drafts
 
     def _learn(self, sequence: Sequence) -> None:

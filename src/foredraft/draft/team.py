@@ -48,12 +48,21 @@ class Team:
         for member in self.members:
             member.end(sequences)
 
-    def ask(self, index: int, sequences: Seq[Sequence], dice: Dice, nodes: int | None = None) -> DraftBatch:
-        """One member's drafts, at most `nodes` of them; none for texts that are too long for it."""
+    def ask(
+        self,
+        index: int,
+        sequences: Seq[Sequence],
+        dice: Dice,
+        nodes: int | None = None,
+        depths: Seq[int] | None = None,
+    ) -> DraftBatch:
+        """One member's drafts, at most `nodes` of them and depths[b] deep; none for texts that are too long for it."""
         member = self.members[index]
         most = member.nodes if nodes is None else min(nodes, member.nodes)
+        deepest = depths or [s.budget.depth for s in sequences]
         budgets = [
-            Budget(min(s.budget.nodes, most), min(s.budget.depth, member.max_length - len(s.tokens))) for s in sequences
+            Budget(min(s.budget.nodes, most), min(s.budget.depth, depth, member.max_length - len(s.tokens)))
+            for s, depth in zip(sequences, deepest, strict=True)
         ]
         able = [b for b, budget in enumerate(budgets) if budget.chain > 0]
         drafts = empty_drafts(len(sequences))

@@ -13,7 +13,7 @@ from ..core.sequoia import Sequoia
 from ..core.shape import Chain, Shape
 from ..core.value_tree import ValueTree
 
-# Acceptance by rank of a drafter that is right six times in ten; `RankCounts` measures a drafter's own.
+# Acceptance by rank, assumed: the first guess is right six times in ten. `RankCounts` measures a drafter's own.
 USUAL_RANKS = (0.6, 0.15, 0.06, 0.03)
 SEQUOIA_NODES = 24
 
