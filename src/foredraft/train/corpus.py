@@ -21,7 +21,7 @@ from ..core.loops import find_loop
 from ..errors import ForedraftError, UsageError
 from ..models import Tokenizer
 
-PARTS = 4  # of a step's rows, by length
+PART_ROWS = 64  # rows of like length that are read together: fewer, and a GPU waits for the launches of its kernels
 BLOCK = 32  # widths of batches: few different ones, so that memory and plans are used again
 
 
@@ -77,7 +77,7 @@ class Corpus:
         order = np.random.default_rng((seed, epoch)).permutation(every)
         mine = order[part * each + rank * rows :][:rows]
         mine = mine[np.argsort(self.lengths[mine], kind="stable")]
-        return [self._part(one) for one in np.array_split(mine, min(PARTS, rows))]
+        return [self._part(one) for one in np.array_split(mine, -(-rows // PART_ROWS))]
 
     def _part(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         width = -(-max(int(self.lengths[rows].max()), 2) // BLOCK) * BLOCK

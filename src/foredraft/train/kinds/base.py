@@ -69,9 +69,11 @@ class Kind(Protocol):
         """[B, T, length] target ids that it would draft behind slot t, had all before been right; None = no drafter."""
 
 
-def root_mean_square(states: Tensor) -> float:
-    """Of states [B, T, d] without each text's first tokens, whose states are far larger in many models."""
-    return round(float(states[:, 4:].float().pow(2).mean().sqrt()), 4)
+def typical_size(lesson: Lesson, tap: int) -> float:
+    """Median over the written tokens of the root mean square of a state. The mean would not do: the states of a text's
+    first tokens and of padding are a hundred times larger in many models."""
+    states = lesson.states[tap][lesson.written].float()
+    return round(float(states.pow(2).mean(-1).sqrt().median()), 4)
 
 
 def law_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settings) -> Tensor:

@@ -14,7 +14,7 @@ from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, Hea
 from ..attention import Unrolled
 from ..lesson import Lesson, pull
 from ..objectives import smooth_l1
-from .base import Pass, Settings, law_loss, root_mean_square, stepwise_guess
+from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
 
 PLAUSIBLE = 3  # GRIFFIN: tokens that a drafter might have drafted itself; of 1, 3, 5 and 10 the paper found 3 best
 
@@ -73,7 +73,7 @@ class Eagle3:
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
         taps = self.taps(target, settings)
-        extra = {"scales": [root_mean_square(lesson.states[tap]) for tap in taps]}
+        extra = {"scales": [typical_size(lesson, tap) for tap in taps]}
         return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> Eagle3Head:
@@ -108,7 +108,7 @@ class Eagle:
         return (FINAL,)
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        size, extra = len(lesson.words), {"scale": root_mean_square(lesson.states[FINAL])}
+        size, extra = len(lesson.words), {"scale": typical_size(lesson, FINAL)}
         return HeadSpec(self.name, identity, size, (FINAL,), settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> EagleHead:

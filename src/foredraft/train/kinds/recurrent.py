@@ -12,7 +12,7 @@ from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
 from ..lesson import Lesson
-from .base import Pass, Settings, law_loss, root_mean_square, stepwise_guess
+from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Recurrent:
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
         taps = self.taps(target, settings)
-        extra: dict[str, object] = {"scales": [root_mean_square(lesson.states[tap]) for tap in taps]}
+        extra: dict[str, object] = {"scales": [typical_size(lesson, tap) for tap in taps]}
         extra |= {name: value for name, value in settings.extra.items() if name == "width"}
         return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
 
