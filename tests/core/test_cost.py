@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.core.cost import CostModel, best_count
+from foredraft.core.cost import CostModel, LiveCosts, best_count
 
 COSTS = CostModel((1, 4, 16), (64, 512), (1, 4), (((1.0, 1.3, 2.5), (2.0, 2.3, 3.5)), ((2.0, 3.0, 7.0),) * 2))
 
@@ -38,3 +38,25 @@ def test_the_best_count_is_the_best_of_all(alpha: float, slope: float) -> None:
 def test_nothing_is_drafted_where_nothing_pays() -> None:
     assert best_count([0.3, 0.1], lambda n: 1.0 + 0.5 * n) == (0, 1.0)
     assert best_count([], lambda n: 2.0) == (0, 0.5)
+
+
+def test_live_costs_follow_what_passes_take() -> None:
+    """The machine is twice as slow now, and passes of 16 rows five times: both are found, others follow the rest."""
+    live = LiveCosts(COSTS)
+    assert live.seconds(4, 64, 1) == COSTS.seconds(4, 64, 1)
+    for _ in range(200):
+        for rows in (1, 2, 4):
+            live.observe(rows, 64, 1, 2 * COSTS.seconds(rows, 64, 1))
+        live.observe(16, 64, 1, 5 * COSTS.seconds(16, 64, 1))
+    for rows, slower in ((1, 2.0), (4, 2.0), (16, 5.0)):
+        assert live.seconds(rows, 64, 1) / COSTS.seconds(rows, 64, 1) == pytest.approx(slower, rel=0.15)
+    assert 2.0 < live.seconds(8, 64, 1) / COSTS.seconds(8, 64, 1) < 3.0  # never seen: as all passes together
+
+
+def test_a_hiccup_moves_live_costs_little() -> None:
+    live = LiveCosts(COSTS)
+    for _ in range(100):
+        live.observe(4, 64, 1, COSTS.seconds(4, 64, 1))
+    live.observe(4, 64, 1, 1000.0)
+    live.observe(4, 64, 1, 0.0)
+    assert live.seconds(4, 64, 1) == pytest.approx(COSTS.seconds(4, 64, 1), rel=0.05)

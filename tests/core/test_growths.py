@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foredraft.core.cost import CostModel, best_count
+from foredraft.core.cost_tree import CostTree, Tariff
 from foredraft.core.dice import KeyedDice
 from foredraft.core.dyspec import DySpec
 from foredraft.core.dyspec_layers import DySpecLayers
@@ -25,6 +27,7 @@ from tests.kit.growing import PLENTY, TableStepper, by_last_token, paths_of
 from tests.kit.tables import TableModel, dirichlet
 
 MODEL = dirichlet(5, seed=3)
+CHEAP = CostModel((1, 64), (64,), (1,), (((1.0, 1.5),),))
 SEQUOIA = RankTree(Sequoia((0.6, 0.2, 0.08), 9, 4).paths(9, 4), drawn=True)
 GROWTHS: list[Shape] = [
     RankTree(rank_paths("0 1 00 02 10 000 001"), drawn=False),
@@ -33,6 +36,7 @@ GROWTHS: list[Shape] = [
     StaticTree((2, 2, 1), drawn=True),
     SEQUOIA,
     ValueTree(nodes=8, width=3, depth=4),
+    CostTree(nodes=8, width=3, depth=4, tariff=Tariff(CHEAP, 0.01)),
     OptTree(nodes=8, depth=4, gain=0.05),
     DySpec(nodes=8, depth=4),
     DySpec(nodes=8, depth=4, drawn=False),
@@ -325,3 +329,23 @@ def test_the_vocabulary_is_passed_over_per_call_and_not_per_node(shape: Shape, m
         drafts = shape.grow(stepper, [PLENTY], dice_for(1))
     assert drafts.lengths()[0] == 28
     assert passes.count <= most * (stepper.calls + 1)
+
+
+@pytest.mark.parametrize("row", [0.0, 0.02, 0.1, 0.3, 2.0])
+def test_a_cost_tree_holds_the_nodes_that_pay(row: float) -> None:
+    """Against the value tree of the same depth, cut by brute force."""
+    costs = CostModel((1, 64), (64,), (1,), (((1.0, 1.0 + 63 * row),),))
+    whole = grown(ValueTree(nodes=12, width=3, depth=3))
+    gains = sorted(paths_of(whole).values(), reverse=True)
+    count, _ = best_count(gains, lambda n: costs.seconds(n + 1))
+    own = paths_of(grown(CostTree(nodes=12, width=3, depth=3, tariff=Tariff(costs, 0.0))))
+    assert sorted(own.values(), reverse=True) == pytest.approx(gains[:count])
+
+
+def test_a_cost_tree_reads_no_level_that_does_not_pay() -> None:
+    calls = []
+    for level in (0.0, 0.1, 100.0):
+        stepper = TableStepper(MODEL)
+        CostTree(nodes=12, width=3, depth=6, tariff=Tariff(CHEAP, level)).grow(stepper, [PLENTY], dice_for(1))
+        calls.append(stepper.calls)
+    assert 5 >= calls[0] > calls[1] > calls[2] == 0

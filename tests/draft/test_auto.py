@@ -7,7 +7,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import pytest
 
-from foredraft.core.cost import CostModel
+from foredraft.core.cost import CostModel, LiveCosts
+from foredraft.core.cost_tree import CostTree, Tariff
 from foredraft.core.dice import Dice
 from foredraft.core.rules import RULES
 from foredraft.core.shape import Chain, StaticTree
@@ -103,17 +104,38 @@ def test_it_falls_back_to_plain_decoding_where_nothing_pays() -> None:
 
 
 def test_drafting_that_costs_more_than_it_brings_is_only_tried_now_and_then() -> None:
-    costs = CostModel(FLAT.rows, FLAT.contexts, FLAT.batches, FLAT.verify, {"slow": 3.0})
-    drafter = AutoDrafter([Arm(Scripted("slow", [], 7), 4)], costs)
-    assert drafter._draft_seconds["slow"] == 3.0
     plain = request([0, 1], Method("plain", RULES["sample-and-match"]), max_new_tokens=120)
     finish(Engine(TableExecutor(TARGET, max_length=256)), plain)
-    slow = Scripted("slow", plain.sequence.tokens, 7)
-    ticks = iter(range(10**6))
-    drafter = AutoDrafter([Arm(slow, 4)], costs, clock=lambda: 12.0 * next(ticks))
+    slow, now = Scripted("slow", plain.sequence.tokens, 7), [0.0]
+    true = slow.propose
+
+    def propose(sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        now[0] += 12.0
+        return true(sequences, dice)
+
+    slow.propose = propose  # type: ignore[method-assign]
+    drafter = AutoDrafter([Arm(slow, 4)], FLAT, clock=lambda: now[0])
     each = request([0, 1], Method("m", RULES["sample-and-match"], drafter), max_new_tokens=100)
     finish(Engine(TableExecutor(TARGET, max_length=256)), each)
     assert 0 < drafter.tallies["slow"].rounds < 0.1 * drafter.tallies["plain"].rounds
+
+
+def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
+    """Free levels and free rows: the tree grows. Dear rows: it does not, and the text is the same."""
+    texts, sizes = [], []
+    for costs in (FLAT, STEEP):
+        live = LiveCosts(costs)
+        tariff = Tariff.of(live)
+        shape = CostTree(nodes=6, width=2, depth=3, tariff=tariff)
+        arm = Arm(ModelDrafter(TableExecutor(TARGET), shape), 3, tariff)
+        ticks = iter(range(10**6))
+        drafter = AutoDrafter([arm], live, clock=lambda ticks=ticks: 1e-4 * next(ticks))  # type: ignore[misc]
+        each = request([0, 1], Method("m", RULES["sample-and-match"], drafter), max_new_tokens=40)
+        texts.append(finish(Engine(TableExecutor(TARGET, max_length=256)), each)[0])
+        habit = drafter._habits[arm.name]
+        sizes.append(habit.nodes)
+        assert tariff.level_seconds == (habit.seconds or costs.seconds(1) / 12)
+    assert texts[0] == texts[1] and sizes[0] > 3 > sizes[1]
 
 
 def test_it_tells_what_it_chose() -> None:

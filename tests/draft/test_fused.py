@@ -184,7 +184,8 @@ class Pruning(Scheduler):
 def test_a_scheduler_may_drop_nodes_again() -> None:
     fused = FusedDrafter(MEMBERS["three models"]())
     method = Method("m", RULES["sample-and-match"], fused)
-    engine = Engine(TableExecutor(LOOPING, max_slots=3), scheduler=Pruning(3, 64, 63))
+    engine = Engine(TableExecutor(LOOPING, max_slots=3))
+    engine.scheduler.__class__ = Pruning
     requests = [request(p, method, i, max_new_tokens=14) for i, p in enumerate(PROMPTS)]
     check = slots_follow(fused)
     run_checked(engine, requests, check)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
-from foredraft.judge.families import FAMILIES, draw
+from foredraft.judge.families import FAMILIES, UNITS, draw
 from foredraft.judge.problem import MEND, Problem, fixed, result, wording
 
 TOY = Problem("toy", "?", (wording(("A ",), ("An ", "A b ")), result(12, 13), fixed(".")), "12")
@@ -72,3 +73,40 @@ def test_dates_are_the_calendars() -> None:
 def test_the_same_seed_draws_the_same_problems() -> None:
     assert draw(12, 4) == draw(12, 4) != draw(12, 5)
     assert {p.family for p in draw(12, 4)} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_wording_is_free_again_and_again(family: str) -> None:
+    """Two free places or more in every line but the last, and the styles share no beginning there: without a judge the
+    target stops a draft of the other style at each of them."""
+    for problem in draw(20, 17, (family,)):
+        lines, free = [0], 0
+        for place in problem.places:
+            if len(place.styles) > 1:
+                lines[-1] += 1
+                ours, theirs = ({phrase.split()[0] for phrase in style if phrase} for style in place.styles)
+                free += not ours & theirs
+            if place.phrases == (".\n",):
+                lines.append(0)
+        assert lines[-1] == 0 and all(count >= 2 for count in lines[:-1])
+        assert free >= 0.6 * sum(lines)
+
+
+def test_bills_units_and_lists_are_computed_right() -> None:
+    """Worked out again from the numbers of the question alone."""
+    for problem in draw(90, 19, ("bills", "units", "lists")):
+        numbers = [int(n) for n in re.findall(r"\d+", problem.question)]
+        if problem.family == "bills":
+            assert int(problem.answer) == sum(n * price for n, price in zip(numbers[::2], numbers[1::2], strict=True))
+        elif problem.family == "lists":
+            assert int(problem.answer) == sum(numbers) - min(numbers)
+        else:
+            large = problem.question.split()[5]
+            per = next(per for name, _, per in UNITS if name == large)
+            assert int(problem.answer) == numbers[0] * per + numbers[1]
+
+
+def test_words_lose_their_letter_and_turn_round() -> None:
+    for problem in draw(40, 23, ("words",)):
+        gone, word = problem.question.split()[2], problem.question.split()[6]
+        assert problem.answer == " ".join(letter for letter in reversed(word) if letter != gone)

@@ -21,7 +21,8 @@ ORDER = (
     ("draft",),
     ("engine",),
     ("recipes",),
-    ("train", "bench", "audit", "judge"),
+    ("train", "bench", "audit"),
+    ("judge",),
     ("serve", "integrations"),
     ("cli",),
 )

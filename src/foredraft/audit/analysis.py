@@ -19,7 +19,7 @@ from ..draft.model import TREE_TEMPERATURE
 from ..models import Progress as Loading
 from ..recipes import LLM
 from ..recipes.loading import Place
-from ..recipes.table import Workshop, draft_executor
+from ..recipes.recipe import Workshop, draft_executor
 from ..runtime import Executor, Rows
 from ..types import Kind, SamplingParams
 from .forms import FORMS, acceptance, optimum

@@ -24,7 +24,7 @@ from ..engine import Engine, Method, Request
 from ..errors import ForedraftError
 from ..recipes import Options, find_recipe
 from ..recipes.loading import Loaded, Place
-from ..recipes.table import Recipe, Workshop
+from ..recipes.recipe import Recipe, Workshop
 from ..recipes.trained import Ready
 from ..types import Kind, SamplingParams, Sequence, Topology
 from .executor import TableExecutor

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import UsageError, unknown_name
-from ..recipes.table import RECIPES, Options
+from ..recipes import RECIPES, Options
 
 PLAIN, ALONE, ALL = "plain", "alone", "all"  # `alone` = the draft model writing by itself, for comparison of quality
 SHORT = {"length": "draft_length"}

@@ -20,6 +20,7 @@ from .bench import bench
 from .chat import chat
 from .demo import demo
 from .generate import generate
+from .judge import judge
 from .listing import methods, models
 from .profile import profile
 from .serve import serve
@@ -34,6 +35,7 @@ app = typer.Typer(
 for command in (generate, chat, serve, demo, methods, models, analyze, audit, profile, train, data):
     app.command()(command)
 app.add_typer(bench, name="bench")
+app.add_typer(judge, name="judge")
 
 # Typer brings its own copy of click in some versions; its usage error is the base of what it exports.
 BadUsage: Any = typer.BadParameter.__base__

@@ -28,6 +28,7 @@ def chat(
     rule: o.Rule = None,
     drafter: o.Drafter = None,
     draft_length: o.DraftLength = None,
+    judge: o.Judge = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -43,8 +44,8 @@ def chat(
     params = o.sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens)
     with o.LoadingBar() as bar:
         llm = LLM(
-            model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, dtype=dtype,
-            device=device, max_length=max_length, progress=bar,
+            model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
+            dtype=dtype, device=device, max_length=max_length, progress=bar,
         )  # fmt: skip
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"model {model!r} has no chat template; use 'foredraft generate --raw'")

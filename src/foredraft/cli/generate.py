@@ -24,6 +24,7 @@ def generate(
     rule: o.Rule = None,
     drafter: o.Drafter = None,
     draft_length: o.DraftLength = None,
+    judge: o.Judge = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="One prompt per line.")] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Through the chat template, or as plain text (default: if any).")
@@ -56,8 +57,8 @@ def generate(
     texts = read_prompts(prompts or [], file)
     with o.LoadingBar() as bar:
         llm = LLM(
-            model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, dtype=dtype,
-            device=device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
+            model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
+            dtype=dtype, device=device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
             max_length=max_length, progress=bar,
         )  # fmt: skip
     ids = [encode(llm, text, chat) for text in texts]

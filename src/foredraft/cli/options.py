@@ -20,6 +20,7 @@ Method = Annotated[str, typer.Option(help="How to draft; see 'foredraft methods'
 Shape = Annotated[str | None, typer.Option(help="Shape of the drafts: chain, tree ..; see docs/control.md.")]
 Rule = Annotated[str | None, typer.Option(help="Verification rule; a biased pair is refused.")]
 Drafter = Annotated[str | None, typer.Option(help="Draft model, or layers:K for the target's own first K layers.")]
+Judge = Annotated[str | None, typer.Option(help="Folder of a trained judge; lossy, and only if asked for.")]
 DraftLength = Annotated[int | None, typer.Option(help="Most tokens to draft per round.")]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]

@@ -17,6 +17,10 @@ AllowMethods = Annotated[
     str | None, typer.Option(help="Methods that clients may ask for, with commas (default: those without weights).")
 ]
 
+PromptTokens = Annotated[
+    int | None, typer.Option(min=1, help="Prompt tokens read in a step, beside decoding (default: by the device).")
+]
+
 
 def serve(
     model: Annotated[
@@ -30,10 +34,14 @@ def serve(
     rule: o.Rule = None,
     drafter: o.Drafter = None,
     draft_length: o.DraftLength = None,
+    judge: o.Judge = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
     slots: Annotated[int, typer.Option(help="Answers that run at a time.")] = 16,
+    prompt_tokens: PromptTokens = None,
+    reuse_prefixes: Annotated[bool, typer.Option(help="Keep what finished requests have read for the next.")] = True,
+    share_drafts: Annotated[bool, typer.Option(help="Draft less, down to nothing, the more requests run.")] = True,
     api_key: ApiKey = None,
     allow_methods: AllowMethods = None,
     allow_lossy: Annotated[bool, typer.Option(help="Let clients ask for rules that change the output law.")] = False,
@@ -57,13 +65,14 @@ def serve(
     for wanted in (method, *(allowed or ())):
         find_recipe(wanted)  # a wrong name should not cost a model load
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
-    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy)
+    sharing = (prompt_tokens, reuse_prefixes, share_drafts)
+    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *sharing)
 
     def load() -> LLM:
         with o.LoadingBar() as bar:
             return LLM(
-                model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, dtype=dtype,
-                device=device, batch_size=slots, max_length=max_length, progress=bar,
+                model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
+                dtype=dtype, device=device, batch_size=slots, max_length=max_length, progress=bar,
             )  # fmt: skip
 
     return run(Service(load, settings), host, port, access_log)

@@ -7,12 +7,13 @@ draws reaches the verifier (DESIGN law 5): stop rules act before a draw, from qu
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from ..types import Budget, DraftBatch, Kind, Topology
 from ..types.drafts import chain_batch, empty_drafts
 from .dice import Dice, Purpose
@@ -69,6 +70,7 @@ class Chain:
     stop: Stop | None = None  # None = always the whole length
     kind: Kind = Kind.SAMPLED_WITHOUT_REPLACEMENT
     topology: Topology = Topology.CHAIN
+    states: bool = False  # hand over the draft model's state at every node, for which it reads the last one too
 
     @property
     def reads(self) -> int:
@@ -96,7 +98,18 @@ class Chain:
         # Row i lies behind node i - 1; nobody asks for the row behind the last one.
         row_of = torch.arange(len(tokens) + 1, device=stepper.device).clamp(max=len(tokens) - 1)
         laws = draft_laws(steps, row_of.expand(stepper.batch, -1))
-        return chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, laws)
+        drafts = chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, laws)
+        return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
+
+
+def _states(stepper: Stepper, steps: Seq[Step], last: Tensor) -> Tensor:
+    """[B, N, d] the draft model's state with each token of a chain as input; only the last one is still to be read."""
+    node = torch.full_like(last, len(steps) - 1)[:, None]
+    steps = [*steps[1:], stepper.expand(Frontier(node, last[:, None], node - 1, node + 1))]
+    found = [step.hidden[step.rows[:, 0]] for step in steps if step.hidden is not None]
+    if len(found) < len(steps):
+        raise UsageError("this drafter has no states of its own for a judge that reads them; train one without 'draft'")
+    return torch.stack(found, dim=1)
 
 
 class _Drafting:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..types import DraftBatch, Law, Laws
 
 _COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "origin", "source")
+_BATCHED = (*_COLUMNS, "states")
 _WHERE = ("token", "parent", "depth", "order", "source")
 
 
@@ -51,7 +52,11 @@ def reorder(drafts: DraftBatch, permutation: Tensor) -> DraftBatch:
         if (column := changed.get(name, getattr(drafts, name))) is not None
     }
     laws = None if drafts.laws is None else RowsMoved(drafts.laws, permutation)
-    return replace(drafts, **moved, laws=laws, started=None)  # rows of a started pass cannot change places
+    states = drafts.states
+    if states is not None:
+        states = states.gather(1, permutation[:, :, None].expand(-1, -1, states.shape[2]))
+    # Rows of a started pass cannot change places.
+    return replace(drafts, **moved, laws=laws, states=states, started=None)
 
 
 def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
@@ -59,7 +64,7 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
     if list(index) == list(range(drafts.batch)):
         return drafts
     which = torch.tensor(list(index), dtype=torch.int64, device=drafts.token.device)
-    columns = {name: column[which] for name in _COLUMNS if (column := getattr(drafts, name)) is not None}
+    columns = {name: column[which] for name in _BATCHED if (column := getattr(drafts, name)) is not None}
     host = None if drafts.lengths_host is None else tuple(drafts.lengths_host[i] for i in index)
     laws = None if drafts.laws is None else LawsPart(drafts.laws, which, drafts.batch)
     started = drafts.started and replace(drafts.started, streams=drafts.started.streams[which])
@@ -104,7 +109,7 @@ def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:
     """The same drafts on another device; laws stay where they are and are brought over row by row when visited."""
     if drafts.token.device == device:
         return drafts
-    columns = {name: column.to(device) for name in _COLUMNS if (column := getattr(drafts, name)) is not None}
+    columns = {name: column.to(device) for name in _BATCHED if (column := getattr(drafts, name)) is not None}
     laws = None if drafts.laws is None else LawsElsewhere(drafts.laws, drafts.token.device, device)
     return replace(drafts, **columns, length=drafts.length.to(device), laws=laws)
 

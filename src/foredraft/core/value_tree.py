@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..types import Budget, DraftBatch, Kind, Topology
 from ..types.drafts import empty_drafts
@@ -44,10 +45,20 @@ class ValueTree:
         value, token = (found[:, 0] for found in pool.root().top(self.width))  # [B, k]
         node = pool.add(torch.full_like(token, -1), token, value, 1)
         for level in range(2, depth + 1):
+            if not self.goes_on(pool, value, level):
+                break
             more, token = pool.read(pool.frontier(node)).top(self.width)  # [B, k, k]
             parent = node[:, :, None].expand_as(more).flatten(1)
             value = (value[:, :, None] + more).flatten(1)
             made = pool.add(parent, token.flatten(1), value, level)
             best = value.topk(min(self.width, value.shape[1]), dim=1).indices.sort(dim=1).values
             node, value = made.gather(1, best), value.gather(1, best)
-        return pool.best(self.nodes, budgets, self.kind, self.width)
+        return pool.best(self.nodes, self.within(pool, budgets), self.kind, self.width)
+
+    def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool:
+        """Whether another level shall be read, given the values [B, w] of those that it would be read behind."""
+        return True
+
+    def within(self, pool: Pool, budgets: Seq[Budget]) -> Seq[Budget]:
+        """What of the grown tree may be handed over."""
+        return budgets

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..core.bandit import Record
-from ..core.cost import CostModel, best_count
+from ..core.cost import CostModel, LiveCosts, best_count
+from ..core.cost_tree import Tariff
 from ..core.dice import Dice
+from ..core.pool import tightened
 from ..core.surgery import cut, join, part
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import empty_drafts
@@ -33,10 +35,11 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter among others. `longest` = 0: it looks things up for nothing. A tree is always drafted whole."""
+    """A drafter among others. `longest` = 0: it looks things up for nothing. A tree finds its size itself."""
 
     drafter: Drafter
     longest: int = 0  # tokens ahead that a drafter with a model may draft
+    tariff: Tariff | None = None  # by which it sizes its trees: told what its levels really take
 
     @property
     def name(self) -> str:
@@ -70,6 +73,25 @@ class Watched:
 
 
 @dataclass(slots=True)
+class Habit:
+    """What an arm with a model usually does in a round; young habits follow quickly."""
+
+    seconds: float = 0.0  # of one level
+    nodes: float = 0.0
+    levels: float = 0.0
+    rounds: int = 0
+
+    def follow(self, seconds: float, nodes: float, levels: float) -> None:
+        self.rounds += 1
+        pace = max(0.1, 1 / self.rounds)
+        if self.rounds > 1:
+            seconds = min(seconds, 2 * self.seconds)  # a hiccup
+        self.seconds += pace * (seconds - self.seconds)
+        self.nodes += pace * (nodes - self.nodes)
+        self.levels += pace * (levels - self.levels)
+
+
+@dataclass(slots=True)
 class Tally:
     """What became of the rounds that an arm was chosen for."""
 
@@ -82,10 +104,17 @@ class Tally:
 class AutoDrafter(Team):
     """A drafter of drafters."""
 
+    weighs_costs = True
+
     def __init__(
-        self, arms: Seq[Arm], costs: CostModel, name: str = "auto", clock: Callable[[], float] = time.perf_counter
+        self,
+        arms: Seq[Arm],
+        costs: CostModel | LiveCosts,
+        name: str = "auto",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.arms, self.costs, self.name, self._clock = list(arms), costs, name, clock
+        self.arms, self.name, self._clock = list(arms), name, clock
+        self.costs = costs if isinstance(costs, LiveCosts) else LiveCosts(costs)
         drafters = [arm.drafter for arm in self.arms]
         super().__init__(drafters)
         self.kinds = frozenset({Kind.CHOSEN})
@@ -94,8 +123,11 @@ class AutoDrafter(Team):
         self.nodes = max(d.nodes for d in drafters)
         self.record = Record()
         self.tallies: dict[str, Tally] = {}
-        self._draft_seconds = dict(costs.draft)  # arm's name -> seconds of one token ahead, as measured so far
+        self._habits = {arm.name: Habit(seconds=costs.draft.get(arm.name, 0.0)) for arm in self.arms if not arm.free}
+        self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
         self._watched: dict[int, Watched] = {}
+        self._calls = 0
+        self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last, for whomever
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         super().begin(sequences)
@@ -107,19 +139,28 @@ class AutoDrafter(Team):
             self._learn(sequence)
         looked = {i: arm.drafter.propose(sequences, dice) for i, arm in enumerate(self.arms) if arm.free}
         chosen = [self._choose(b, sequence, looked, len(sequences)) for b, sequence in enumerate(sequences)]
+        self._calls += 1
+        self._last_call |= {offer.arm: self._calls for offer in chosen if offer is not None}
         parts: list[tuple[list[int], DraftBatch]] = []
         for i, arm in enumerate(self.arms):
             who = [b for b, offer in enumerate(chosen) if offer is not None and offer.arm == i]
+            offers = [offer for offer in chosen if offer is not None and offer.arm == i]
             if who and arm.free:
-                parts.append((who, cut(part(looked[i], who), [_count(chosen[b]) for b in who])))
+                parts.append((who, cut(part(looked[i], who), [offer.count for offer in offers])))
             elif who:
                 mine = dice.choose(torch.tensor(who))
-                depths = [_count(chosen[b]) for b in who]
-                parts.append((who, self._timed(i, [sequences[b] for b in who], depths, mine)))
+                parts.append((who, self._timed(i, [sequences[b] for b in who], offers, mine)))
+        self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
         return _joined(parts, len(sequences))
 
     def observe(self, round: Round) -> None:
         """Each sequence's nodes were numbered by the one who drafted them; the others have read none."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[1] == tuple(sequence.id for sequence in round.sequences):
+            batch = len(round.sequences)  # all that drafted were verified together: their pass can be timed
+            rows = 1 + sum(round.drafts.lengths()) / batch
+            context = sum(len(sequence.tokens) for sequence in round.sequences) / batch
+            self.costs.observe(rows, context, batch, self._clock() - asked[0])
         for member in self.members:
             member.observe(round)
 
@@ -142,8 +183,10 @@ class AutoDrafter(Team):
                 promise = tally.promised / tally.rounds / plain
                 line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {promise:.2f}x plain decoding"
             lines.append(line)
-        for name, seconds in self._draft_seconds.items():
-            lines.append(f"{name}: {seconds * 1e3:.2f} ms a drafted token, {seconds * plain:.1%} of a plain step")
+        for name, habit in self._habits.items():
+            lines.append(
+                f"{name}: {habit.seconds * 1e3:.2f} ms a level of drafts, {habit.seconds * plain:.1%} of a plain step"
+            )
         return lines
 
     def _choose(self, b: int, sequence: Sequence, looked: dict[int, DraftBatch], batch: int) -> Offer | None:
@@ -180,31 +223,43 @@ class AutoDrafter(Team):
         if length <= 0 or len(sequence.tokens) >= arm.drafter.max_length:
             return None
         gains = self.record.gains(sequence.id, (i, 0), length, PAID_PRIOR)
-        each = self._draft_seconds.get(arm.name, 0.0)
-        tree = arm.drafter.topology is Topology.TREE
+        habit, tree = self._habits[arm.name], arm.drafter.topology is Topology.TREE
+        each = habit.seconds / batch
         catch_up = each if watched.last_try.get(i) != watched.rounds else 0.0  # it must read what others wrote
-
-        def seconds(n: int) -> float:
-            nodes = arm.drafter.nodes if tree and n else n
-            return self._seconds(sequence, nodes, batch) + (n * each + catch_up if n else 0.0)
-
         if tree:
-            count, rate = length, (1 + sum(gains)) / seconds(length)
+            levels = min(length, round(habit.levels) or length)
+            nodes = round(habit.nodes) if habit.rounds else arm.drafter.nodes // 2
+            seconds = self._seconds(sequence, nodes, batch) + levels * each + catch_up
+            count, rate = length, (1 + sum(gains[:levels])) / seconds
         else:
-            count, rate = best_count(gains, seconds)
-        if watched.rounds - watched.last_try.get(i, -TRY_EVERY) >= TRY_EVERY:
+            count, rate = best_count(
+                gains, lambda n: self._seconds(sequence, n, batch) + (n * each + catch_up if n else 0.0)
+            )
+        if self._is_due(i, watched, batch):
             count, rate = max(count, min(2, length)), max(rate, 1.001 / self._seconds(sequence, 0, batch))
         return Offer(i, (i, 0), count, rate)
 
-    def _timed(self, index: int, sequences: list[Sequence], depths: list[int], dice: Dice) -> DraftBatch:
-        """Let a drafter with a model draft so deep, and note how long it takes."""
-        begin = self._clock()
-        drafts = self.ask(index, sequences, dice, depths=depths)
-        if drafts.token.device.type == "cuda":
-            torch.cuda.synchronize(drafts.token.device)
-        each, name = (self._clock() - begin) / max(depths), self.arms[index].name
-        known = self._draft_seconds.get(name)
-        self._draft_seconds[name] = each if known is None else min(0.9 * known + 0.1 * each, 2 * known)
+    def _is_due(self, i: int, watched: Watched, batch: int) -> bool:
+        """Whether an arm is to be tried although it does not seem to pay.
+
+        A level takes about as long for one sequence as for all. So sequences that run side by side try an arm in the
+        same round, and none does because it has just begun.
+        """
+        due = watched.rounds - watched.last_try.get(i, -TRY_EVERY) >= TRY_EVERY
+        return due and (batch == 1 or self._calls - self._last_call.get(i, -TRY_EVERY) >= TRY_EVERY)
+
+    def _timed(self, index: int, sequences: list[Sequence], offers: list[Offer], dice: Dice) -> DraftBatch:
+        """Let a drafter with a model draft as deep as was offered, and note what it did and how long it took."""
+        arm, begin = self.arms[index], self._clock()
+        drafts = tightened(self.ask(index, sequences, dice, depths=[offer.count for offer in offers]))
+        seconds = self._clock() - begin
+        if drafts.width:
+            for b, offer in enumerate(offers):
+                offer.count = int((drafts.depth[b] * drafts.used()[b]).amax())
+            habit = self._habits[arm.name]
+            habit.follow(seconds / max(drafts.levels, 1), sum(drafts.lengths()) / len(offers), drafts.levels)
+            if arm.tariff is not None:
+                arm.tariff.level_seconds = habit.seconds
         return drafts
 
     def _learn(self, sequence: Sequence) -> None:
@@ -231,10 +286,6 @@ class AutoDrafter(Team):
 
     def _seconds(self, sequence: Sequence, drafts: int, batch: int) -> float:
         return self.costs.seconds(drafts + 1, len(sequence.tokens), batch) / batch
-
-
-def _count(offer: Offer | None) -> int:
-    return 0 if offer is None else offer.count
 
 
 def _joined(parts: list[tuple[list[int], DraftBatch]], batch: int) -> DraftBatch:

@@ -70,3 +70,8 @@ class QuietDrafter:
 
     def end(self, sequences: Seq[Sequence]) -> None:
         pass
+
+
+def weighs_costs(drafter: Drafter) -> bool:
+    """Whether a drafter chooses the size of its drafts by what they cost and bring; few do, so few say so."""
+    return bool(getattr(drafter, "weighs_costs", False))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.dice import Dice
 from ..types import DraftBatch, Sequence
 from ..types.drafts import empty_drafts
-from .base import Drafter, Round
+from .base import Drafter, Round, weighs_costs
 
 OnLoss = Callable[[Sequence, Exception], None]
 
@@ -29,6 +29,7 @@ class GuardedDrafter:
         self.drafter, self._on_loss = drafter, on_loss
         self.name, self.kinds, self.topology = drafter.name, drafter.kinds, drafter.topology
         self.taps, self.nodes, self.max_length = drafter.taps, drafter.nodes, drafter.max_length
+        self.weighs_costs = weighs_costs(drafter)
         self._lost: set[int] = set()
 
     def begin(self, sequences: Seq[Sequence]) -> None:

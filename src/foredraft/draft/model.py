@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..core.dice import Dice
 from ..core.sampling import ParamBlock
-from ..core.shape import Frontier, Shape, Step, Vocabulary
+from ..core.shape import Chain, Frontier, Shape, Step, Vocabulary
 from ..errors import ForedraftError, UsageError
 from ..runtime import FINAL, Executor, Output, Rows
 from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
@@ -47,6 +48,22 @@ class ModelDrafter(QuietDrafter):
         self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's store
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Its own ids in the target's; None = the same."""
+        return self._vocabulary
+
+    @property
+    def gives_states(self) -> bool:
+        """Whether its drafts come with its own states, as some judges need them."""
+        return isinstance(self.shape, Chain) and self.shape.states
+
+    def give_states(self) -> None:
+        """Let its drafts come with its own states from now on; it reads one token more a round for them."""
+        if not isinstance(self.shape, Chain):
+            raise UsageError(f"drafter {self.name!r} hands over its states with shape chain only")
+        self.shape = replace(self.shape, states=True)
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:

@@ -3,5 +3,7 @@
 from .loop import Engine
 from .method import Method
 from .request import Request
+from .sharing import Sharing
+from .spending import Spending
 
-__all__ = ["Engine", "Method", "Request"]
+__all__ = ["Engine", "Method", "Request", "Sharing", "Spending"]

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from .request import Request
 
 
 class Clock:
     """A stop watch that books laps to requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self._last = 0.0
+        self._device = device  # whose work a look at the clock waits for
 
     def start(self) -> None:
         self._last = time.perf_counter()
 
-    def lap(self, part: str, requests: list[Request]) -> None:
-        """Book the time since the last lap as `part` (prefill, draft, verify or host)."""
-        now = time.perf_counter()
+    def now(self) -> float:
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def lap(self, part: str, requests: list[Request]) -> float:
+        """Book the time since the last lap as `part` (prefill, draft, verify or host); returns it."""
+        now = self.now()
         elapsed, self._last = now - self._last, now
         name = f"{part}_seconds"
         for request in requests:
             setattr(request.stats, name, getattr(request.stats, name) + elapsed / len(requests))
+        return elapsed

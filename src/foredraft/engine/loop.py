@@ -23,7 +23,8 @@ from .admission import check_request
 from .clock import Clock
 from .request import Request
 from .sampler import Sampler
-from .scheduler import Scheduler
+from .scheduler import Piece, Scheduler
+from .sharing import Sharing
 from .turn import Turn
 
 DiceMaker = Callable[[Seq[Sequence]], Dice]
@@ -32,18 +33,24 @@ DiceMaker = Callable[[Seq[Sequence]], Dice]
 class Engine:
     """Runs requests on one target. Methods and rules are per request; requests that share one take turns together."""
 
-    def __init__(self, executor: Executor, dice: DiceMaker | None = None, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, executor: Executor, dice: DiceMaker | None = None, sharing: Sharing | None = None) -> None:
         self.executor = executor
-        self.scheduler = scheduler or Scheduler(executor.max_slots, executor.max_length, executor.max_scratch - 1)
         self.sampler = Sampler(executor.vocab_size, executor.device)
         self._dice = dice or self._keyed_dice
-        self._clock = Clock()
+        self.share(sharing or Sharing())
+
+    def share(self, sharing: Sharing) -> None:
+        """How requests share the machine from now on; for an engine at rest."""
+        self.scheduler = Scheduler(self.executor, sharing)
+        # Work on a GPU has only begun when a call returns; whoever shares out time must wait for its end.
+        self._clock = Clock(self.executor.device if sharing.spending is not None else None)
 
     @torch.no_grad()
     def step(self) -> list[Event]:
         """One round for every running request; returns what it wrote."""
         self._clock.start()
-        self.admit(self.scheduler.admit())  # new prompts are read
+        self.admit(self.scheduler.admit())  # drafters hear of new requests
+        self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
         turns = self.scheduler.next_turns()  # sequences by method, and a draft budget for each
         self.propose(turns)  # a tree per sequence; an empty one is plain decoding
         self.scheduler.select(turns)  # which drafted nodes fit the shared verification budget
@@ -54,18 +61,34 @@ class Engine:
         return self.advance(turns)  # streamed, finished
 
     def admit(self, new: list[Request]) -> None:
-        """Read new prompts, all but their last token, which the first round reads with its drafts."""
-        if not new:
-            return
-        slots = [r.sequence.slot for r in new]
-        self.executor.rollback(slots, [0] * len(slots))
-        hidden = self.executor.prefill(slots, [r.sequence.tokens[:-1] for r in new], _taps(new))
+        """Begin requests, and show drafters what the target still knows of their prompts."""
+        for request in new:
+            if self.executor.length(request.sequence.slot) < request.read:  # somebody else has emptied the slot
+                request.read, request.stats.reused, request.states = 0, 0, []
         for drafter, members in _share_drafter(new):
             drafter.begin([new[i].sequence for i in members])
-            if drafter.taps:
-                sequences = [new[i].sequence for i in members]
-                drafter.observe_prefill(sequences, [0] * len(members), [hidden[i] for i in members])
+            known = [new[i] for i in members if new[i].states]
+            if known:
+                drafter.observe_prefill([r.sequence for r in known], [0] * len(known), [r.states[0] for r in known])
         self._clock.lap("prefill", new)
+
+    def read(self, pieces: list[Piece]) -> None:
+        """Read prompts on, up to their last token, which the first round reads with its drafts."""
+        if not pieces:
+            return
+        requests, begins = [piece.request for piece in pieces], [piece.begin for piece in pieces]
+        slots = [request.sequence.slot for request in requests]
+        self.executor.rollback(slots, begins)  # what another text, or a step that failed, has left behind
+        hidden = self.executor.prefill(slots, [piece.tokens for piece in pieces], _taps(requests))
+        for drafter, members in _share_drafter(requests):
+            if drafter.taps:
+                sequences = [requests[i].sequence for i in members]
+                drafter.observe_prefill(sequences, [begins[i] for i in members], [hidden[i] for i in members])
+        for piece, states in zip(pieces, hidden, strict=True):
+            piece.request.read = piece.end
+            if self.scheduler.slots.reuse and piece.request.taps:
+                piece.request.states.append({tap: states[tap] for tap in piece.request.taps})
+        self._clock.lap("prefill", requests)
 
     def propose(self, turns: list[Turn]) -> None:
         """Each drafter is asked once, for all sequences that it drafts for, whatever their rules are."""
@@ -73,12 +96,14 @@ class Engine:
             turn.drafts = empty_drafts(len(turn.requests), self.executor.device)
         for drafter, members in _by_drafter(turns):
             sequences = [s for turn in members for s in turn.sequences]
+            started, begin = self._clock.now(), 0
             drafts = drafter.propose(sequences, self._dice(sequences))
-            begin = 0
             for turn in members:
                 index = range(begin, begin + len(turn.requests))
                 turn.drafts = move(part(drafts, index), self.executor.device)
                 begin += len(turn.requests)
+            if self.scheduler.spending is not None:
+                self.scheduler.spending.drafted(drafter, members, self._clock.now() - started)
         self._clock.lap("draft", [r for turn in turns if turn.drafting for r in turn.requests])
 
     def forward(self, turns: list[Turn]) -> None:
@@ -113,7 +138,9 @@ class Engine:
             dice = self._dice(turn.sequences)
             turn.verdict = rule.verify_batch(BatchCase(turn.drafts, turn.rows, dice, hidden, soft))
             turn.read_back()  # the one small copy to the host
-        self._clock.lap("verify", _requests(turns))
+        seconds = self._clock.lap("verify", _requests(turns))
+        if self.scheduler.spending is not None:
+            self.scheduler.spending.observe(turns, seconds)
 
     def commit(self, turns: list[Turn]) -> None:
         for turn in turns:
@@ -143,6 +170,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; refuses one that can never run, so that it cannot disturb others later."""
         check_request(request, self.executor)
+        if self.scheduler.spending is not None:
+            self.scheduler.spending.check(request)
         request.started = time.perf_counter()
         request.stats.executor = self.executor.name
         self.scheduler.add(request)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..core.rules import Rule, check_pair
 from ..draft import Drafter
+from ..errors import UsageError
 from ..types import Kind, Topology
 
 
@@ -23,6 +24,11 @@ class Method:
             check_pair(self.rule, self.drafter.kinds, self.drafter.topology)
         else:
             check_pair(self.rule, frozenset({Kind.CHOSEN}), Topology.CHAIN)
+        if self.rule.needs_draft_states and not getattr(self.drafter, "gives_states", False):
+            raise UsageError(
+                f"rule {self.rule.name!r} reads the drafter's states, and method {self.name!r} drafts without any; "
+                "use a draft model with shape chain"
+            )
 
     @property
     def taps(self) -> frozenset[int]:

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from ..types import Constraint, Reason, Sequence, Stats, TreeVerdict
 from .method import Method
+from .slots import Kept, States
 
 # Told the output so far, answers how many of its tokens to keep, or None to go on. For stop strings.
 StopCheck = Callable[[list[int]], int | None]
@@ -27,6 +30,9 @@ class Request:
     reasons: list[Reason] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     started: float = 0.0
+    read: int = 0  # tokens of the text whose K/V stand in the slot
+    states: list[States] = field(default_factory=list)  # what the drafter was shown of them, piece by piece
+    trace: bool = False  # whether its events tell how each step went
     constraint: Constraint | None = field(init=False, default=None)  # the grammar of the params, at work
 
     def __post_init__(self) -> None:
@@ -36,6 +42,25 @@ class Request:
     @property
     def id(self) -> int:
         return self.sequence.id
+
+    @property
+    def taps(self) -> frozenset[int]:
+        """Target states of the prompt that the drafter wants to see."""
+        return frozenset() if self.method.drafter is None else self.method.drafter.taps
+
+    @property
+    def reading(self) -> bool:
+        """Whether tokens before the pending one are still to be read; if so, the request cannot write yet."""
+        return self.read < len(self.sequence.tokens) - 1
+
+    @property
+    def kept(self) -> Kept:
+        """What stays in the slot when the request is over. After an error nothing there is to be trusted."""
+        if self.finish_reason == "error":
+            return Kept()
+        taps = self.states[0].keys() if self.states else ()
+        states = {tap: torch.cat([piece[tap] for piece in self.states]) for tap in taps}
+        return Kept(self.sequence.tokens[: self.read], states)
 
     def take(self, tokens: list[int], verdict: TreeVerdict, max_length: int) -> int:
         """Append a round's tokens up to the first stop; returns how many were taken."""
@@ -51,6 +76,7 @@ class Request:
                 del self.sequence.tokens[len(self.sequence.tokens) - surplus :]
                 del self.reasons[len(self.reasons) - surplus :]
                 self.finish_reason = "stop"
+        self.read = len(self.sequence.tokens) - 1
         return kept
 
     def _until_stop(self, tokens: list[int], max_length: int) -> int:

@@ -1,25 +1,41 @@
-"""Who runs: admits requests to K/V slots, groups them by method, and gives each its share of drafting.
-
-It knows no tensors: lengths, limits and order only.
-"""
+"""Who runs: admits requests to K/V slots, shares out prompt reading and drafting, and groups requests by method."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
+from ..runtime import Executor
 from ..types import Budget
 from .request import Request
+from .sharing import Sharing
+from .slots import SlotPool
 from .turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a request's text that are read in one step."""
+
+    request: Request
+    begin: int
+    end: int
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.request.sequence.tokens[self.begin : self.end]
 
 
 class Scheduler:
     """First come, first served, as many at a time as there are slots."""
 
-    def __init__(self, slots: int, max_length: int, max_nodes: int) -> None:
-        self.max_length, self.max_nodes = max_length, max_nodes
+    def __init__(self, executor: Executor, sharing: Sharing) -> None:
+        self.max_length, self.max_nodes = executor.max_length, executor.max_scratch - 1
+        self.prompt_budget = sharing.prompt_tokens or executor.max_slots * executor.max_length
+        self.spending = sharing.spending
+        self.slots = SlotPool(executor.max_slots, sharing.reuse)
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self._free = list(range(slots))[::-1]
+        self.running: list[Request] = []  # those with a slot, in the order in which they got it
 
     @property
     def idle(self) -> bool:
@@ -29,20 +45,37 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> list[Request]:
-        """Give waiting requests the free slots; returns those that must be prefilled now."""
+        """Give waiting requests the free slots; returns those that begin now."""
         new = []
-        while self.waiting and self._free:
+        while self.waiting and len(self.slots):
             request = self.waiting.popleft()
-            request.sequence.slot = self._free.pop()
+            text = request.sequence.tokens
+            request.sequence.slot, kept = self.slots.take(text, request.taps)
+            request.read = request.stats.reused = kept.shared(text, request.taps)
+            request.states = [kept.first(request.read, request.taps)] if request.read and request.taps else []
             self.running.append(request)
             new.append(request)
         return new
 
-    def next_turns(self) -> list[Turn]:
-        """The running requests by method; sets everyone's draft limit for this round."""
-        turns: dict[tuple[int, bool], Turn] = {}
+    def next_pieces(self) -> list[Piece]:
+        """What is read of prompts in this step. Who came first is served first; nobody waits behind a free budget."""
+        pieces, left = [], self.prompt_budget
         for request in self.running:
+            if request.reading and left > 0:
+                end = min(len(request.sequence.tokens) - 1, request.read + left)
+                pieces.append(Piece(request, request.read, end))
+                left -= end - request.read
+        return pieces
+
+    def next_turns(self) -> list[Turn]:
+        """The requests that write, by method; sets everyone's draft limit for this round."""
+        turns: dict[tuple[int, bool], Turn] = {}
+        writing = [request for request in self.running if not request.reading]
+        for request in writing:
             request.sequence.budget = self._budget(request)
+        if self.spending is not None:
+            self.spending.plan(writing)
+        for request in writing:
             drafting = request.sequence.budget.chain > 0
             key = (id(request.method), drafting)
             turns.setdefault(key, Turn(request.method, [], drafting)).requests.append(request)
@@ -58,12 +91,16 @@ class Scheduler:
         return Budget(min(drafter.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends, longest)))
 
     def select(self, turns: list[Turn]) -> None:
-        """Which drafted nodes are verified. Limits were set before drafting, so nothing drawn is dropped (law 5)."""
+        """Which drafted nodes are verified. What is drawn is never dropped for what it is (law 5)."""
+        if self.spending is not None:
+            self.spending.select(turns)
 
     def release(self, request: Request) -> None:
         """Take a finished or cancelled request out; its slot is free at once."""
         if request in self.running:
             self.running.remove(request)
-            self._free.append(request.sequence.slot)
+            self.slots.give(request.sequence.slot, request.kept)
         elif request in self.waiting:
             self.waiting.remove(request)
+        if self.spending is not None:
+            self.spending.end(request)

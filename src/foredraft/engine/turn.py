@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from ..core.sampling import LogitLaws
 from ..runtime import Output
-from ..types import DraftBatch, Event, Sequence, TreeVerdict, Verdict
+from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
 from .method import Method
 from .request import Request
 from .sampler import logprobs_of
+from .trace import trace_step
 
 DAMAGED = "the model produced NaN or allowed no token at all; its weights or the grammar may be damaged"
 
@@ -52,16 +54,23 @@ class Turn:
         depth = int(self.drafts.depth[b, :drafted].max()) if drafted else 0
         request.count(depth, min(len(verdict.path), taken), drafted, taken)
         logprobs = self._logprobs(b, tokens[:taken])
-        return Event(request.id, tokens[:taken], verdict.reasons[:taken], logprobs, request.finish_reason)
+        trace = self._trace(b, tokens[:taken]) if request.trace else None
+        return Event(request.id, tokens[:taken], verdict.reasons[:taken], logprobs, request.finish_reason, trace)
 
     def _logprobs(self, b: int, tokens: list[int]) -> list[dict[int, float]] | None:
         request = self.requests[b]
         top = request.sequence.params.logprobs
         if top is None:
             return None
-        # The row that predicted a token is the one above it: the root's, then the accepted nodes'.
-        rows = [0, *(node + 1 for node in self.decided[b].path)][: len(tokens)]
-        packed = self.out.index[b, torch.tensor(rows, dtype=torch.int64)]
-        found = logprobs_of(self.out.logits, packed, tokens, top)
+        found = logprobs_of(self.out.logits, self._predicting(b, len(tokens)), tokens, top)
         request.logprobs += found
         return found
+
+    def _trace(self, b: int, tokens: list[int]) -> StepTrace:
+        rows = self._predicting(b, len(tokens))
+        return trace_step(self.out.logits, rows, tokens, self.drafts.tree(b), self.decided[b].path)
+
+    def _predicting(self, b: int, count: int) -> Tensor:
+        """Packed rows that predicted the first tokens. A token's is the one above it: the root's, then the path's."""
+        rows = [0, *(node + 1 for node in self.decided[b].path)][:count]
+        return self.out.index[b, torch.tensor(rows, dtype=torch.int64)]

@@ -1,15 +1,17 @@
 """What a model argument may be, and how it becomes a ready Hugging Face folder.
 
-A short name of `MODELS`, a .gguf file, a local folder, or a hub id. Converted models live in the cache; the second
-start only looks whether they are there. It knows no tensors.
+A short name of `MODELS` or `TUNED`, a .gguf file, a local folder, or a hub id. Converted models live in the cache; the
+second start only looks whether they are there. It knows no tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from ..errors import ForedraftError, UsageError, unknown_name
@@ -84,6 +86,10 @@ MODELS: dict[str, Model] = {
     )
 }
 
+# Models that are another one with a small delta added. The folder of such a name holds target/, drafter/ and judge/.
+TUNED = {"judge-demo": "smollm2"}
+TRAINING = {"judge-demo": "foredraft judge pair --out DIR/judge-demo"}
+
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -92,6 +98,9 @@ def resolve(name: str, progress: Progress = silent) -> Path:
     """The ready Hugging Face folder of a model argument; fetches and converts what is not in the cache yet."""
     if name in MODELS:
         return _short_name(MODELS[name], progress)
+    if name in TUNED:
+        tuned_folder(name)  # a missing delta should not cost a download
+        return resolve(TUNED[name], progress)
     path = Path(name).expanduser()
     if path.is_file():
         return _gguf_file(path, progress)
@@ -103,7 +112,25 @@ def resolve(name: str, progress: Progress = silent) -> Path:
         raise UsageError(f"{path} does not exist; a model is a folder, a .gguf file, a hub id or a short name")
     if HUB_ID.fullmatch(name):
         return _hub(name)
-    raise unknown_name("model", name, MODELS)
+    raise unknown_name("model", name, [*MODELS, *TUNED])
+
+
+def shipped_folder(name: str) -> Path:
+    """Where weights that come with the package lie; a folder of that name in FOREDRAFT_WEIGHTS goes before them."""
+    own = os.environ.get("FOREDRAFT_WEIGHTS")
+    if own and (found := Path(own).expanduser() / name).is_dir():
+        return found
+    return Path(str(resources.files("foredraft"))) / "weights" / name
+
+
+def tuned_folder(name: str) -> Path | None:
+    """The folder of a name of `TUNED`, where its delta must be; None = the name is of another kind."""
+    if name not in TUNED:
+        return None
+    folder = shipped_folder(name)
+    if not (folder / "target" / "config.json").exists():
+        raise UsageError(f"{name} is not trained yet; train it ({TRAINING[name]}) and set FOREDRAFT_WEIGHTS=DIR")
+    return folder
 
 
 def source_file(name: str, progress: Progress = silent) -> Path:

@@ -7,15 +7,16 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine import Engine, Method, Request
 from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .loading import Place, load
+from .recipe import Options, Workshop
 from .stops import StopFinder, StreamedText
-from .table import DEFAULT_METHOD, Options, Workshop, find_recipe
+from .table import DEFAULT_METHOD, find_recipe
 
 Prompt = str | Seq[int]
 Message = dict[str, str]
@@ -43,13 +44,14 @@ class LLM:
         shape: str | None = None,
         drafter: str | None = None,
         draft_length: int | None = None,
+        judge: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
         batch_size: int = 1,
         max_length: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        options = Options(shape, rule, drafter, draft_length)
+        options = Options(shape, rule, drafter, draft_length, judge)
         find_recipe(method)  # a wrong name should not cost a model load
         place = Place(dtype, device, batch_size, max_length)
         self.target = load(model, place, progress)
@@ -71,6 +73,10 @@ class LLM:
     def build_fresh(self, method: str, options: Options | None = None) -> Method:
         """A method with drafters that have seen nothing yet; for measurements."""
         return find_recipe(method).build(self._workshop, options or Options())
+
+    def with_rule(self, method: Method, rule: str, judge: str | None = None) -> Method:
+        """The same drafter under another rule."""
+        return replace(method, rule=self._workshop.rule(rule, judge, method.drafter))
 
     def generate(
         self,

@@ -10,6 +10,8 @@ import torch
 from ..errors import ForedraftError, UsageError, unknown_name
 from ..models import Progress, Tokenizer, load_decoder, pack, resolve, runs_natively
 from ..models.config import read_json
+from ..models.heads.delta import load_tuned
+from ..models.names import tuned_folder
 from ..runtime import Executor, TorchExecutor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,7 +75,12 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     executor: Executor
     raw = read_json(folder / "config.json")
     if runs_natively(raw):
-        decoder = load_decoder(folder, DTYPES[dtype], device)
+        tuned = tuned_folder(name)
+        decoder = (
+            load_decoder(folder, DTYPES[dtype], device)
+            if tuned is None
+            else load_tuned(folder, tuned / "target", DTYPES[dtype], device)
+        )
         if place.packed:
             pack(decoder)
         executor = TorchExecutor(decoder, place.slots, place.max_length)

@@ -16,6 +16,7 @@ from ..runtime.profile import QUICK, Grid, measure
 from .loading import Loaded
 
 FORMAT = 1
+REACH = 4  # beyond so many times the sequences that were measured, the last slope is not to be trusted
 
 
 def profile_file(target: Loaded) -> Path:
@@ -45,5 +46,12 @@ def make_profile(
 
 
 def costs_of(target: Loaded) -> CostModel:
-    """The stored profile, or a quick one that takes a second or two and is stored."""
-    return stored_profile(target) or make_profile(target, QUICK)
+    """The stored profile, or a quick one that takes some seconds and is stored.
+
+    A quick one that was made for fewer sequences than may run here is made anew: a pass over many costs another thing
+    than what one sequence can tell.
+    """
+    known = stored_profile(target)
+    if known is not None and (len(known.contexts) > 1 or REACH * max(known.batches) >= target.executor.max_slots):
+        return known
+    return make_profile(target, QUICK)

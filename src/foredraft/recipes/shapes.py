@@ -40,3 +40,5 @@ SHAPES: dict[str, Callable[[int], Shape]] = {
     "sequoia": _sequoia,
     "lantern-tree": lambda depth: RankTree(tuple(path for path in LANTERN_PATHS if len(path) <= depth)),
 }
+COST_TREE = "cost-tree"  # a value tree at the size that pays on this machine: it needs the cost model
+SHAPE_NAMES = (*SHAPES, COST_TREE)

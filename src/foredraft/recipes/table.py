@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-from torch import Tensor
-
-from ..core.rules import Rule, default_rule, find_rule
+from ..core.cost import LiveCosts
+from ..core.cost_tree import CostTree, Tariff
 from ..core.rules.matching import SAMPLE_AND_MATCH
 from ..core.shape import Chain
 from ..core.stops import Confidence, PredictedRejection
-from ..draft import Drafter
 from ..draft.auto import Arm, AutoDrafter
 from ..draft.cascade import CascadeDrafter
 from ..draft.fused import FusedDrafter
@@ -23,101 +20,10 @@ from ..draft.maxgram import MaxGram
 from ..draft.model import ModelDrafter
 from ..draft.relay import RelayDrafter
 from ..draft.suffix import SuffixDrafter
-from ..engine import Method
-from ..errors import UsageError, unknown_name
-from ..models import shallow
-from ..runtime import Executor, TorchExecutor
-from .loading import Loaded, Place, load
+from ..errors import unknown_name
 from .profiles import costs_of
-from .shapes import SHAPES
-from .trained import Ready, best_kind, trained, with_accept_head
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a caller may change of a recipe. None = as the recipe has it."""
-
-    shape: str | None = None
-    rule: str | None = None
-    drafter: str | None = None
-    draft_length: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.draft_length is not None and self.draft_length < 1:
-            raise UsageError("draft_length must be at least 1; use method 'plain' to draft nothing")
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a method is and claims. `claim` is the paper's own figure on its own hardware, never ours."""
-
-    title: str
-    paper: str
-    parts: str
-    claim: str = ""
-    weights: str = "none needed"
-    exact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What recipes are built with: the target, where drafters may be placed, and models that were loaded before."""
-
-    target: Loaded
-    place: Place
-    models: dict[str, Loaded] = field(default_factory=dict)
-
-    def model(self, name: str) -> Loaded:
-        """A model beside the target, loaded once."""
-        if name not in self.models:
-            self.models[name] = load(name, self.place)
-        return self.models[name]
-
-    def head(self, kind: str, named: str | None) -> Ready:
-        """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
-        return trained(kind, self.target, named)
-
-    def best_head(self, wanted: Sequence[str], named: str | None) -> str | None:
-        """The kind of the head that was named, or the first of those wanted that comes with the package."""
-        return best_kind(wanted, self.target, named)
-
-    def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
-        """A fastdraft head, and the head that predicts from its states whether its tokens are accepted."""
-        return with_accept_head(self.target, named)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a recipe chooses. None = plain decoding; the best exact rule for what the drafter makes."""
-
-    drafter: Drafter | None = None
-    rule: Rule | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A method of the table."""
-
-    name: str
-    card: Card
-    parts: Callable[[Workshop, Options], Parts]
-    shapes: tuple[str, ...] = ("chain",)
-    takes_drafter: bool = False  # whether --drafter means anything
-    kind: str | None = None  # of the trained head that it needs
-
-    def build(self, workshop: Workshop, options: Options) -> Method:
-        """Put the parts together; a biased pair is refused here."""
-        if options.shape is not None and options.shape not in self.shapes:
-            raise unknown_name(f"shape for method {self.name!r}", options.shape, self.shapes)
-        if options.drafter is not None and not self.takes_drafter:
-            raise UsageError(f"method {self.name!r} takes no drafter; leave --drafter out or use method 'draft-model'")
-        parts = self.parts(workshop, options)
-        rule = parts.rule or SAMPLE_AND_MATCH
-        if parts.rule is None and parts.drafter is not None:
-            rule = default_rule(parts.drafter.kinds, parts.drafter.topology)
-        if options.rule is not None:
-            rule = find_rule(options.rule)
-        return Method(self.name, rule, parts.drafter, options.draft_length or 0)
+from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor
+from .shapes import SHAPE_NAMES
 
 
 def _plain(workshop: Workshop, options: Options) -> Parts:
@@ -137,20 +43,22 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     kind = workshop.best_head(AUTO_HEADS, options.drafter)
+    costs = LiveCosts(costs_of(workshop.target))
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = workshop.head(kind, options.drafter)
-        depth = min(length, ready.longest)
-        arms.append(Arm(ready.drafter(Chain(depth), kind), depth))
-    return Parts(AutoDrafter(arms, costs_of(workshop.target)), SAMPLE_AND_MATCH)
+        depth, tariff = min(length, AUTO_DEPTH, ready.longest), Tariff.of(costs)
+        arms.append(Arm(ready.drafter(CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff), kind), depth, tariff))
+    return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
 
 
-AUTO_LENGTH = 16  # tokens ahead at most; how many it is, is worked out every round
+AUTO_LENGTH, AUTO_DEPTH = 16, 8  # tokens ahead at most by lookup and by a tree; how many, is worked out every round
+AUTO_NODES, AUTO_WIDTH = 24, 4  # of that tree; on SmolLM2, reading 4 nodes a level instead of 8 loses 1% of its tokens
 AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
 
 
 def _draft_model(workshop: Workshop, options: Options) -> Parts:
-    shape = SHAPES[options.shape or "chain"](options.draft_length or 5)
+    shape = workshop.shape(options.shape or "chain", options.draft_length or 5)
     executor = draft_executor(workshop, options.drafter)
     return Parts(ModelDrafter(executor, shape, workshop.target.executor.vocab_size))
 
@@ -161,7 +69,7 @@ def _trained(kind: str, default: str = "chain", length: int = 5) -> Callable[[Wo
     def parts(workshop: Workshop, options: Options) -> Parts:
         ready = workshop.head(kind, options.drafter)
         depth = min(options.draft_length or length, ready.longest)
-        return Parts(ready.drafter(SHAPES[options.shape or default](depth), kind))
+        return Parts(ready.drafter(workshop.shape(options.shape or default, depth), kind))
 
     return parts
 
@@ -199,7 +107,7 @@ def _relay(workshop: Workshop, options: Options) -> Parts:
 
 def _fused(workshop: Workshop, options: Options) -> Parts:
     """Looked-up text grafted onto a model's tree: a trained head's, or that of the model behind --drafter."""
-    shape, named = SHAPES[options.shape or "value-tree"](options.draft_length or 6), options.drafter
+    shape, named = workshop.shape(options.shape or "value-tree", options.draft_length or 6), options.drafter
     kind = workshop.best_head(AUTO_HEADS, named)
     if kind is not None:
         return Parts(FusedDrafter([SuffixDrafter(), workshop.head(kind, named).drafter(shape, kind)]))
@@ -207,38 +115,15 @@ def _fused(workshop: Workshop, options: Options) -> Parts:
     return Parts(FusedDrafter([SuffixDrafter(), ModelDrafter(executor, shape, workshop.target.executor.vocab_size)]))
 
 
-def draft_executor(workshop: Workshop, name: str | None) -> Executor:
-    """The model behind --drafter: `layers:K` is the target's own first K layers, anything else a model argument."""
-    name = name or DRAFTERS.get(workshop.target.name, "")
-    target = workshop.target.executor
-    if not name or name.startswith("layers:"):
-        if not isinstance(target, TorchExecutor):
-            raise UsageError("this model has no built-in drafter; name one with --drafter MODEL")
-        count = name.removeprefix("layers:") or str(max(1, target.num_layers // 3))
-        if not count.isdigit():
-            raise UsageError(f"--drafter {name!r} is not layers:K with a number K")
-        return TorchExecutor(shallow(target.decoder, int(count)), target.max_slots, target.max_length)
-    drafter = workshop.model(name)
-    if drafter.tokenizer.vocab_hash() != workshop.target.tokenizer.vocab_hash():
-        raise UsageError(
-            f"drafter {name!r} has another tokenizer than {workshop.target.name!r}; choose one of the same family"
-        )
-    return drafter.executor
-
-
-# Model -> the drafter that `draft-model` takes when none is named.
-DRAFTERS = {"tinyllama": "stories15m"}
-
-
 def _shapes(kind: str) -> tuple[str, ...]:
     """A stop rule belongs to chains; heads without one draft in any shape."""
     if kind in ("kangaroo", "accept-head"):
         return ("chain",)
     # Heads without attention take a step for a whole level; a growth that goes node by node would misuse them.
-    return tuple(name for name in SHAPES if name != "dyspec" or kind not in ("medusa", "mlp-speculator"))
+    return tuple(name for name in SHAPE_NAMES if name != "dyspec" or kind not in ("medusa", "mlp-speculator"))
 
 
-WEIGHTS = "foredraft train makes them; name them with --drafter FOLDER"
+WEIGHTS = "shipped for smollm2; for other models foredraft train makes them (--drafter FOLDER)"
 # Trained drafters: name, kind of head, parts, and the card's title, paper, parts and claim.
 TRAINED: tuple[tuple[str, str, Callable[[Workshop, Options], Parts], tuple[str, str, str, str]], ...] = (
     (
@@ -341,7 +226,7 @@ RECIPES: dict[str, Recipe] = {
                 "--drafter MODEL of the same tokenizer, or layers:K (the target's own first K layers)",
             ),
             _draft_model,
-            shapes=tuple(SHAPES),
+            shapes=SHAPE_NAMES,
             takes_drafter=True,
         ),
         Recipe(
@@ -362,7 +247,7 @@ RECIPES: dict[str, Recipe] = {
             "fused",
             Card("Retrieval fused into a model's tree", "RASD", "suffix chain grafted onto a tree", weights=MODELS),
             _fused,
-            shapes=tuple(SHAPES),
+            shapes=SHAPE_NAMES,
             takes_drafter=True,
         ),
         *(

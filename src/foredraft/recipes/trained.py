@@ -30,6 +30,7 @@ from ..models.heads import (
     weights_digest,
 )
 from ..models.heads.artefact import CONFIG
+from ..models.names import TUNED, tuned_folder
 from ..runtime import TorchExecutor
 from .loading import Loaded
 
@@ -118,8 +119,11 @@ def best_kind(wanted: Seq[str], target: Loaded, named: str | None) -> str | None
 
 def _shipped_for(target: Loaded) -> dict[str, Path]:
     """Heads that come with the package for this very target, by kind."""
-    mine = identity(target)
-    found = [(read_spec(folder), folder) for folder in shipped()]
+    mine, tuned = identity(target), tuned_folder(target.name)
+    folders = [folder for folder in shipped() if folder.parent.name not in TUNED]
+    if tuned is not None and (tuned / "drafter" / CONFIG).exists():
+        folders.append(tuned / "drafter")  # the last of a kind wins
+    found = [(read_spec(folder), folder) for folder in folders]
     return {spec.kind: folder for spec, folder in found if spec.target == mine}
 
 

@@ -36,7 +36,8 @@ class Grid:
         return [(b, r) for b in self.batches for r in self.rows if b * r <= self.most]
 
 
-QUICK = Grid(rows=(1, 2, 4, 8, 16, 32), contexts=(256,), batches=(1,), repeats=3)  # a second or two
+# A second or two for one sequence, a few more where many may run side by side.
+QUICK = Grid(rows=(1, 2, 4, 8, 16, 32), contexts=(256,), batches=(1, 4, 16, 64), repeats=3)
 
 
 @torch.no_grad()
@@ -49,8 +50,7 @@ def measure(
     total, done = len(grid.contexts) * (grid.repeats + 1) * len(points), 0
     for context in grid.contexts:
         slots = list(range(max(grid.batches)))
-        executor.rollback(slots, [0] * len(slots))
-        executor.prefill(slots, [[TOKEN] * context] * len(slots))
+        _fill(executor, slots, context)
         times: dict[tuple[int, int], list[float]] = {point: [] for point in points}
         for turn in range(grid.repeats + 1):
             for point in points:
@@ -63,6 +63,15 @@ def measure(
         executor.rollback(slots, [0] * len(slots))
     verify = tuple(tuple(tuple(_line(grid, at, b)) for at in found) for b in grid.batches)
     return CostModel(grid.rows, grid.contexts, grid.batches, verify)
+
+
+def _fill(executor: Executor, slots: Sequence[int], context: int) -> None:
+    """The same text into every slot, read once."""
+    executor.rollback(slots, [0] * len(slots))
+    executor.prefill(slots[:1], [[TOKEN] * context])
+    text = executor.snapshot(slots[0])
+    for slot in slots[1:]:
+        executor.restore(slot, text)
 
 
 def _pass(executor: Executor, slots: Sequence[int], context: int, rows: int) -> float:

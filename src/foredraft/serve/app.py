@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from .call import answer
 from .errors import install_handlers
+from .page import page
 from .schema import ChatBody, CompletionBody
 from .service import Service
 from .worker import State
@@ -49,6 +50,7 @@ def create_app(service: Service) -> FastAPI:
     install_handlers(app, lambda status: service.metrics.refusals.labels(str(status)).inc())
     app.include_router(api(service))
     app.include_router(operations(service))
+    app.include_router(page(service))
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     return app
 

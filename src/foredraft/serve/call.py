@@ -94,7 +94,7 @@ class Call:
                 opening = self._form.opening(piece.index)
                 if opening is not None:
                     yield event(opening | extra)
-            if piece.text or piece.finish_reason or piece.scores or self._body.return_token_ids:
+            if piece.text or piece.finish_reason or piece.scores or piece.steps or self._body.return_token_ids:
                 yield event(self._form.chunk(piece) | extra)
         if wants_usage:
             yield event(self._form.closing(self._usage()))

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from .schema import ChatBody, CompletionBody
+from .schema import ChatBody, CompletionBody, Generation
 from .writing import Piece, TokenScore
 
 Document = dict[str, Any]
@@ -16,7 +16,7 @@ class ChatForm:
     """chat.completion and chat.completion.chunk"""
 
     def __init__(self, body: ChatBody) -> None:
-        self._ids, self._scored = bool(body.return_token_ids), bool(body.logprobs)
+        self._body, self._scored = body, bool(body.logprobs)
         self._head = _head(body.model, "chatcmpl")
 
     def whole(self, pieces: list[Piece], usage: Document) -> Document:
@@ -44,14 +44,14 @@ class ChatForm:
     def _choice(self, piece: Piece, content: Document) -> Document:
         scores = {"content": [_chat_score(score) for score in piece.scores], "refusal": None} if self._scored else None
         choice = {"index": piece.index, **content, "logprobs": scores, "finish_reason": piece.finish_reason}
-        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
+        return choice | _extras(piece, self._body)
 
 
 class CompletionForm:
     """text_completion, the same whole or in chunks. `echo` holds the prompts' texts, choice by choice, if wanted."""
 
     def __init__(self, body: CompletionBody, echo: list[str]) -> None:
-        self._ids, self._echo = bool(body.return_token_ids), echo
+        self._body, self._echo = body, echo
         self._head = _head(body.model, "cmpl") | {"object": "text_completion"}
         self._alternatives = body.logprobs
         self._written: dict[int, int] = {}  # choice -> length of its scored tokens so far
@@ -79,7 +79,7 @@ class CompletionForm:
     def _choice(self, piece: Piece) -> Document:
         scores = None if self._alternatives is None else self._scores(piece)
         choice = {"index": piece.index, "text": piece.text, "logprobs": scores, "finish_reason": piece.finish_reason}
-        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
+        return choice | _extras(piece, self._body)
 
     def _scores(self, piece: Piece) -> Document:
         """Parallel lists; the written token is among the likeliest ones or comes on top of them."""
@@ -100,6 +100,13 @@ class CompletionForm:
 
 def _head(model: str, prefix: str) -> Document:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+
+def _extras(piece: Piece, body: Generation) -> Document:
+    """Fields of a choice that OpenAI has not, for those who asked for them."""
+    ids = {"token_ids": piece.token_ids} if body.return_token_ids else {}
+    traced = body.speculation is not None and body.speculation.trace
+    return ids | ({"speculation": piece.steps} if traced else {})
 
 
 def _chat_score(score: TokenScore) -> Document:

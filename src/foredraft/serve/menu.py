@@ -42,6 +42,10 @@ class Menu:
     def names(self) -> list[str]:
         return list(self._methods)
 
+    @property
+    def methods(self) -> list[Method]:
+        return list(self._methods.values())
+
     def choose(self, wish: Speculation | None, constrained: bool) -> Method:
         """The method that a request runs with. A grammar needs a lossless rule and gets the drafter's best one."""
         wish = wish or Speculation()

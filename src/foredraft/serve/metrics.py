@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from ..engine import Request
 from ..types import Event, Stats
@@ -28,10 +30,12 @@ class Metrics:
 
         ProcessCollector(registry=self.registry)
         self.prompt_tokens = count("prompt_tokens", "Prompt tokens of admitted requests")
+        self.reused = count("prompt_tokens_reused", "Prompt tokens that an earlier request had read already")
         self.tokens = count("generated_tokens", "Tokens written", "method")
         self.reasons = count("tokens_by_reason", "Tokens written, by why they are there", "method", "reason")
         self.rounds = count("rounds", "Verification rounds of requests", "method")
         self.drafted = count("drafted_tokens", "Draft tokens verified", "method")
+        self.cut = count("cut_tokens", "Draft tokens dropped unverified for better ones of other requests", "method")
         self.accepted = count("accepted_tokens", "Draft tokens committed", "method")
         self.drafted_at = count("drafted_by_position", "Rounds that drafted so far ahead", "position")
         self.accepted_at = count("accepted_by_position", "Rounds that accepted so far ahead", "position")
@@ -48,8 +52,25 @@ class Metrics:
         """A gauge that is looked up when it is read."""
         Gauge(f"foredraft_{name}", text, registry=self.registry).set_function(value)
 
+    def count_choices(self, rounds: Callable[[], dict[str, int]]) -> None:
+        """Count the rounds of a method that chooses among drafters, by its choice; looked up when it is read."""
+        self.registry.register(_Choices(rounds))
+
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Choices(Collector):
+    """Figures that a drafter keeps anyway."""
+
+    def __init__(self, rounds: Callable[[], dict[str, int]]) -> None:
+        self._rounds = rounds
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily("foredraft_auto_rounds", "Rounds of 'auto' by what it chose", labels=["drafter"])
+        for name, count in self._rounds().items():
+            family.add_metric([name], count)
+        yield family
 
 
 class Meter:
@@ -79,7 +100,9 @@ class Meter:
         """Book what the request's own figures have grown by."""
         metrics, stats, seen = self._metrics, self._request.stats, self._seen
         metrics.rounds.labels(method).inc(stats.steps - seen.steps)
+        metrics.reused.inc(stats.reused - seen.reused)
         metrics.drafted.labels(method).inc(stats.drafted - seen.drafted)
+        metrics.cut.labels(method).inc(stats.cut - seen.cut)
         metrics.accepted.labels(method).inc(stats.accepted - seen.accepted)
         for counter, new, old in (
             (metrics.drafted_at, stats.drafted_by_position, seen.drafted_by_position),

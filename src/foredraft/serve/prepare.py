@@ -27,6 +27,7 @@ def prepare(service: Service, body: ChatBody | CompletionBody) -> list[Request]:
     for ids in prompts:
         for choice in range(body.n or 1):
             request = llm.request(ids, replace(params, seed=seed_of(params.seed, choice)), method)
+            request.trace = body.speculation is not None and bool(body.speculation.trace)
             service.check_request(request)
             requests.append(request)
     return requests

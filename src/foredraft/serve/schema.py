@@ -21,6 +21,7 @@ class Speculation(Body):
     rule: str | None = Field(default=None, description="Verification rule.")
     threshold: float | None = Field(default=None, description="The first parameter of the rule.")
     off: bool | None = Field(default=None, description="Plain decoding.")
+    trace: bool | None = Field(default=None, description="Tell who wrote each token, and what was drafted.")
 
 
 class StreamOptions(Body):

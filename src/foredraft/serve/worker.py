@@ -14,8 +14,11 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from ..engine import Engine, Request
+from ..draft.auto import AutoDrafter
+from ..engine import Engine, Request, Sharing, Spending
+from ..engine.sharing import usual_piece
 from ..recipes import LLM
+from ..recipes.profiles import costs_of
 from ..types import Event, Sequence
 from .gate import Gate
 from .job import Job
@@ -115,15 +118,32 @@ class Worker:
 
     def _open(self) -> None:
         self.llm = self._load()
+        self.engine.share(self._sharing())
         allowed, lossy = self._settings.allow_methods, self._settings.allow_lossy
         self.menu = Menu(self.llm, allowed, lossy, self._on_loss)
         self._metrics.method.labels(self.menu.served.name, self.menu.served.rule.name).set(1)
         scheduler = self.engine.scheduler
         self._metrics.watch("requests_waiting", "Requests without a slot", lambda: len(scheduler.waiting))
         self._metrics.watch("requests_running", "Requests with a slot", lambda: len(scheduler.running))
+        self._metrics.count_choices(self._choices)
         self._gate.widen(self.engine.executor.max_slots)
         if self.state is State.LOADING:
             self._change(State.READY)
+
+    def _sharing(self) -> Sharing:
+        settings, target = self._settings, self.llm.target
+        spending = None
+        if settings.share_drafts and target.executor.max_slots > 1:
+            spending = Spending(costs_of(target))
+        piece = settings.prompt_tokens or usual_piece(target.executor.device)
+        return Sharing(piece, settings.reuse_prefixes, spending)
+
+    def _choices(self) -> dict[str, int]:
+        """Rounds by the drafter that was chosen for them, if the served method chooses."""
+        drafter = self.llm.method.drafter
+        if not isinstance(drafter, AutoDrafter):
+            return {}
+        return {name: tally.rounds for name, tally in dict(drafter.tallies).items()}
 
     def _change(self, state: State) -> None:
         self.state = state
@@ -188,17 +208,17 @@ class Worker:
     def _recover(self) -> None:
         """After a step that raised: once, everyone goes on without drafts; twice in a row, nobody goes on.
 
-        Prompts that were half read cannot be trusted and end here.
+        Text whose K/V did not survive is read again, and so is a piece of a prompt that was not finished.
         """
         for event in [event for seat in self._seats.values() if (event := seat.missed()) is not None]:
             self._deliver(event)
         for request in list(self.engine.scheduler.running):
-            half_read = self.engine.executor.length(request.sequence.slot) < len(request.sequence.tokens) - 1
-            if half_read or self._failures > 1:
+            if self._failures > 1:
                 request.error = "the engine failed; the server's log says why"
                 self._finish(self._seats[request.id], "error")
             else:
                 self._demote(request)
+                request.read = min(request.read, self.engine.executor.length(request.sequence.slot))
 
     def _deliver(self, event: Event) -> None:
         seat = self._seats.get(event.request_id)

@@ -10,6 +10,7 @@ from ..engine import Request
 from ..models import Tokenizer
 from ..recipes.stops import StreamedText
 from ..types import Event, Stats
+from .tracing import Tracer, token_text
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
@@ -31,12 +32,14 @@ class Piece:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)  # traces, if asked for
     finish_reason: str | None = None
 
     def add(self, other: Piece) -> None:
         self.text += other.text
         self.token_ids += other.token_ids
         self.scores += other.scores
+        self.steps += other.steps
         self.finish_reason = other.finish_reason
 
 
@@ -47,10 +50,12 @@ class Writer:
         self.index, self._request, self._tokenizer = index, request, tokenizer
         self._text = StreamedText(tokenizer, request.sequence.params.stop)
         self._before = request.sequence.tokens[request.sequence.prompt_length - 1]
+        self._tracer = Tracer(tokenizer, self._before)
 
     def push(self, event: Event) -> Piece:
         text = self._text.push(event.token_ids, event.finish_reason is not None)
-        return Piece(self.index, text, list(event.token_ids), list(self._scores(event)), event.finish_reason)
+        scores, steps = list(self._scores(event)), self._tracer.push(event)
+        return Piece(self.index, text, list(event.token_ids), scores, steps, event.finish_reason)
 
     def _scores(self, event: Event) -> Iterator[TokenScore]:
         top = self._request.sequence.params.logprobs
@@ -61,9 +66,7 @@ class Writer:
             self._before = token
 
     def _token(self, token: int) -> str:
-        """The text of a token in its place; some tokenizers write the first token of a text unlike the others."""
-        before = self._tokenizer.decode([self._before], skip_special=False)
-        return self._tokenizer.decode([self._before, token], skip_special=False).removeprefix(before)
+        return token_text(self._tokenizer, self._before, token)
 
 
 def usage(requests: list[Request], prompts: int) -> dict[str, Any]:

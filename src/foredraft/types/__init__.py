@@ -6,6 +6,7 @@ from .laws import Law, Laws
 from .params import SamplingParams
 from .results import Completion, Event, Stats
 from .sequence import Sequence
+from .trace import StepTrace
 from .verdict import Reason, TreeVerdict, Verdict
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "SamplingParams",
     "Sequence",
     "Stats",
+    "StepTrace",
     "Topology",
     "TreeVerdict",
     "Verdict",

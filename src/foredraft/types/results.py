@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .trace import StepTrace
 from .verdict import Reason
 
 
@@ -16,6 +17,8 @@ class Stats:
     drafted: int = 0  # draft nodes verified
     accepted: int = 0  # draft nodes committed
     emitted: int = 0  # tokens written
+    reused: int = 0  # prompt tokens whose K/V an earlier request had left behind
+    cut: int = 0  # draft nodes that were dropped unverified, because others made better use of the pass
     drafted_by_position: list[int] = field(default_factory=list)  # rounds in which this depth was drafted
     accepted_by_position: list[int] = field(default_factory=list)  # rounds in which this depth was accepted
     prefill_seconds: float = 0.0
@@ -27,7 +30,7 @@ class Stats:
 
     def add(self, other: Stats) -> None:
         """Add another request's figures to these."""
-        for name in ("steps", "drafted", "accepted", "emitted"):
+        for name in ("steps", "drafted", "accepted", "emitted", "reused", "cut"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("prefill_seconds", "draft_seconds", "verify_seconds", "host_seconds", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -54,6 +57,7 @@ class Event:
     reasons: list[Reason]  # one per token
     logprobs: list[dict[int, float]] | None = None  # per token: id -> log-probability, the token's own first
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error" on the last event
+    trace: StepTrace | None = None  # if the request asked for it
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in _FIXED} | {name: make() fo
 
 # Rules that a name alone cannot make, and what they need.
 _NEEDS = {
-    "judge": "a trained head: core.rules.judge(head, threshold)",
+    "judge": "a trained head: --judge FOLDER, or core.rules.judge(head, threshold)",
     "lantern": "a codebook: core.rules.lantern(nearest_codes(codebook, k))",
     "lantern++": "a codebook: core.rules.lantern_pp(nearest_codes(codebook, k))",
 }

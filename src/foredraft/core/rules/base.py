@@ -45,6 +45,7 @@ class TreeCase:
     roll: Roll
     hidden: Callable[[int], Array] | None = None
     soft: Callable[[int], Array] | None = None
+    draft_states: Callable[[int], Array] | None = None  # node -> the drafter's state with it as input
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Rule:
     needs_laws: bool = False  # looks at the draft's laws even of chosen tokens, for which drafters give none
     chains_only: bool = False  # means nothing on trees; exact rules say so by `exact_for` already
     needs_soft: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.soft`)
+    needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)
@@ -113,6 +115,8 @@ def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
 
     hidden = case.hidden
     states = None if hidden is None else (lambda row: hidden[index, row].double().cpu().numpy())
+    own = case.drafts.states
+    drafted = None if own is None else (lambda node: own[index, node].double().cpu().numpy())
     roll = Roll(case.dice.choose(which))
     soft = None if case.soft is None else rows(case.soft)
-    return TreeCase(case.drafts.tree(index), rows(case.target), rows(case.drafts.laws), roll, states, soft)
+    return TreeCase(case.drafts.tree(index), rows(case.target), rows(case.drafts.laws), roll, states, soft, drafted)

@@ -1,67 +1,154 @@
 """The judge (Bachmann et al. 2025): a head on the target's own states lets correct tokens pass that the target would
 merely have phrased differently. Lossy.
 
-A drafted token passes by the standard test or if the head scores the state *behind* it (row i + 1 for node i) above the
-threshold. Control tokens and tokens that the target finds all but impossible pass by the standard test only.
+A drafted token passes by the standard test or if the head scores what it reads of the token above the threshold. A head
+reads one row of numbers, the parts that it asks for behind one another: the target's state with the token as input (row
+i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the evidence of the target's law that
+predicted the token (`core.evidence`). Control tokens and tokens that the target finds all but impossible pass by the
+standard test only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...types import Reason
-from .base import BatchCase, Rule, TreeCase
-from .opinion import NO, Opinion, with_opinion
-from .walk import Node, NodeBatch
+from ...types import Reason, Verdict
+from ..evidence import evidence
+from .base import Array, BatchCase, Rule, TreeCase
+from .opinion import NO, Opinion, ask_batch, soft_law, soft_law_batch, solve_standard_batch, with_opinion
+from .walk import Child, Node, NodeBatch
 
-Head = Callable[[Tensor], Tensor]  # float32 states [.., d] -> scores [..]
+T = TypeVar("T")
+Head = Callable[[Tensor], Tensor]  # float32 [.., D] -> scores [..]
+TARGET, DRAFT, EVIDENCE = PARTS = ("target", "draft", "evidence")  # what a head may read, in this order
 
 
-def judge(head: Head, threshold: float | Tensor = 0.5, forbidden_ids: Collection[int] = (), floor: float = 0.0) -> Rule:
-    """The judge rule. A node passes iff head(state) > threshold, its token is not forbidden and p(token) >= floor.
+def judge(
+    head: Head,
+    threshold: float | Tensor = 0.5,
+    forbidden_ids: Collection[int] = (),
+    floor: float = 0.0,
+    reads: Sequence[str] = (TARGET,),
+    tap: int = -1,
+) -> Rule:
+    """The judge rule. A node passes iff head(row) > threshold, its token is not forbidden and p(token) >= floor.
 
-    `threshold` may hold one number per sequence of the batch, [B]; the head sees [B, n, d] and may differ by sequence
-    too. +inf is the standard rule itself; -inf accepts every drafted token that is not forbidden.
+    `threshold` may hold one number per sequence of the batch, [B]; the head sees [B, n, D] and may differ by sequence
+    too. +inf is the standard rule itself; -inf accepts every drafted token that is not forbidden. Floor and evidence
+    look at the law at temperature 1 where the request is greedy. `tap` names the target's state.
     """
     if not 0 <= floor <= 1:
         raise UsageError("judge: floor is a probability")
-    forbidden = torch.tensor(sorted(forbidden_ids), dtype=torch.int64)
+    if not reads or list(reads) != [part for part in PARTS if part in reads]:
+        raise UsageError(f"judge: a head reads some of {', '.join(PARTS)}, in this order")
+    bench = _Bench(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
+    summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
+    rule = with_opinion("judge", summary, Opinion(bench.score, bench.score_batch, Reason.JUDGE))
+    return replace(
+        rule,
+        verify_batch=rule.verify_batch if EVIDENCE in reads else bench.verify_ahead,
+        tap=tap,
+        needs_hidden=TARGET in reads,
+        needs_soft=floor > 0 or EVIDENCE in reads,
+        needs_draft_states=DRAFT in reads,
+    )
 
-    def score(case: TreeCase, node: Node) -> Sequence[float]:
-        if isinstance(threshold, Tensor) and threshold.numel() != 1:
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """A head with everything that decides whether a token may pass by it; in both forms."""
+
+    head: Head
+    reads: tuple[str, ...]
+    threshold: float | Tensor
+    forbidden: frozenset[int]
+    floor: float
+
+    def score(self, case: TreeCase, node: Node) -> Sequence[float]:
+        """Scores of a node's children, NO where one does not pass."""
+        if isinstance(self.threshold, Tensor) and self.threshold.numel() != 1:
             raise ValueError("one tree has one threshold; thresholds per sequence need the batched form")
         scores = []
         for child in node.children:
-            value = float(head(_state(case, child.node + 1)))
-            passes = value > float(threshold) and child.token not in forbidden_ids and node.p[child.token] >= floor
+            value = float(self.head(self._row(case, node, child)))
+            passes = value > float(self.threshold) and child.token not in self.forbidden
+            if self.floor > 0:
+                passes = passes and soft_law(case, node.index + 1)[child.token] >= self.floor
             scores.append(value if passes else NO)
         return scores
 
-    def score_batch(case: BatchCase, node: NodeBatch) -> Tensor:
-        if case.hidden is None:
-            raise ValueError("the judge needs the target's states, and the executor gave none")
-        row = (node.child + 1)[:, :, None].expand(-1, -1, case.hidden.shape[2])
-        values = head(case.hidden.gather(1, row).to(torch.float32))  # [B, C]
-        bar = threshold.to(values.device).reshape(-1, 1) if isinstance(threshold, Tensor) else threshold
-        passes = values > bar
-        if forbidden.numel():
-            passes &= ~torch.isin(node.token, forbidden.to(node.token.device))
-        if floor > 0:
-            token = node.token.clamp(min=0)
-            probs = torch.stack([node.p.prob(token[:, k]) for k in range(token.shape[1])], dim=1)
-            passes &= probs >= floor
+    def score_batch(self, case: BatchCase, node: NodeBatch) -> Tensor:
+        """[B, C] the same, for one node of every sequence."""
+        parts = states_of(case, self.reads, node.child.clamp(min=0))
+        if EVIDENCE in self.reads:
+            p = soft_law_batch(case, node.index + 1).dense().to(torch.float32)
+            parts.append(evidence(p, node.token.clamp(min=0)))
+        return self._pass(case, node, self.head(torch.cat(parts, dim=2)))
+
+    def verify_ahead(self, case: BatchCase) -> Verdict:
+        """Without evidence all nodes are scored in one product before the walk begins."""
+        every = torch.arange(case.drafts.width, device=case.drafts.token.device).expand_as(case.drafts.token)
+        table = self.head(torch.cat(states_of(case, self.reads, every), dim=2)) if case.drafts.width else None
+
+        def score_batch(_: BatchCase, node: NodeBatch) -> Tensor:
+            assert table is not None  # a node with children has drafts
+            return self._pass(case, node, table.gather(1, node.child.clamp(min=0)))
+
+        return ask_batch(solve_standard_batch, Opinion(self.score, score_batch, Reason.JUDGE), case)
+
+    def _pass(self, case: BatchCase, node: NodeBatch, values: Tensor) -> Tensor:
+        bar = self.threshold
+        passes = values > (bar.to(values.device).reshape(-1, 1) if isinstance(bar, Tensor) else bar)
+        if self.forbidden:
+            passes &= ~torch.isin(node.token, _ids(self.forbidden, node.token.device))
+        if self.floor > 0:
+            law, token = soft_law_batch(case, node.index + 1), node.token.clamp(min=0)
+            passes &= torch.stack([law.prob(token[:, k]) for k in range(token.shape[1])], dim=1) >= self.floor
         return torch.where(passes, values, NO)
 
-    opinion = Opinion(score, score_batch, Reason.JUDGE)
-    summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
-    return with_opinion("judge", summary, opinion, needs_hidden=True)
+    def _row(self, case: TreeCase, node: Node, child: Child) -> Tensor:
+        """[D] what the head reads of one child."""
+        parts: list[Array] = []
+        if TARGET in self.reads:
+            parts.append(_given(case.hidden, "the target's states, and the executor gave none")(child.node + 1))
+        if DRAFT in self.reads:
+            parts.append(_given(case.draft_states, "the drafter's states, and it gave none")(child.node))
+        if EVIDENCE in self.reads:
+            p = torch.from_numpy(np.ascontiguousarray(soft_law(case, node.index + 1))).to(torch.float32)
+            parts.append(evidence(p[None], torch.tensor([[child.token]]))[0, 0].double().numpy())
+        return torch.from_numpy(np.concatenate(parts)).to(torch.float32)
 
 
-def _state(case: TreeCase, row: int) -> Tensor:
-    if case.hidden is None:
-        raise ValueError("the judge needs the target's states, and the executor gave none")
-    return torch.from_numpy(case.hidden(row)).to(torch.float32)
+def states_of(case: BatchCase, reads: Sequence[str], node: Tensor) -> list[Tensor]:
+    """The states [B, n, d] that a head reads of nodes [B, n]: the target's, the drafter's."""
+    parts = []
+    if TARGET in reads:
+        hidden = _given(case.hidden, "the target's states, and the executor gave none")
+        parts.append(_gather(hidden, node + 1))
+    if DRAFT in reads:
+        parts.append(_gather(_given(case.drafts.states, "the drafter's states, and it gave none"), node))
+    return parts
+
+
+@cache
+def _ids(ids: frozenset[int], device: torch.device) -> Tensor:
+    """Copied to a device once: a copy a level would be waited for."""
+    return torch.tensor(sorted(ids), dtype=torch.int64, device=device)
+
+
+def _gather(states: Tensor, row: Tensor) -> Tensor:
+    return states.gather(1, row[:, :, None].expand(-1, -1, states.shape[2])).to(torch.float32)
+
+
+def _given(value: T | None, what: str) -> T:
+    if value is None:
+        raise ValueError(f"the judge needs {what}")
+    return value

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ..decoder import Decoder
 from ..linear import Linear, RoundedLinear, can_pack
-from .artefact import check_target, fill, read_spec, read_weights
+from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
+from .delta import whole_weights
 from .exits import AcceptHead, FastDraft, KangarooHead
 from .feature import Eagle3Head, EagleHead, GriffinHead
 from .recurrent import MedusaHead, SpeculatorHead
@@ -35,7 +36,7 @@ def load_head(folder: Path, kind: str, target: Decoder, identity: Identity) -> t
     if spec.kind != kind:
         raise UsageError(f"{folder} holds a head of kind {spec.kind}, not {kind}; use --method {spec.kind}")
     check_target(spec, identity, folder.name)
-    weights = read_weights(folder)
+    weights = whole_weights(folder, spec)
     head = BUILDERS[kind](target, spec, weights.get("ids", torch.empty(0, dtype=torch.int64)))
     fill(head, weights, folder)
     settle(head, torch.float32 if kind == "accept-head" else target.dtype)

@@ -1,0 +1,282 @@
+"""`foredraft judge`: labels, heads, thresholds and proofs for a rule that accepts what is right.
+
+The last line on stdout is one JSON document; `--json` leaves nothing else there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..errors import UsageError
+from . import options as o
+from .bench import numbers
+from .judge_mine import annotate, mine
+from .judge_pair import pair
+
+if TYPE_CHECKING:
+    from ..judge.company import Company
+    from ..judge.evaluate import EvalOrder
+    from ..judge.transcript import Transcript
+    from ..judge.trial import Tell
+
+judge = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train, calibrate and evaluate judges: heads that let right tokens pass. Lossy, and only if asked for.",
+)
+for command in (mine, annotate, pair):
+    judge.command()(command)
+
+DEMO = "judge-demo"
+Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the judge is for.")]
+Folder = Annotated[Path | None, typer.Option("--judge", help="The judge's folder (default: the target's own).")]
+MethodName = Annotated[
+    str | None, typer.Option(help="How to draft (default: fastdraft for a trained drafter, else draft-model).")
+]
+Length = Annotated[int, typer.Option("--draft-length", help="Tokens of a draft.")]
+Families = Annotated[str, typer.Option(help="Families of problems, with commas; none = all.")]
+BatchSize = Annotated[int, typer.Option(help="Problems that are answered at a time.")]
+Seed = Annotated[int, typer.Option(help="Seed of the problems.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@contextmanager
+def telling(what: str) -> Iterator[Tell]:
+    """A bar on stderr, where somebody looks."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def wanted(families: str) -> tuple[str, ...]:
+    """Families by name."""
+    from ..errors import unknown_name
+    from ..judge.families import FAMILIES
+
+    names = tuple(filter(None, map(str.strip, families.split(",")))) or tuple(FAMILIES)
+    for name in names:
+        if name not in FAMILIES:
+            raise unknown_name("family", name, FAMILIES)
+    return names
+
+
+def show(table: list[dict[str, Any]], title: str) -> None:
+    """Rows of a table, numbers to four digits."""
+    if not table:
+        return
+    drawn = Table(title=title, title_justify="left")
+    for name in table[0]:
+        drawn.add_column(name.replace("_", " "), justify="left" if isinstance(table[0][name], str) else "right")
+    for row in table:
+        drawn.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in row.values()))
+    console = Console()
+    (console if console.is_terminal else Console(width=140)).print(drawn)
+
+
+def company_of(
+    target: str, drafter: str | None, folder: Path | None, method: str | None, length: int, dtype: str, device: str,
+    batch_size: int, max_length: int | None,
+) -> Company:  # fmt: skip
+    """The target, loaded, with what drafts for it and judges."""
+    from ..judge.company import Company
+    from ..recipes import LLM
+
+    with o.LoadingBar() as bar:
+        llm = LLM(
+            target, "plain", dtype=dtype, device=device, batch_size=batch_size, max_length=max_length, progress=bar
+        )
+    return Company.of(llm, drafter, None if folder is None else str(folder), method, length)
+
+
+@judge.command()
+def train(
+    labels: Annotated[list[Path], typer.Argument(help="Files of labelled texts, as 'judge mine' writes them.")],
+    target: Target = DEMO,
+    kind: Annotated[str, typer.Option(help="linear or mlp.")] = "linear",
+    tap: Annotated[str, typer.Option(help="State to read: last, layers with commas, or all to compare.")] = "last",
+    reads: Annotated[
+        str, typer.Option(help="Parts with +, variants with commas: target, draft, evidence; the best is kept.")
+    ] = "target",
+    units: Annotated[int, typer.Option(help="Units of the perceptron.")] = 64,
+    floor: Annotated[float, typer.Option(help="Least probability that may pass by the judge.")] = 0.0,
+    leave_out: Annotated[str, typer.Option(help="Domains that it must not see, with commas.")] = "",
+    limit: Annotated[int | None, typer.Option(help="Texts to read at most.")] = None,
+    drafter: o.Drafter = None,
+    method: MethodName = None,
+    out: Annotated[Path, typer.Option(help="Folder for the judge.")] = Path("judge"),
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    batch_size: Annotated[int, typer.Option(help="Texts that are read at a time.")] = 8,
+    max_length: o.MaxLength = 1024,
+    seed: Annotated[int, typer.Option(help="Seed of the split and of the perceptron.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Train a judge on labelled texts; the split goes by question, never by token."""
+    from ..judge.training import TrainOrder, parse_reads
+    from ..judge.training import train as learn
+
+    left_out = tuple(filter(None, leave_out.split(",")))
+    order = TrainOrder(tuple(labels), kind, parse_reads(reads), tap, units, floor, left_out, limit, seed)
+    order.records()  # bad files should not cost a model load
+    company = company_of(target, drafter, None, method, 1, dtype, device, batch_size, max_length)
+    own = company.arm("drafter").method.drafter if any("draft" in parts for parts in order.reads) else None
+    with telling("reading") as tell:
+        report = learn(order, company.llm.target, own, out, tell)
+    figures = report.figures
+    if not as_json:
+        show(figures["variants"], "validation AUC")
+        show(report.curve, "held-out tokens: wrong ones that pass, right ones kept")
+        line = "test AUC {test_auc:.4f}, with shuffled labels {shuffled_auc:.4f}".format(**figures)
+        begin = "off" if report.threshold is None else f"{report.threshold:.4g}"
+        print(f"{line}; {out}: threshold {begin} until it is calibrated: foredraft judge calibrate {out}")
+    print(json.dumps(figures | {"threshold": report.threshold, "out": str(out)}))
+    return 0
+
+
+@judge.command()
+def calibrate(
+    folder: Annotated[Path, typer.Argument(help="The judge's folder.")],
+    loss: Annotated[float, typer.Option(help="Share of prompts that the judge may spoil.")] = 0.01,
+    confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
+    count: Annotated[int, typer.Option(help="Held-out problems.")] = 1000,
+    thresholds: Annotated[str, typer.Option(help="From strict to loose, with commas (default: the judge's own).")] = "",
+    target: Target = DEMO,
+    drafter: o.Drafter = None,
+    method: MethodName = None,
+    length: Length = 25,
+    families: Families = "",
+    max_new_tokens: o.MaxNewTokens = 256,
+    batch_size: BatchSize = 8,
+    max_length: o.MaxLength = 1024,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    seed: Annotated[int | None, typer.Option(help="Seed of the problems; not one that labels were made with.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Find the loosest threshold that keeps a quality budget; the same command goes on after a break."""
+    from ..judge.calibrate import Budget
+    from ..judge.calibration import SEED, CalibrationOrder, run_calibration
+    from ..models.judges import read_spec
+
+    read_spec(folder)
+    steps = numbers(thresholds, float, "--thresholds") if thresholds else ()
+    order = CalibrationOrder(
+        folder, Budget(loss, confidence), count, SEED if seed is None else seed, wanted(families), steps,
+        max_new_tokens, batch_size,
+    )  # fmt: skip
+    order.budget.check(count)
+    company = company_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
+    with telling("judging") as tell:
+        found = run_calibration(order, company, tell)
+    if not as_json:
+        show(list(found["rungs"]), f"spoilt prompts, {found['allowed']} of {count} allowed")
+        print(_verdict(found, loss, confidence))
+    print(json.dumps({name: found[name] for name in ("threshold", "rungs", "budget", "allowed", "target_accuracy")}))
+    return 0
+
+
+def _verdict(found: dict[str, Any], loss: float, confidence: float) -> str:
+    solved = f"the target solves {found['target_accuracy']:.1%} of these problems"
+    if found["threshold"] is None:
+        return f"{solved}; no threshold keeps the loss below {loss:g}, and the judge is switched off in its file"
+    return f"{solved}; threshold {found['threshold']:.4g}: loss at most {loss:g} with confidence {confidence:g}"
+
+
+@judge.command(name="eval")
+def evaluate(
+    seed: Seed = 0,
+    limit: Annotated[int, typer.Option(help="Problems.")] = 100,
+    target: Target = DEMO,
+    drafter: o.Drafter = None,
+    folder: Folder = None,
+    method: MethodName = None,
+    length: Length = 25,
+    families: Families = "",
+    max_new_tokens: o.MaxNewTokens = 256,
+    batch_size: BatchSize = 1,
+    max_length: o.MaxLength = 1024,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Thresholds, draft lengths and other relaxed rules too.")
+    ] = False,
+    lengths: Annotated[str, typer.Option(help="Draft lengths of the sweep.")] = "5,10,15,20,25,32,40",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for eval.json and the picture; an unfinished run in it goes on.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Fresh problems by target, drafter, exact drafting and judge, in turns."""
+    from ..judge.evaluate import EvalOrder, transcript_of
+    from ..judge.evaluate import evaluate as run_four
+
+    if limit < 1:
+        raise UsageError("--limit must be at least 1")
+    order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size)
+    steps = numbers(lengths, int, "--lengths")
+    company = company_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
+    _warn_if_off(company)
+    transcript = None if out is None else transcript_of(order, company, out)
+    with telling("answering") as tell:
+        document = run_four(order, company, tell, transcript)
+        if sweep:
+            document["sweep"] = _sweep(order, company, tell, transcript, steps)
+    if out is not None:
+        _write(out, document)
+    if not as_json:
+        _show(document)
+    print(json.dumps(document["four"]))
+    return 0
+
+
+def _warn_if_off(company: Company) -> None:
+    from ..recipes.judging import find_judge
+
+    if find_judge(company.llm.target, company.judge).spec.threshold is None:
+        o.errors.print("this judge has no threshold and is off; calibrate it first", style="dim")
+
+
+def _sweep(
+    order: EvalOrder, company: Company, tell: Tell, transcript: Transcript | None, lengths: tuple[int, ...]
+) -> dict[str, Any]:
+    from ..judge.evaluate import Sweep, at_equal_accuracy, best_lengths
+    from ..recipes.judging import find_judge
+
+    ladder = find_judge(company.llm.target, company.judge).spec.ladder
+    found = Sweep(order, company, tell, transcript).run(ladder, lengths)
+    return found | {"at_equal_accuracy": at_equal_accuracy(found), "best_lengths": best_lengths(found)}
+
+
+def _write(out: Path, document: dict[str, Any]) -> None:
+    from ..provenance import write_json
+
+    write_json(out / "eval.json", document)
+    if "sweep" in document:
+        from ..bench.report.style import plots, render
+        from ..judge.picture import draw_curve
+
+        figure = draw_curve(plots(), document["sweep"])
+        for form in ("png", "svg"):
+            (out / f"curve.{form}").write_bytes(render(figure, form))
+
+
+def _show(document: dict[str, Any]) -> None:
+    show([{"arm": name} | row for name, row in document["four"].items()], "fresh problems")
+    show([{"arm": name} | row for name, row in document["attribution"].items()], "whose text it is")
+    families = document["by_family"].items()
+    rows = [{"family": family, "arm": name} | row for family, arms in families for name, row in arms.items()]
+    show(rows, "by family")
+    for name in ("thresholds", "rivals", "lengths"):
+        show(document.get("sweep", {}).get(name, []), name)
+    equal = document.get("sweep", {}).get("at_equal_accuracy", {})
+    show([{"rule": name} | row for name, row in equal.items() if row], "most accepted within a point of the target")

@@ -1,0 +1,71 @@
+"""Questions to mine, out of the benchmark's readers and scorers: training splits wherever a data set has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bench import formats as f
+from ..bench.questions import Question
+from ..bench.scoring import score
+from ..bench.tasks import Task, load
+from ..errors import UsageError, unknown_name
+from ..judge.checked import Exercise, exercises
+from ..judge.extract import Extract, answer_line
+from ..judge.mining import Quest
+from ..judge.spelling import ask
+from ..models import Tokenizer
+
+CHECKED = "checked"  # the program-checked problems themselves
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("gsm8k", "mine", "gsm8k/train.jsonl", f.gsm8k),
+        Task("arc-easy", "mine", "arc/arc_easy_train.json", f.instructions),
+        Task("arc-challenge", "mine", "arc/arc_challenge_train.json", f.instructions),
+        Task("mmlu", "mine", "mmlu/dev.jsonl", f.mmlu),
+        # The reader of these two knows test questions alone: a judge that was mined here must not be scored here.
+        Task("mbpp", "mine", "mbpp/mbpp.jsonl", f.mbpp),
+        Task("humaneval", "mine", "humaneval/HumanEval.jsonl", f.humaneval),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What a task asks, before a model is there to ask."""
+
+    task: str
+    asked: Sequence[Question | Exercise]
+    hashes: dict[str, str]  # of the file that they came from
+
+    def quests(self, tokenizer: Tokenizer) -> list[Quest]:
+        return [_quest(self.task, each, tokenizer) for each in self.asked]
+
+
+def load_quests(task: str, data: Path | None, count: int | None, seed: int) -> Questions:
+    """Evenly spread questions of a task, or freshly drawn problems."""
+    if task == CHECKED:
+        if count is None:
+            raise UsageError("--task checked draws as many problems as you like; say how many with --count")
+        return Questions(task, exercises(count, seed), {})
+    if task not in TASKS:
+        raise unknown_name("task", task, (*TASKS, CHECKED))
+    found = load(TASKS[task], data, count)
+    return Questions(task, found.questions, {found.task.file: found.sha256})
+
+
+def _quest(task: str, asked: Question | Exercise, tokenizer: Tokenizer) -> Quest:
+    if isinstance(asked, Exercise):
+        prompt = ask(tokenizer, asked.problem.question)
+        extract: Extract = answer_line
+        domain, name, group = asked.problem.family, asked.name, asked.group
+    else:
+        prompt, extract = asked.prompt(tokenizer, 0, ()), _scored(asked)
+        domain, name, group = task, f"{task}:{asked.id}", f"{task}:{asked.id}"
+    return Quest(domain, name, group, tuple(prompt), lambda tokens: extract(tokenizer.decode(list(tokens))))
+
+
+def _scored(question: Question) -> Extract:
+    return lambda text: score(question, text).answer

@@ -1,0 +1,28 @@
+"""How the requests of an engine share the machine. The defaults share nothing but the passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import UsageError
+from .spending import Spending
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What an operator decides about requests that run side by side."""
+
+    prompt_tokens: int | None = None  # most that are read of prompts in a step, while others decode; None = no limit
+    reuse: bool = False  # whether a prompt may begin with the K/V of a finished request; nobody else may use the slots
+    spending: Spending | None = None  # how drafts share the verification pass; None = everyone drafts what it likes
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens is not None and self.prompt_tokens < 1:
+            raise UsageError("the prompt tokens of a step must be at least 1")
+
+
+def usual_piece(device: torch.device) -> int:
+    """Prompt tokens after which those who write should have their turn again."""
+    return 256 if device.type == "cpu" else 2048

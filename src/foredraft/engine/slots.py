@@ -1,0 +1,63 @@
+"""The K/V slots that nobody uses at the moment, and what is still in them.
+
+A finished request leaves its keys and values behind. A new one whose prompt begins with the same tokens takes that slot
+and reads the rest only: the next turn of a conversation, or another question behind the same instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+States = dict[int, Tensor]  # tap -> [tokens, d] target states of a text's first tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a slot holds: tokens whose K/V are there, and the states that drafters with taps were shown of them."""
+
+    tokens: Sequence[int] = ()
+    states: States = field(default_factory=dict)
+
+    def shared(self, text: Sequence[int], taps: Collection[int]) -> int:
+        """How many tokens of `text` need not be read again by a target whose drafter wants `taps`.
+
+        The last token is always read: its row predicts the first new one. A drafter with taps must be shown the states
+        of every token, so no more tokens count than have theirs kept.
+        """
+        known = [len(self.states[tap]) if tap in self.states else 0 for tap in taps]
+        return min(_same(self.tokens, text), len(text) - 1, *known)
+
+    def first(self, count: int, taps: Collection[int]) -> States:
+        return {tap: self.states[tap][:count] for tap in taps}
+
+
+class SlotPool:
+    """Free slots, the least recently used first."""
+
+    def __init__(self, slots: int, reuse: bool = False) -> None:
+        self.reuse = reuse
+        self._free = {slot: Kept() for slot in range(slots)}
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, text: Sequence[int], taps: Collection[int] = ()) -> tuple[int, Kept]:
+        """The slot that shares most with `text`, of equals the one that was used longest ago, and what it holds."""
+        if self.reuse:
+            slot = max(self._free, key=lambda free: self._free[free].shared(text, taps))
+        else:  # the last one that was used: its memory is warm
+            slot = next(reversed(self._free))
+        return slot, self._free.pop(slot)
+
+    def give(self, slot: int, kept: Kept) -> None:
+        """A slot is free again."""
+        self._free[slot] = kept if self.reuse else Kept()
+
+
+def _same(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

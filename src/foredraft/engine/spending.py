@@ -1,0 +1,178 @@
+"""How the requests of a batch share the verification pass: the more of them there are, the less each may draft.
+
+Before drafting, every request gets the depth that makes the whole batch fastest, as far as past acceptance and the cost
+model can tell; a drafter that would not pay is not even asked. Some drafters know more of their drafts once they are
+there: these may draft a little more than fits, and TETRIS keeps the best of it. A request that runs alone is left in
+peace, and so are drafters that weigh costs themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import ceil
+
+from ..core.allotment import Wish, best_depths
+from ..core.bandit import Record
+from ..core.cost import CostModel, LiveCosts
+from ..core.tetris import Score, can_cut, cut_to
+from ..draft import Drafter
+from ..draft.base import weighs_costs
+from ..draft.paced import depths_of
+from ..errors import UsageError
+from ..types import Budget, Kind, Topology
+from .request import Request
+from .turn import Turn
+
+PRIOR = 0.6  # chance of a drafted token before anything is known
+EXTRA = 1  # levels that are drafted beyond what fits, where the best can be told afterwards
+PROBE = 64  # steps after which a drafter that does not seem to pay is tried again
+REVISE = 8  # steps for which depths hold if nobody comes or goes
+
+
+@dataclass(slots=True)
+class Habit:
+    """What a drafter usually does; follows slowly."""
+
+    level_seconds: float = 0.0
+    level_rows: float = 1.0  # nodes of one sequence
+    levels: int = 0  # most that it has drafted
+    valued: bool = False  # whether its drafts come with values
+    idle: int = 0  # steps since it was asked last
+    rounds: int = 0
+
+    def follow(self, seconds: float, rows: float, levels: int) -> None:
+        self.rounds += 1
+        pace = max(0.1, 1 / self.rounds)
+        self.level_seconds += pace * (seconds - self.level_seconds)
+        self.level_rows += pace * (rows - self.level_rows)
+        self.levels = max(self.levels, levels)
+
+
+class Spending:
+    """Shares out the pass among requests. Learns from every step what drafts are worth and what they cost."""
+
+    def __init__(self, costs: CostModel, score: Score = Score.SHIFTED) -> None:
+        self.costs, self.score = LiveCosts(costs), score
+        self.record = Record()
+        self._habits: dict[str, Habit] = {}
+        self._plan: dict[int, int] = {}  # request -> levels that pay
+        self._age = 0
+        self._fits: dict[int, int] = {}  # the same for this step
+
+    def check(self, request: Request) -> None:
+        """Refuse a request whose law the published score would change."""
+        drafter = request.method.drafter
+        drawn = drafter is not None and drafter.kinds != frozenset({Kind.CHOSEN})
+        if self.score is Score.PUBLISHED and drawn and request.sequence.params.temperature > 0:
+            raise UsageError("the published TETRIS score is biased at temperature > 0; use the score 'shifted'")
+
+    # --- before drafting ----------------------------------------------------------------------------------------------
+
+    def plan(self, writing: Seq[Request]) -> None:
+        """Lower the draft budgets of requests that are verified together."""
+        planned = [request for request in writing if self._is_planned(request)]
+        names = {_name(request) for request in planned}
+        for name in names:
+            self._habits[name].idle += 1
+        self._fits = {}
+        if len(writing) < 2 or not planned:
+            return
+        self._age += 1
+        if self._age >= REVISE or self._plan.keys() != {request.id for request in planned}:
+            self._revise(planned, writing)
+        for request in planned:
+            habit = self._habits[_name(request)]
+            probe = int(habit.idle >= PROBE)
+            self._fits[request.id] = depth = max(probe, self._plan[request.id])
+            request.sequence.budget = self._budget(request, habit, depth)
+
+    def _is_planned(self, request: Request) -> bool:
+        """Only what is known to the record can be planned: the first draft of a drafter is free."""
+        drafter = request.method.drafter
+        if drafter is None or request.sequence.budget.chain == 0 or weighs_costs(drafter):
+            return False
+        return self._habits.setdefault(drafter.name, Habit()).rounds > 0
+
+    def _revise(self, planned: Seq[Request], writing: Seq[Request]) -> None:
+        batch = len(writing)
+        context = sum(len(request.sequence.tokens) for request in writing) / batch
+        level_seconds = {name: self._habits[name].level_seconds for name in map(_name, planned)}
+        found = best_depths(
+            [self._wish(request) for request in planned],
+            batch,
+            lambda rows: self.costs.seconds(1 + rows / batch, context, batch),
+            level_seconds,
+        )
+        self._plan = {request.id: depth for request, depth in zip(planned, found.depths, strict=True)}
+        self._age = 0
+
+    def _wish(self, request: Request) -> Wish:
+        name = _name(request)
+        habit = self._habits[name]
+        chain = request.method.drafter is not None and request.method.drafter.topology is Topology.CHAIN
+        levels = request.sequence.budget.chain if chain else min(request.sequence.budget.depth, habit.levels)
+        return Wish(self.record.gains(request.id, name, levels, PRIOR), name, habit.level_rows)
+
+    def _budget(self, request: Request, habit: Habit, depth: int) -> Budget:
+        allowed, drafter = request.sequence.budget, request.method.drafter
+        assert drafter is not None
+        if depth == 0:
+            return Budget(0, 0)
+        extra = EXTRA if self._can_tell(request, drafter, habit) else 0
+        return Budget(min(allowed.nodes, ceil((depth + extra) * habit.level_rows)), min(allowed.depth, depth + extra))
+
+    def _can_tell(self, request: Request, drafter: Drafter, habit: Habit) -> bool:
+        """Whether drafts will say how good they are. At temperature 0 a drawn chain's laws are sure of everything."""
+        drawn_chain = drafter.topology is Topology.CHAIN and drafter.kinds != frozenset({Kind.CHOSEN})
+        return request.sequence.params.temperature > 0 if drawn_chain else habit.valued
+
+    # --- after drafting -----------------------------------------------------------------------------------------------
+
+    def select(self, turns: Seq[Turn]) -> None:
+        """Keep the best of what was drafted beyond the plan."""
+        for turn in turns:
+            if not turn.drafting or not can_cut(turn.drafts, turn.method.rule):
+                continue
+            if any(request.id not in self._fits for request in turn.requests):
+                continue
+            rows = self._habits[_name(turn.requests[0])].level_rows
+            capacity = ceil(sum(self._fits[request.id] for request in turn.requests) * rows)
+            before = turn.drafts.lengths()
+            turn.drafts = cut_to(turn.drafts, capacity, self.score)
+            for request, had, has in zip(turn.requests, before, turn.drafts.lengths(), strict=True):
+                request.stats.cut += had - has
+
+    # --- afterwards ---------------------------------------------------------------------------------------------------
+
+    def drafted(self, drafter: Drafter, turns: Seq[Turn], seconds: float) -> None:
+        """A drafter has taken so long for the drafts of these turns."""
+        habit = self._habits.setdefault(drafter.name, Habit())
+        habit.idle = 0
+        depths = [depth for turn in turns for depth in depths_of(turn.drafts) if depth]
+        if depths:
+            nodes = sum(sum(turn.drafts.lengths()) for turn in turns)
+            habit.follow(seconds / max(depths), nodes / sum(depths), max(depths))
+            habit.valued = any(turn.drafts.value is not None for turn in turns)
+
+    def observe(self, turns: Seq[Turn], seconds: float) -> None:
+        """A step's pass has taken so long, and these are its verdicts."""
+        batch = sum(len(turn.requests) for turn in turns)
+        if not batch:
+            return
+        rows = batch + sum(sum(turn.drafts.lengths()) for turn in turns)
+        context = sum(len(sequence.tokens) for turn in turns for sequence in turn.sequences) / batch
+        self.costs.observe(rows / batch, context, batch, seconds)
+        for turn in turns:
+            if turn.drafting and turn.method.drafter is not None:
+                outcomes = zip(turn.requests, depths_of(turn.drafts), turn.decided, strict=True)
+                for request, depth, verdict in outcomes:
+                    self.record.observe(request.id, turn.method.drafter.name, depth, len(verdict.path))
+
+    def end(self, request: Request) -> None:
+        self.record.end(request.id)
+
+
+def _name(request: Request) -> str:
+    assert request.method.drafter is not None
+    return request.method.drafter.name

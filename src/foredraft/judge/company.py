@@ -1,0 +1,82 @@
+"""The arms of a judge's trials, built on one target: alone, with exact drafting, with the judge, with other rules.
+
+All drafting arms share one drafter, so that they differ in their rules and lengths only; a judge that makes its drafter
+hand over states has one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..engine import Method
+from ..errors import ForedraftError
+from ..models.heads import read_spec
+from ..recipes import LLM, Options
+from ..recipes.loading import Loaded
+from ..recipes.trained import best_kind
+from ..types import SamplingParams
+from .solo import solo
+from .trial import Arm, Court
+
+TARGET, DRAFTER, STANDARD, JUDGE = NAMES = ("target", "drafter", "standard", "judge")
+PLAIN, MODEL, HEAD = "plain", "draft-model", "fastdraft"
+LENGTH, LONGEST = 25, 40  # tokens of a draft: judges pay with long ones
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A target with a drafter and a judge."""
+
+    llm: LLM
+    drafter: str | None = None
+    judge: str | None = None
+    method: str = MODEL
+    length: int = LENGTH
+    built: dict[bool, Method] = field(default_factory=dict)  # with the judge, without
+
+    @classmethod
+    def of(cls, llm: LLM, drafter: str | None, judge: str | None, method: str | None, length: int) -> Company:
+        """Without a method by name: `fastdraft` for a trained stand-alone drafter, else `draft-model`."""
+        return cls(llm, drafter, judge, method or usual_method(llm.target, drafter), length)
+
+    def arm(self, name: str, rule: str | None = None, length: int | None = None) -> Arm:
+        """A drafting arm; `judge` or `judge:THRESHOLD` is the judge, no rule the exact one."""
+        judged = rule is not None and rule.partition(":")[0] == JUDGE
+        if judged not in self.built:
+            options = Options(drafter=self.drafter, draft_length=max(LONGEST, self.length))
+            self.built[judged] = self.llm.build_fresh(self.method, options)
+        method = replace(self.built[judged], draft_length=length or self.length)
+        if rule is not None:
+            method = self.llm.with_rule(method, rule, self.judge if judged else None)
+        return Arm(name, self.llm.engine, method)
+
+    def target(self) -> Arm:
+        return Arm(TARGET, self.llm.engine, self.llm.build(PLAIN))
+
+    def alone(self) -> Arm:
+        """The drafter by itself."""
+        return Arm(DRAFTER, solo(self.arm(DRAFTER).method.drafter), self.llm.build(PLAIN))
+
+    def judging(self, threshold: float | None = None, length: int | None = None) -> Arm:
+        """The judge, at the threshold of its file or at another; an arm of another threshold has another name."""
+        rule = JUDGE if threshold is None else f"{JUDGE}:{threshold!r}"
+        return self.arm(rule, rule, length)
+
+    def four(self) -> list[Arm]:
+        """What every evaluation compares."""
+        return [self.target(), self.alone(), self.arm(STANDARD), self.judging()]
+
+    def court(self, max_new_tokens: int, at_once: int) -> Court:
+        params = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
+        return Court(self.llm.tokenizer, self.llm.target.eos_ids, params, at_once)
+
+
+def usual_method(target: Loaded, drafter: str | None) -> str:
+    """The method that a drafter's argument calls for; without one, the stand-alone head that comes with the target."""
+    if drafter is None:
+        return best_kind((HEAD,), target, None) or MODEL
+    try:
+        return HEAD if read_spec(Path(drafter).expanduser()).kind == HEAD else MODEL
+    except (ForedraftError, OSError):
+        return MODEL

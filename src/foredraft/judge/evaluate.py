@@ -1,0 +1,153 @@
+"""`foredraft judge eval`: fresh problems by the target, the drafter, exact drafting and the judge, in one run.
+
+The sweep adds the whole curve of thresholds, draft lengths, and other relaxed rules at the same accuracy. Fresh means a
+seed of its own: neither labels nor calibration have seen these problems (a family with few questions may repeat some).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..provenance import provenance
+from ..recipes.judging import find_judge
+from .attribution import attribute
+from .company import JUDGE, NAMES, STANDARD, Company
+from .families import FAMILIES, draw
+from .problem import Problem
+from .transcript import Transcript
+from .trial import Arm, Court, Notes, Tally, Tell
+
+LENGTHS = (5, 10, 15, 20, 25, 32, 40)
+# Other relaxed rules, each from strict to loose.
+RIVALS = {
+    "typical": ("typical:0.3,0.6", "typical", "typical:0.03,0.1", "typical:0.01,0.03", "typical:0.001,0.003"),
+    "top-k": ("top-k:2", "top-k:3", "top-k:5", "top-k:10", "top-k:20"),
+    "lenience": ("lenience:0.5", "lenience:0.2", "lenience:0.05", "lenience:0.01"),
+}
+POINT = 0.01  # of accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOrder:
+    """What to evaluate on."""
+
+    seed: int = 0
+    limit: int = 100
+    families: tuple[str, ...] = tuple(FAMILIES)
+    max_new_tokens: int = 256
+    at_once: int = 1
+    attributed: int = 50  # answers of each arm whose perplexity is measured
+
+
+def evaluate(
+    order: EvalOrder, company: Company, tell: Tell | None = None, transcript: Transcript | None = None
+) -> dict[str, Any]:
+    """The four arms; the document holds their figures under "four" and everything else beside."""
+    problems, court = fresh(order), company.court(order.max_new_tokens, order.at_once)
+    arms = company.four()
+    tallies = court.turns(arms, problems, tell, _notes(transcript, "four"))
+    return {
+        "four": {name: tallies[name].figures() for name in NAMES},
+        "by_family": by_family(tallies, problems),
+        "attribution": attributions(tallies, arms, order.attributed),
+        "order": asdict(order),
+        "draft_length": company.length,
+        "provenance": provenance(seed=order.seed, target=company.llm.target.name, dtype=company.llm.target.dtype),
+    }
+
+
+def transcript_of(order: EvalOrder, company: Company, folder: Path) -> Transcript:
+    """What a folder holds of this very evaluation."""
+    target, judge = company.llm.target, find_judge(company.llm.target, company.judge)
+    settings = asdict(order) | {"target": target.name, "dtype": target.dtype, "device": str(target.device)}
+    settings |= {"drafter": company.drafter, "method": company.method, "length": company.length}
+    settings |= {"judge": judge.spec.provenance.get("time"), "threshold": judge.spec.threshold}
+    return Transcript(folder / "answers.jsonl", json.loads(json.dumps(settings)))
+
+
+def _notes(transcript: Transcript | None, name: str) -> Notes | None:
+    return None if transcript is None else (transcript, name)
+
+
+def fresh(order: EvalOrder) -> list[Problem]:
+    return draw(order.limit, order.seed, order.families)
+
+
+def by_family(tallies: dict[str, Tally], problems: Sequence[Problem]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Accuracy and accepted tokens of every arm on every family: where a judge is out of its depth shows here."""
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for family in dict.fromkeys(problem.family for problem in problems):
+        found[family] = {}
+        for name, tally in tallies.items():
+            mine = [a for a, problem in zip(tally.answers, problems, strict=True) if problem.family == family]
+            part = Tally(mine, drafts=tally.drafts)
+            found[family][name] = {"accuracy": part.accuracy, "accepted_per_step": part.accepted_per_step}
+    return found
+
+
+def attributions(tallies: dict[str, Tally], arms: Sequence[Arm], count: int) -> dict[str, dict[str, float]]:
+    """Whose text each arm's is. The first two arms are the target and the drafter by themselves."""
+    target, drafter = (arm.engine.executor for arm in arms[:2])
+    return {name: attribute(tally.answers[:count], target, drafter) for name, tally in tallies.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The same problems at many settings, each beside the target in the same run."""
+
+    order: EvalOrder
+    company: Company
+    tell: Tell | None = None
+    transcript: Transcript | None = None
+
+    def run(self, thresholds: Sequence[float], lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+        court, problems = self.company.court(self.order.max_new_tokens, self.order.at_once), fresh(self.order)
+        curve = self._rows("thresholds", court, problems, [self.company.judging(t) for t in thresholds])
+        rules = [rule for family in RIVALS.values() for rule in family]
+        rivals = self._rows("rivals", court, problems, [self.company.arm(rule, rule) for rule in rules])
+        by_length = []
+        for length in lengths:
+            arms = [self.company.arm(STANDARD, length=length), self.company.judging(length=length)]
+            rows = self._rows(f"length {length}", court, problems, arms)
+            by_length += [row | {"length": length} for row in rows]
+        return {
+            "thresholds": [row | {"threshold": t} for row, t in zip(curve, thresholds, strict=True)],
+            "rivals": rivals,
+            "lengths": by_length,
+        }
+
+    def _rows(self, name: str, court: Court, problems: Sequence[Problem], arms: list[Arm]) -> list[dict[str, Any]]:
+        """One row an arm; the target's accuracy and speed in the same turns stand in each."""
+        notes = _notes(self.transcript, name)
+        tallies = court.turns([self.company.target(), *arms], problems, self.tell, notes)
+        target = next(iter(tallies.values()))
+        against = {"target_accuracy": target.accuracy, "target_tokens_per_second": target.tokens_per_second}
+        return [{"arm": arm.name, **tallies[arm.name].figures(), **against} for arm in arms]
+
+
+def at_equal_accuracy(document: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+    """For the judge and each rival rule: its setting of most accepted tokens within a point of the target's accuracy.
+
+    Settings are chosen on the very problems that they are shown on, for all rules alike.
+    """
+    groups = {JUDGE: document["thresholds"]}
+    for family, rules in RIVALS.items():
+        groups[family] = [row for row in document["rivals"] if row["arm"] in rules]
+    best: dict[str, dict[str, Any] | None] = {}
+    for name, rows in groups.items():
+        good = [row for row in rows if row["accuracy"] >= row["target_accuracy"] - POINT]
+        best[name] = max(good, key=lambda row: row["accepted_per_step"], default=None)
+    return best
+
+
+def best_lengths(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The quickest draft length of exact drafting and of the judge."""
+    found = {}
+    for name in (STANDARD, JUDGE):
+        rows = [row for row in document["lengths"] if row["arm"] == name]
+        found[name] = max(rows, key=lambda row: row["tokens_per_second"])
+    return found

@@ -1,0 +1,134 @@
+"""AutoJudge mining: which mismatches between drafter and target matter for the final answer.
+
+From left to right through the target's own greedy answer: wherever the drafter would write another token, that token is
+put in and the target goes on from it. If the final answer stays what it was, the mismatch did not matter and the search
+goes on in the new text; otherwise it mattered and the old text stays. Every decision is final (semi-greedy).
+
+`search` is that and nothing else: it asks for what it needs (a continuation, the drafter's guesses) and is sent the
+reply, so that many questions can be searched at a time (`pool.py`) and a test can answer by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf
+from typing import Any
+
+from ..errors import UsageError
+from .record import RIGHT, UNCOUNTED, WRONG, LabelledText
+
+Answer = Callable[[Sequence[int]], str | None]  # tokens of a response -> its final answer; None = it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Quest:
+    """A question with a way to tell final answers apart."""
+
+    domain: str
+    name: str  # no two quests share it
+    group: str  # equal questions share it
+    prompt: tuple[int, ...]
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a search goes. The variant for EAGLE drafters is Limits(rare=0.01, stretch=1.5)."""
+
+    max_new: int = 512
+    rare: float = 0.0  # a draft token less likely than this under the target matters without a try
+    stretch: float = inf  # no alternative becomes longer than the target's own response times this
+
+    def __post_init__(self) -> None:
+        if self.max_new < 1 or not 0 <= self.rare < 1 or self.stretch < 1:
+            raise UsageError("mining needs at least 1 new token, a rarity in [0, 1) and a stretch of 1 or more")
+
+    @property
+    def alternatives(self) -> int:
+        """Likeliest tokens to report at each place: at most 1 / rare of them can be no rarer than that."""
+        return ceil(1 / self.rare) if self.rare else 0
+
+    def longest(self, own: int) -> int:
+        """Tokens of an alternative at most, where the target's own response has `own`."""
+        return int(min(self.max_new, max(1.0, self.stretch * own)))
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Asks the target to go on greedily, for `room` tokens at most; the reply is `Written`."""
+
+    tokens: list[int]
+    room: int
+    alternatives: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the target wrote, its closing token included; with log-probabilities of the likeliest tokens if asked."""
+
+    tokens: list[int]
+    laws: list[dict[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Asks what the drafter would write at each place from `begin` on, given all before it; the reply is a list."""
+
+    tokens: list[int]
+    begin: int
+
+
+Ask = Write | Guess
+Search = Generator[Ask, Any, list[LabelledText]]
+
+
+def search(quest: Quest, limits: Limits, ends: Collection[int]) -> Search:
+    """Mine one question; returns its records, none where the target's response has no final answer to compare with."""
+    prompt, top = list(quest.prompt), limits.alternatives
+    text: Written = yield Write(prompt, limits.max_new, top)
+    reference = quest.answer(text.tokens)
+    if reference is None:
+        return []
+    longest = limits.longest(len(text.tokens))
+    guesses: list[int] = list((yield Guess(prompt + text.tokens, len(prompt))))
+    swaps, matters = [], []
+    place = _mismatch(text.tokens[:longest], guesses, 0)
+    while place is not None:
+        swap = guesses[place]
+        changed = Written([*text.tokens[:place], swap], text.laws[: place + 1])
+        rare = limits.rare > 0 and exp(text.laws[place].get(swap, -inf)) < limits.rare
+        if not rare and swap not in ends:
+            rest: Written = yield Write(prompt + changed.tokens, max(1, longest - place - 1), top)
+            changed = Written(changed.tokens + rest.tokens, changed.laws + rest.laws)
+        if not rare and quest.answer(changed.tokens) == reference:
+            swaps.append(place)
+            text = changed
+            guesses[place + 1 :] = yield Guess(prompt + text.tokens, len(prompt) + place + 1)
+        else:
+            matters.append(changed.tokens[: place + 1])
+        if swap in ends:  # as published: the search stops here, also where the end was refused
+            break
+        place = _mismatch(text.tokens[:longest], guesses, place + 1)
+    return _records(quest, text.tokens, swaps, matters)
+
+
+def _mismatch(text: Sequence[int], guesses: Sequence[int], left: int) -> int | None:
+    """The first place from `left` on where the drafter, as far as it can read, would not write what stands there."""
+    return next((i for i in range(left, min(len(text), len(guesses))) if guesses[i] != text[i]), None)
+
+
+def _records(quest: Quest, text: list[int], swaps: list[int], matters: list[list[int]]) -> list[LabelledText]:
+    """The final response with its swaps right, and for each mismatch that matters the text up to it, its end wrong.
+
+    Later swaps stand behind that text, so it is a beginning of the final response but for its last token.
+    """
+    found = []
+    if swaps:
+        chosen = set(swaps)
+        labels = [RIGHT if i in chosen else UNCOUNTED for i in range(len(text))]
+        found.append(LabelledText(quest.domain, quest.group, quest.prompt, tuple(text), tuple(labels), "mined"))
+    for wrong in matters:
+        labels = [UNCOUNTED] * (len(wrong) - 1) + [WRONG]
+        found.append(LabelledText(quest.domain, quest.group, quest.prompt, tuple(wrong), tuple(labels), "mined"))
+    return found

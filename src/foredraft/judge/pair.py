@@ -1,0 +1,134 @@
+"""A pair to show judges on: a target that solves program-checked problems in one style, a drafter that is often right
+in another. Both are small deltas on weights that are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from ..models import Decoder
+from ..models.heads import FastDraft, HeadSpec, fill, read_spec, read_weights, save_head
+from ..models.heads.artefact import CARD, CONFIG
+from ..models.heads.delta import KIND, LAYERS, base_weights, describe
+from ..models.lora import Delta
+from ..models.names import shipped_folder
+from ..provenance import provenance, write_json
+from ..recipes.loading import Loaded, Place, load
+from ..recipes.trained import decoder_of, identity
+from .families import FAMILIES, draw
+from .lessons import DRAFTER, TARGET, Lessons, Manner
+from .pupil import Course, News, Pupil, Schooling
+from .wide import widened
+
+FRESH = 990_001  # seed of the problems that pupils are tried on
+Listen = Callable[[str, News], None]  # whose news, and what
+
+
+@dataclass(frozen=True, slots=True)
+class PairOrder:
+    """What to train and where to. A part whose folder is there already is left as it is."""
+
+    out: Path
+    target: Course = field(default_factory=Course)
+    drafter: Course = field(default_factory=lambda: Course(goal=0.8, try_every=250))
+    rank: int = 8
+    drafter_rank: int = 32
+    model: str = "smollm2"
+    drafter_base: str = "fastdraft"  # a shipped head of the model, or layers:K
+    target_manner: Manner = TARGET
+    drafter_manner: Manner = DRAFTER
+    families: tuple[str, ...] = tuple(FAMILIES)
+    parts: tuple[str, ...] = ("target", "drafter")
+    final_tries: int = 700  # fresh problems at the end
+    dtype: str = "auto"
+    device: str = "auto"
+    storage: str = "int8"
+
+    def __post_init__(self) -> None:
+        for name in self.families:
+            if name not in FAMILIES:
+                raise UsageError(f"there is no family {name!r}; known: {', '.join(FAMILIES)}")
+        for name in self.parts:
+            if name not in ("target", "drafter"):
+                raise UsageError(f"a pair has a target and a drafter, no {name!r}")
+
+
+def train_pair(order: PairOrder, listen: Listen = lambda who, news: None) -> dict[str, Any]:
+    """Train what is not there yet; returns the card of each part."""
+    cards: dict[str, Any] = {}
+    for part in order.parts:
+        if (order.out / part / CONFIG).exists():
+            cards[part] = {"kept": True}
+            continue
+        place = Place(order.dtype, order.device, slots=1, max_length=512, packed=False)
+        cards[part] = train_part(order, part, load(order.model, place), listen)
+    return cards
+
+
+def train_part(order: PairOrder, part: str, base: Loaded, listen: Listen) -> dict[str, Any]:
+    """Train, save, and measure what was saved: rounding may cost something."""
+    pupil, spec = (target_pupil if part == "target" else drafter_pupil)(order, base)
+    course = order.target if part == "target" else order.drafter
+    checkpoint = order.out / f"{part}.checkpoint.pt"
+    school = Schooling(pupil, course, checkpoint, draw(course.tries, FRESH, order.families))
+    school.run(lambda news: listen(part, news))
+    card: dict[str, Any] = {"steps": school.step, "seconds": round(school.spent, 1), "loss": round(school.recent, 4)}
+    record = provenance(seed=course.seed, model=order.model, families=list(order.families))
+    record["argv"] = record["argv"][1:]  # the command, not where it lies
+    save_head(order.out / part, pupil.delta, spec, record, card, order.storage)
+    pupil.delta.fill(read_weights(order.out / part))
+    found = pupil.solved(draw(order.final_tries, FRESH + 1, order.families))
+    card |= {"problems": order.final_tries, "solved": {name: round(value, 4) for name, value in found.items()}}
+    write_json(order.out / part / CARD, card)
+    checkpoint.unlink(missing_ok=True)
+    return card
+
+
+def target_pupil(order: PairOrder, base: Loaded) -> tuple[Pupil, HeadSpec]:
+    """The model itself with a delta on every product."""
+    decoder = decoder_of(base)
+    delta = Delta(decoder, order.rank, seed=order.target.seed)
+    lessons = Lessons(base.tokenizer, base.eos_ids, order.target_manner, order.families, order.target.seed)
+    return Pupil(decoder, delta, lessons, decoder), describe(delta, KIND, order.model, identity(base))
+
+
+def drafter_pupil(order: PairOrder, base: Loaded) -> tuple[Pupil, HeadSpec]:
+    """A shipped head, or the model's first layers, with a delta and a vocabulary that holds all that problems need."""
+    target = decoder_of(base)
+    lessons = Lessons(base.tokenizer, base.eos_ids, order.drafter_manner, order.families, order.drafter.seed)
+    name, layers = begun_from(order)
+    head = begin_drafter(target, base, name, layers, lessons.words())
+    delta = Delta(head, order.drafter_rank, seed=order.drafter.seed)
+    delta.ids = head.ids
+    vocab_size = target.config.vocab_size
+    index = torch.full((vocab_size,), -100, dtype=torch.int64, device=target.device)  # -100: cross-entropy leaves it
+    index[head.ids] = torch.arange(len(head.ids), device=target.device)
+    spec = describe(delta, "fastdraft", name, identity(base), len(head.ids))
+    return Pupil(head, delta, lessons, widened(head, vocab_size), index), spec
+
+
+def begun_from(order: PairOrder) -> tuple[str, int]:
+    """(the name of the weights that the drafter begins as, its layers)."""
+    kind, _, count = order.drafter_base.partition(":")
+    if kind == LAYERS and count.isdigit() and int(count) > 0:
+        return f"{order.model}/{LAYERS}", int(count)
+    name = f"{order.model}/{order.drafter_base}"
+    if not (shipped_folder(name) / CONFIG).exists():
+        raise UsageError(f"no head {name} comes with foredraft; begin the drafter as layers:K instead")
+    return name, read_spec(shipped_folder(name)).layers
+
+
+def begin_drafter(target: Decoder, base: Loaded, name: str, layers: int, needed: list[int]) -> FastDraft:
+    """The drafter before training, in the target's precision and with plain products."""
+    weights = base_weights(name, layers)
+    known = weights["ids"].tolist() if "ids" in weights else []
+    words = torch.tensor(sorted({*known, *needed}))
+    head = FastDraft(target, HeadSpec("fastdraft", identity(base), len(words), (), layers), words)
+    fill(head, weights, name)
+    return head.to(target.dtype)

@@ -1,0 +1,222 @@
+"""`foredraft judge train`: from labelled texts to a judge in a folder, and the figures that say how good it is.
+
+Several taps and parts may be compared; the best by validation AUC is written. The test part is looked at once, for the
+one that was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.rules.judge import DRAFT, EVIDENCE, PARTS, TARGET
+from ..draft import Drafter
+from ..draft.feature import FeatureDrafter
+from ..draft.model import ModelDrafter
+from ..errors import UsageError, unknown_name
+from ..models.fetch import file_hash
+from ..models.judges import Judge, JudgeSpec, save_judge
+from ..models.judges.heads import KINDS
+from ..provenance import provenance
+from ..recipes.judging import probe_states, target_identity
+from ..recipes.loading import Loaded
+from ..runtime import FINAL, Executor
+from .curve import auc, careful, curve, ladder
+from .features import Features, Tell, extract
+from .fit import TEST, VALIDATION, Fitted, check_labels, fit, scores, shuffled_auc, split_of
+from .record import LabelledText, read_records
+
+PROBE_TOKENS = 32
+MOST_TAPS = 8  # inner taps that `all` compares, evenly spread
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOrder:
+    """What to learn from and how."""
+
+    labels: tuple[Path, ...]
+    kind: str = "linear"
+    reads: tuple[tuple[str, ...], ...] = ((TARGET,),)  # variants; the best one is kept
+    tap: str = "last"  # last, a layer's number, several with commas, or all
+    units: int = 64
+    floor: float = 0.0
+    leave_out: tuple[str, ...] = ()  # domains that it must not see
+    limit: int | None = None  # texts
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("kind of judge", self.kind, KINDS)
+        if not self.labels:
+            raise UsageError("name a file of labels; make one: foredraft judge mine")
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """The taps to compare."""
+        if all(TARGET not in parts for parts in self.reads):
+            return (FINAL,)
+        if self.tap == "all":
+            step = max(1, -(-layers // MOST_TAPS))
+            return (*range(step, layers + 1, step), FINAL)
+        try:
+            found = [FINAL if name.strip() == "last" else int(name) for name in self.tap.split(",")]
+        except ValueError:
+            found = [-2]
+        if any(not -1 <= tap <= layers for tap in found):
+            raise UsageError(f"--tap is last, all, or layers from 0 to {layers} with commas, not {self.tap!r}")
+        return tuple(dict.fromkeys(found))
+
+    def records(self) -> list[LabelledText]:
+        found = [record for path in self.labels for record in read_labels(path)]
+        kept = [record for record in found if record.domain not in self.leave_out]
+        unknown = set(self.leave_out) - {record.domain for record in found}
+        if unknown:
+            raise UsageError(f"--leave-out {min(unknown)!r} is no domain of these labels")
+        return kept[: self.limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One candidate: what it reads, where, and how it did on the validation part."""
+
+    reads: tuple[str, ...]
+    tap: int
+    fitted: Fitted
+
+    def row(self) -> dict[str, Any]:
+        tap = self.tap if TARGET in self.reads else None
+        return {"reads": "+".join(self.reads), "tap": tap, "auc": self.fitted.validation_auc, "l2": self.fitted.penalty}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What training found."""
+
+    figures: dict[str, Any]
+    curve: list[dict[str, float]]
+    ladder: tuple[float, ...]
+    threshold: float | None  # to begin with; calibration finds a better founded one
+
+
+def parse_reads(text: str) -> tuple[tuple[str, ...], ...]:
+    """`target,target+evidence`: variants with commas, parts with plus signs."""
+    variants = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        parts = [part.strip() for part in name.split("+")]
+        for part in parts:
+            if part not in PARTS:
+                raise unknown_name("part that a judge may read", part, PARTS)
+        variants.append(tuple(part for part in PARTS if part in parts))
+    if not variants:
+        raise UsageError("--reads is empty; write target, evidence, target+evidence, target+draft ..")
+    return tuple(dict.fromkeys(variants))
+
+
+def read_labels(path: Path) -> list[LabelledText]:
+    if not path.is_file():
+        raise UsageError(f"{path} is no file of labels; make one: foredraft judge mine")
+    return list(read_records(path))
+
+
+def draft_model(drafter: Drafter | None) -> Executor:
+    """The model whose states a judge may read: one that reads text as it is, not the target's states."""
+    if not isinstance(drafter, ModelDrafter) or isinstance(drafter, FeatureDrafter):
+        raise UsageError("a judge that reads the drafter's states needs a draft model; name one with --drafter")
+    return drafter.executor
+
+
+def train(
+    order: TrainOrder, target: Loaded, drafter: Drafter | None, out: Path, tell: Tell | None = None,
+) -> Report:  # fmt: skip
+    """Learn a judge and write it."""
+    records = order.records()
+    reading = {part for parts in order.reads for part in parts}
+    own = draft_model(drafter) if DRAFT in reading else None
+    taps = order.taps(target.executor.num_layers)
+    features = extract(target.executor, records, taps, EVIDENCE in reading, own, tell)
+    split = split_of(features.of(lambda record: record.group), order.seed)
+    check_labels(features.right, split)
+    variants = fit_all(order, features, split, taps, target.device)
+    best = max(variants, key=lambda variant: variant.fitted.validation_auc)
+    report = measure(features, split, best)
+    report.figures["variants"] = [variant.row() for variant in variants]
+    save_judge(out, _judge(order, best, report, target, own, records))
+    return report
+
+
+def fit_all(
+    order: TrainOrder, features: Features, split: Tensor, taps: Sequence[int], device: torch.device
+) -> list[Variant]:
+    """Every variant at every tap."""
+    found = []
+    for reads in order.reads:
+        for tap in taps if TARGET in reads else taps[:1]:
+            rows, right = features.rows(reads, tap).to(device), features.right.to(device)
+            fitted = fit(rows, right, split.to(device), order.kind, order.units, order.seed)
+            fitted.head.cpu()
+            found.append(Variant(reads, tap, fitted))
+    return found
+
+
+def measure(features: Features, split: Tensor, best: Variant) -> Report:
+    """The chosen head on held-out groups: AUC, by domain too, the control, and the curve of false accepts.
+
+    The ladder of thresholds comes from the validation part, the curve from the test part.
+    """
+    rows = features.rows(best.reads, best.tap)
+    value, right = scores(best.fitted.head, rows).numpy(), features.right.numpy()
+    seen, test = (split == VALIDATION).numpy(), (split == TEST).numpy()
+    domain = np.array(features.of(lambda record: record.domain))
+    steps = ladder(value[seen], right[seen])
+    table = curve(value[test], right[test], steps)
+    figures = {
+        "validation_auc": best.fitted.validation_auc,
+        "test_auc": auc(value[test], right[test]),
+        "shuffled_auc": shuffled_auc(rows, features.right, split, best.fitted.penalty),
+        "test_auc_by_domain": {
+            str(name): auc(value[test & (domain == name)], right[test & (domain == name)]) for name in np.unique(domain)
+        },
+        "l2": best.fitted.penalty,
+        "tokens": len(right),
+        "wrong": int((~right).sum()),
+        "texts": len(features.records),
+    }
+    return Report(figures, table, steps, careful(table))
+
+
+def control_ids(target: Loaded) -> tuple[int, ...]:
+    """Stop tokens and every special token of the tokenizer."""
+    added = target.tokenizer.backend.get_added_tokens_decoder()
+    return tuple(sorted(target.eos_ids | {index for index, token in added.items() if token.special}))
+
+
+def _judge(
+    order: TrainOrder, best: Variant, report: Report, target: Loaded, own: Executor | None,
+    records: Sequence[LabelledText],
+) -> Judge:  # fmt: skip
+    head, data = best.fitted.head, {path.name: file_hash(path) for path in order.labels}
+    text = (*records[0].prompt, *records[0].answer)[:PROBE_TOKENS]
+    spec = JudgeSpec(
+        kind=order.kind,
+        reads=best.reads,
+        target=target_identity(target),
+        threshold=report.threshold,
+        tap=best.tap,
+        width=head.width,
+        units=head.units,
+        draft_size=own.hidden_size if own is not None and DRAFT in best.reads else 0,
+        forbidden_ids=control_ids(target),
+        floor=order.floor,
+        probe=text,
+        ladder=report.ladder,
+        curve=report.curve,
+        figures=report.figures,
+        data=data,
+        provenance=provenance(seed=order.seed, data=data, target=target.name, left_out=list(order.leave_out)),
+    )
+    return Judge(head, spec, probe_states(target.executor, text))

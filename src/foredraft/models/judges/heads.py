@@ -1,0 +1,44 @@
+"""Judge heads: from one row of numbers about a drafted token to the probability that the token is right.
+
+The paper's head is linear; a small perceptron is the other kind. What the row holds is the spec's business.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+KINDS = ("linear", "mlp")
+
+
+class JudgeHead(nn.Module):
+    """sigmoid(w z + b) with z the row itself, or relu(W row + c) where there are units between. All in float32."""
+
+    def __init__(self, width: int, units: int = 0) -> None:
+        super().__init__()
+        self.width, self.units = width, units
+        self.inner = nn.Linear(width, units) if units else None
+        self.outer = nn.Linear(units or width, 1)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """[.., D] -> [..]"""
+        z = rows if self.inner is None else torch.relu(self.inner(rows))
+        return self.outer(z).squeeze(-1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.sigmoid(self.logits(rows))
+
+
+@torch.no_grad()
+def fold(head: JudgeHead, mean: Tensor, scale: Tensor) -> JudgeHead:
+    """A head for raw rows, from one that was trained on (row - mean) / scale.
+
+    W (x - m) / s + b = (W / s) x + (b - (W / s) m): the first product takes it all.
+    """
+    folded = JudgeHead(head.width, head.units)
+    folded.load_state_dict(head.state_dict())
+    first = folded.outer if folded.inner is None else folded.inner
+    weight = first.weight.double() / scale.double()
+    first.bias.copy_(first.bias.double() - weight @ mean.double())
+    first.weight.copy_(weight)
+    return folded.requires_grad_(False)

@@ -1,0 +1,61 @@
+"""What a client may choose from, as one document: the methods of the menu and the rules that fit each of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ..core.rules import FACTORIES, RULES, Rule, check_pair
+from ..engine import Method
+from ..errors import ForedraftError
+from ..recipes import RECIPES
+from .service import Service
+
+Document = dict[str, Any]
+
+
+def offer(service: Service) -> Document:
+    """Methods in the operator's order; lossy rules only where they are allowed."""
+    llm, menu = service.ready(), service.worker.menu
+    return {
+        "model": service.settings.model_name,
+        "context": llm.engine.executor.max_length,
+        "served": menu.served.name,
+        "methods": [_method(method, service.settings.allow_lossy) for method in menu.methods],
+    }
+
+
+def _method(method: Method, lossy: bool) -> Document:
+    lossy = lossy or method.rule.lossy
+    rules = [rule for rule in RULES.values() if _fits(method, rule) and (lossy or not rule.lossy)]
+    return {
+        "name": method.name,
+        "title": RECIPES[method.name].card.title,
+        "drafts": method.drafter is not None,
+        "rule": method.rule.name,
+        "rules": [_rule(rule) for rule in rules],
+    }
+
+
+def _fits(method: Method, rule: Rule) -> bool:
+    """Rules for temperature 0 alone are left out: there, every exact rule writes the same."""
+    if method.drafter is None or rule.greedy_only:
+        return False
+    try:
+        check_pair(rule, method.drafter.kinds, method.drafter.topology)
+    except ForedraftError:
+        return False
+    return True
+
+
+def _rule(rule: Rule) -> Document:
+    return {"name": rule.name, "summary": rule.summary, "lossy": rule.lossy, "threshold": _threshold(rule)}
+
+
+def _threshold(rule: Rule) -> Document | None:
+    """The number that `speculation.threshold` sets: the first parameter of a lossy rule."""
+    if not rule.lossy or rule.name not in FACTORIES:
+        return None
+    first = next(iter(inspect.signature(FACTORIES[rule.name]).parameters.values()))
+    whole = isinstance(first.default, int)
+    return {"name": first.name, "default": first.default, "whole": whole}

@@ -1,0 +1,134 @@
+// The settings: filled with what the server offers, kept over a reload, read when a message is sent.
+
+import { find, make } from "./dom.js";
+import { loadKey, loadSettings, saveKey, saveSettings } from "./store.js";
+
+const number = (field) => (field.value === "" ? undefined : field.valueAsNumber);
+
+export class Controls {
+  constructor(onKey) {
+    this._form = find("settings");
+    this._fields = this._form.elements;
+    this._methods = [];
+    this._fields.key.value = loadKey();
+    this._form.addEventListener("submit", (event) => event.preventDefault());
+    this._form.addEventListener("change", (event) => {
+      if (event.target === this._fields.key) {
+        saveKey(this.key);
+        onKey();
+        return;
+      }
+      if (event.target === this._fields.method) this._fillRules();
+      if (event.target === this._fields.rule) this._fields.threshold.value = "";
+      this._update();
+      this._save();
+    });
+  }
+
+  /** Take over the server's offer; settings of an earlier visit stay as far as they are still offered. */
+  fill(offer) {
+    this._methods = offer.methods;
+    const { method } = this._fields;
+    method.replaceChildren(
+      ...offer.methods.map(({ name, title }) => {
+        const served = name === offer.served;
+        const option = new Option(served ? `${name} (served)` : name, name, served, served);
+        option.title = title;
+        return option;
+      }),
+    );
+    const saved = loadSettings();
+    choose(method, saved.method);
+    this._fillRules();
+    choose(this._fields.rule, saved.rule);
+    for (const name of ["draft_length", "temperature", "max_tokens", "threshold"]) {
+      if (saved[name] !== undefined) this._fields[name].value = saved[name];
+    }
+    this._fields.compare.checked = saved.compare ?? false;
+    this._update();
+  }
+
+  askForKey(needed) {
+    this._fields.key.closest("label").hidden = !needed && !this.key;
+    if (needed) this._fields.key.focus();
+  }
+
+  get key() {
+    return this._fields.key.value.trim();
+  }
+
+  get method() {
+    return this._fields.method.value;
+  }
+
+  /** Whether plain decoding is to run as well; beside itself it would tell nothing. */
+  get compares() {
+    return this._fields.compare.checked && this._method.drafts;
+  }
+
+  /** An error in what was typed, or an empty text. */
+  get complaint() {
+    const wrong = [...this._fields].find((field) => !field.validity.valid);
+    return wrong ? `${wrong.closest("label").firstChild.textContent}: ${wrong.validationMessage}` : "";
+  }
+
+  speculation() {
+    const { rule, draft_length, threshold } = this._fields;
+    const wish = { method: this.method, trace: true };
+    if (!this._method.drafts) return wish;
+    if (rule.value) wish.rule = rule.value;
+    if (this._rule?.threshold) wish.threshold = number(threshold);
+    wish.draft_length = number(draft_length);
+    return wish;
+  }
+
+  sampling() {
+    return { temperature: number(this._fields.temperature), max_completion_tokens: number(this._fields.max_tokens) };
+  }
+
+  get _method() {
+    return this._methods.find(({ name }) => name === this.method);
+  }
+
+  get _rule() {
+    return this._method.rules.find(({ name }) => name === this._fields.rule.value);
+  }
+
+  /** The method's own rule comes first, and without a value; by its name it stands below only to be varied. */
+  _fillRules() {
+    const own = this._method.rule;
+    const groups = [["exact", false], ["lossy: the text may differ from the model's own", true]].map(([label, lossy]) => {
+      const group = make("optgroup");
+      group.label = label;
+      const others = this._method.rules.filter((rule) => rule.lossy === lossy && (rule.threshold || rule.name !== own));
+      group.append(...others.map(({ name }) => new Option(name)));
+      return group;
+    });
+    this._fields.rule.replaceChildren(new Option(own, ""), ...groups.filter((group) => group.children.length));
+    this._fields.threshold.value = "";
+  }
+
+  /** Show what matters to the chosen method and rule. */
+  _update() {
+    const { rule, draft_length, threshold, compare } = this._fields;
+    const bar = this._rule?.threshold;
+    rule.closest("label").hidden = !this._method.drafts;
+    draft_length.disabled = compare.disabled = !this._method.drafts;
+    threshold.closest("label").hidden = !bar;
+    threshold.title = bar ? `${bar.name} of the rule; empty = ${bar.default}` : "";
+    threshold.placeholder = bar ? String(bar.default) : "";
+    threshold.step = bar?.whole ? "1" : "any";
+    find("summary").textContent = this._rule ? this._rule.summary : "";
+  }
+
+  _save() {
+    const { method, rule, draft_length, temperature, max_tokens, threshold, compare } = this._fields;
+    const values = { method: method.value, rule: rule.value, compare: compare.checked };
+    for (const field of [draft_length, temperature, max_tokens, threshold]) values[field.name] = field.value;
+    saveSettings(values);
+  }
+}
+
+function choose(select, value) {
+  if (value !== undefined && [...select.options].some((option) => option.value === value)) select.value = value;
+}

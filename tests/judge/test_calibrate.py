@@ -1,0 +1,115 @@
+"""Calibration keeps its promise on processes whose truth is known, and says when it cannot make one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from foredraft.errors import UsageError
+from foredraft.judge.calibrate import Budget, calibrate
+from foredraft.judge.calibration import Hearing, Ledger
+from foredraft.judge.curve import upper_bound
+from foredraft.judge.families import draw
+from foredraft.judge.transcript import Answer
+from foredraft.judge.trial import Arm
+
+
+def test_the_bound_is_clopper_and_pearsons() -> None:
+    """At the bound, so few hits have exactly the chance that is left to error."""
+    for hits, count, confidence in ((0, 299, 0.95), (4, 1000, 0.95), (30, 50, 0.9), (1, 2, 0.5)):
+        bound = upper_bound(hits, count, confidence)
+        assert binom.cdf(hits, count, bound) == pytest.approx(1 - confidence)
+    assert upper_bound(5, 5) == 1.0
+
+
+def test_a_budget_knows_how_many_prompts_it_needs() -> None:
+    budget = Budget()
+    assert budget.needed == 299
+    assert budget.allowed(298) == -1 and budget.allowed(299) == 0 and budget.allowed(1000) == 4
+    with pytest.raises(UsageError, match=r"298 prompts cannot support a loss of 0.01 .* 299 are needed"):
+        budget.check(298)
+    for loss, confidence in ((0.0, 0.9), (0.1, 1.0)):
+        with pytest.raises(UsageError, match="between 0 and 1"):
+            Budget(loss, confidence)
+
+
+def simulated(rates: dict[float, float], count: int, seed: int) -> dict[float, list[bool]]:
+    """Spoilt prompts at each threshold: the looser, the more, and never fewer than at a stricter one."""
+    luck = np.random.default_rng(seed).random(count)
+    return {threshold: (luck < rate).tolist() for threshold, rate in rates.items()}
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.002, 0.0101, 0.03), (0.0101, 0.02), (0.004, 0.009, 0.0105, 0.012, 0.02)])
+def test_the_procedure_errs_no_more_often_than_it_says(rates: tuple[float, ...]) -> None:
+    """500 calibrations with known spoil rates: a threshold that breaks the budget is chosen in at most 5% of them."""
+    truth = {1 - 0.1 * i: rate for i, rate in enumerate(rates)}
+    wrong = 0
+    for seed in range(500):
+        spoilt = simulated(truth, 1000, seed)
+        found = calibrate(list(truth), 1000, Budget(), spoilt.__getitem__).threshold
+        wrong += found is not None and truth[found] > 0.01
+    assert wrong / 500 <= 0.05
+
+
+def test_a_good_judge_is_let_through() -> None:
+    """A rate of a tenth of the budget passes nearly always, so that the test above is no empty one."""
+    truth = {0.9: 0.0, 0.5: 0.001}
+    found = [
+        calibrate(list(truth), 1000, Budget(), simulated(truth, 1000, s).__getitem__).threshold for s in range(100)
+    ]
+    assert found.count(0.5) >= 95
+
+
+def test_the_first_failure_ends_the_search() -> None:
+    asked = []
+
+    def spoils(threshold: float) -> Iterator[bool]:
+        asked.append(threshold)
+        return iter([threshold < 0.8] * 10 + [False] * 990)
+
+    outcome = calibrate([0.9, 0.7, 0.5], 1000, Budget(), spoils)
+    assert asked == [0.9, 0.7] and outcome.threshold == 0.9
+    strict, loose = outcome.rungs
+    assert strict.passed and strict.prompts == 1000 and strict.spoilt == 0
+    assert not loose.passed and loose.prompts == 5 and loose.spoilt == 5  # four are allowed: the fifth ends it
+    assert calibrate([0.7], 1000, Budget(), spoils).threshold is None
+    assert calibrate([0.9], 1000, Budget(), lambda _: iter([False] * 400)).threshold is None  # too few came
+    with pytest.raises(UsageError, match="from strict to loose"):
+        calibrate([0.5, 0.9], 1000, Budget(), spoils)
+
+
+class FakeCourt:
+    """Solves every third problem, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def answers(self, arm: Arm, problems: list[object]) -> list[Answer]:
+        self.asked.append(len(problems))
+        return [Answer(i % 3 == 0, [], [], [], 1, 0, 0) for i in range(len(problems))]
+
+
+def test_a_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Whatever was heard is not heard again, a line that was cut is, and other settings begin anew."""
+    path, problems, settings = tmp_path / "calibration.jsonl", draw(10, 0), {"seed": 0}
+    arm = Arm("judge", None, None)  # type: ignore[arg-type]
+
+    def hear(settings: dict[str, object]) -> tuple[list[bool], list[int]]:
+        court = FakeCourt()
+        hearing = Hearing(court, Ledger(path, settings), problems, 4)  # type: ignore[arg-type]
+        return list(hearing.solved(arm)), court.asked
+
+    whole, asked = hear(settings)
+    assert asked == [4, 4, 2] and len(whole) == 10
+    text = path.read_text(encoding="utf-8")
+    assert hear(settings) == (whole, [])
+    path.write_text(text[: text.index('"first": 8') + 5], encoding="utf-8")
+    assert hear(settings) == (whole, [2])
+    assert path.read_text(encoding="utf-8") == text
+    assert hear({"seed": 1})[1] == [4, 4, 2]
+    assert json.loads(path.read_text(encoding="utf-8").split("\n")[0]) == {"settings": {"seed": 1}}

@@ -1,0 +1,272 @@
+"""Trials and reports, and the whole way by the command line: train, calibrate, evaluate, use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from math import exp
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft.cli.app import run
+from foredraft.judge.attribution import attribute, opinion
+from foredraft.judge.calibrate import Budget
+from foredraft.judge.calibration import CalibrationOrder, run_calibration
+from foredraft.judge.company import NAMES, Company
+from foredraft.judge.evaluate import EvalOrder, Sweep, at_equal_accuracy, best_lengths, evaluate, transcript_of
+from foredraft.judge.families import draw
+from foredraft.judge.problem import Problem
+from foredraft.judge.record import write_records
+from foredraft.judge.solo import solo, stand_alone
+from foredraft.judge.training import TrainOrder, train
+from foredraft.judge.transcript import Answer
+from foredraft.judge.trial import Arm, Court, Tally
+from foredraft.models.judges import change, read_spec
+from foredraft.recipes import LLM, Options
+from foredraft.types import Reason, SamplingParams
+
+from .miniature import loaded, texts, write_model
+
+CALL = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def labels(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("labels") / "labels.jsonl"
+    write_records(path, texts(loaded(model), 80))
+    return path
+
+
+@pytest.fixture(scope="module")
+def judge(model: Path, labels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    train(TrainOrder((labels,)), loaded(model), None, folder)
+    change(folder, ladder=(0.9, 0.5, 0.0), threshold=0.5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def company(model: Path, judge: Path) -> Company:
+    llm = LLM(str(model), "plain", dtype="fp32", device="cpu", batch_size=2, max_length=512)
+    return Company.of(llm, "layers:1", str(judge), None, 6)
+
+
+class Parity(Problem):
+    """A random model solves nothing; here half of all texts count as solved, whatever they say."""
+
+    __slots__ = ()
+
+    def solved(self, text: str) -> bool:
+        return sum(map(ord, text)) % 2 == 0
+
+
+def parity(count: int) -> list[Problem]:
+    return [Parity(*(getattr(p, field.name) for field in fields(p))) for p in draw(count, 3)]
+
+
+def test_arms_take_turns_and_are_counted_alike(company: Company) -> None:
+    """Exact drafting writes the target's own ids; the judge and the drafter do not; every token has its reason."""
+    tallies = company.court(20, 2).turns(company.four(), parity(6))
+    assert list(tallies) == list(NAMES)
+    ids = {name: [a.output for a in tally.answers] for name, tally in tallies.items()}
+    assert ids["standard"] == ids["target"]
+    assert ids["drafter"] != ids["target"] != ids["judge"]
+    assert tallies["standard"].accuracy == tallies["target"].accuracy
+    for name in ("target", "drafter"):
+        assert tallies[name].accepted_per_step is None
+        assert all(set(a.reasons) == {Reason.BONUS} for a in tallies[name].answers)
+    for name in ("standard", "judge"):
+        found = tallies[name]
+        accepted = [r for a in found.answers for r in a.reasons if r not in (Reason.CORRECTED, Reason.BONUS)]
+        assert found.accepted_per_step == len(accepted) / sum(a.steps for a in found.answers)
+        assert all(len(a.reasons) == len(a.output) for a in found.answers)
+    reasons = {reason for a in tallies["judge"].answers for reason in a.reasons}
+    assert Reason.JUDGE in reasons and Reason.CORRECTED in reasons
+    assert (tallies["judge"].accepted_per_step or 0) > (tallies["standard"].accepted_per_step or 0)
+    assert all(tally.seconds > 0 and tally.tokens_per_second > 0 for tally in tallies.values())
+
+
+def test_the_drafter_alone_is_the_drafter(company: Company) -> None:
+    drafter = company.arm("drafter").method.drafter
+    alone = company.court(12, 1).answers(replace(company.target(), engine=solo(drafter)), parity(2))
+    executor = stand_alone(company.llm.build_fresh("draft-model", Options(drafter="layers:1")).drafter)
+    for answer in alone:
+        text = list(answer.prompt)
+        for token in answer.output:
+            seen = opinion(executor, text, [token])
+            assert int(seen.rank[0]) == 0  # its own likeliest token
+            text.append(token)
+
+
+def test_perplexity_against_a_loop(company: Company) -> None:
+    """exp of the mean of -log p, token by token; what a plain greedy answer holds has rank 0 everywhere."""
+    executor = company.llm.target.executor
+    (answer,) = company.court(10, 1).answers(company.target(), parity(1))
+    seen = opinion(executor, answer.prompt, answer.output)
+    assert seen.rank.tolist() == [0] * len(answer.output)
+    done = company.llm.generate([answer.prompt], SamplingParams(max_new_tokens=10, logprobs=0))[0]
+    logs = [line[token] for line, token in zip(done.logprobs or [], done.token_ids, strict=True)]
+    figures = attribute([answer], executor, executor)
+    assert figures["target_perplexity"] == pytest.approx(exp(-sum(logs) / len(logs)), rel=1e-3)
+    assert figures["target_perplexity"] == figures["drafter_perplexity"]
+    assert figures["judge_only_per_1000"] == 0.0
+    said = replace(answer, reasons=[Reason.JUDGE, *[Reason.BONUS] * (len(answer.output) - 1)])
+    assert attribute([said], executor, executor)["judge_only_per_1000"] == 1000 / len(answer.output)
+    odd = replace(said, output=[int(torch.tensor(answer.output[0] + 40) % 90 + 3), *answer.output[1:]])
+    rank = int(opinion(executor, odd.prompt, odd.output).rank[0])
+    assert attribute([odd], executor, executor)["judge_only_beyond_rank_10"] == float(rank >= 10)
+
+
+def test_a_sweep_has_every_row_and_chooses_fairly(company: Company) -> None:
+    order = EvalOrder(seed=1, limit=2, families=("words",), max_new_tokens=8, at_once=2)
+    found = Sweep(order, company).run((0.9, 0.0), (3, 6))
+    assert [row["threshold"] for row in found["thresholds"]] == [0.9, 0.0]
+    strict, loose = found["thresholds"]
+    assert strict["accepted_per_step"] <= loose["accepted_per_step"]
+    assert [(row["arm"], row["length"]) for row in found["lengths"]] == [
+        ("standard", 3), ("judge", 3), ("standard", 6), ("judge", 6),
+    ]  # fmt: skip
+    assert len(found["rivals"]) == 14
+    assert set(best_lengths(found)) == {"standard", "judge"}
+    rows = [{"arm": "judge:1", "accuracy": 0.9, "target_accuracy": 0.95, "accepted_per_step": 9.0},
+            {"arm": "judge:2", "accuracy": 0.945, "target_accuracy": 0.95, "accepted_per_step": 5.0}]  # fmt: skip
+    best = at_equal_accuracy({"thresholds": rows, "rivals": []})
+    assert best["judge"] == rows[1] and best["typical"] is None
+
+
+def test_an_evaluation_goes_on_where_it_stopped(
+    company: Company, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut in the middle: what was answered is taken as it was, seconds included, and only the rest is asked."""
+    order = EvalOrder(seed=4, limit=4, families=("words",), max_new_tokens=6, at_once=2)
+    first = evaluate(order, company, None, transcript_of(order, company, tmp_path))
+    path = tmp_path / "answers.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 1 + 4 * 2 + 1
+    asked: list[str] = []
+    answers = Court.answers
+
+    def spy(self: Court, arm: Arm, problems: list[Problem]) -> list[Answer]:
+        asked.append(arm.name)
+        return answers(self, arm, problems)
+
+    monkeypatch.setattr(Court, "answers", spy)
+    assert evaluate(order, company, None, transcript_of(order, company, tmp_path))["four"] == first["four"]
+    assert not asked
+    path.write_text("\n".join([*lines[:-2], lines[-2][:30]]), encoding="utf-8")
+    again = evaluate(order, company, None, transcript_of(order, company, tmp_path))
+    assert len(asked) == 2 and len(set(asked)) == 1  # one arm: its warm-up and its last turn
+    for name, figures in again["four"].items():
+        assert figures["accuracy"] == first["four"][name]["accuracy"]
+    other = replace(order, seed=5)
+    assert not transcript_of(other, company, tmp_path).found
+
+
+def test_figures_of_nothing_are_no_division_by_zero() -> None:
+    assert Tally([]).figures() == {"accuracy": 0.0, "accepted_per_step": 0.0, "tokens_per_second": 0.0}
+    assert Tally([Answer(True, [1], [2], [], 1, 0, 0)], drafts=False).figures()["accepted_per_step"] is None
+
+
+def test_spoilt_problems_are_counted(company: Company, judge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against answers given one arm at a time: spoilt is what the target solves and the judge does not."""
+    monkeypatch.setattr("foredraft.judge.calibration.draw", lambda count, seed, families: parity(count))
+    court, problems = company.court(20, 2), parity(8)
+    ours = [answer.solved for answer in court.answers(company.target(), problems)]
+    its = [answer.solved for answer in court.answers(company.judging(0.5), problems)]
+    spoilt = sum(a and not b for a, b in zip(ours, its, strict=True))
+    assert spoilt > 0
+    before = read_spec(judge)
+    order = CalibrationOrder(judge, Budget(0.95, 0.9), 8, thresholds=(0.5,), max_new_tokens=20, at_once=2)
+    found = run_calibration(order, company)
+    assert found["rungs"][0]["spoilt"] == spoilt and found["target_accuracy"] == sum(ours) / 8
+    strict = CalibrationOrder(judge, Budget(0.3, 0.9), 8, thresholds=(0.5,), max_new_tokens=20, at_once=2)
+    assert run_calibration(strict, company)["threshold"] is None and read_spec(judge).threshold is None
+    change(judge, threshold=before.threshold, calibration=None)
+
+
+def test_an_evaluation_reports_families_and_attribution(company: Company) -> None:
+    order = EvalOrder(seed=2, limit=4, families=("words", "sums"), max_new_tokens=6, at_once=2)
+    document = evaluate(order, company)
+    assert list(document["four"]) == list(NAMES)
+    assert set(document["by_family"]) == {"words", "sums"} and set(document["by_family"]["sums"]) == set(NAMES)
+    assert set(document["attribution"]) == set(NAMES)
+    assert document["attribution"]["target"]["judge_only_per_1000"] == 0
+    assert (
+        document["attribution"]["drafter"]["drafter_perplexity"]
+        < document["attribution"]["drafter"]["target_perplexity"]
+    )
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> CALL:
+    def command(*argv: object) -> tuple[int, str, str]:
+        code = run([str(a) for a in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return command
+
+
+def test_the_whole_way_by_the_command_line(model: Path, labels: Path, tmp_path: Path, call: CALL) -> None:
+    folder = tmp_path / "judge"
+    common = ("--target", model, "--device", "cpu", "--dtype", "fp32", "--max-length", 512)
+    code, out, err = call(
+        "judge", "train", labels, *common, "--reads", "target,evidence", "--tap", "last", "--out", folder
+    )
+    assert code == 0, err
+    figures = json.loads(out.strip().split("\n")[-1])
+    assert figures["test_auc"] > 0.8 and len(figures["variants"]) == 2 and "validation AUC" in out
+
+    change(folder, ladder=read_spec(folder).ladder[::7])
+    drafting = ("--drafter", "layers:1", "--draft-length", 5, "--families", "words", "-n", 8)
+    trial = ("judge", "calibrate", folder, *common, *drafting, "--count", 6, "--loss", 0.4, "--confidence", 0.9)
+    code, out, err = call(*trial)
+    assert code == 0, err
+    found, spec = json.loads(out.strip().split("\n")[-1]), read_spec(folder)
+    assert found["threshold"] == spec.threshold == spec.ladder[-1]  # a target that solves nothing can lose nothing
+    assert spec.calibration is not None and spec.calibration["budget"] == {"loss": 0.4, "confidence": 0.9}
+    before = (folder / "calibration.jsonl").read_bytes()
+    assert call(*trial)[0] == 0 and (folder / "calibration.jsonl").read_bytes() == before  # nothing is asked again
+    code, _, err = call("judge", "calibrate", folder, *common, "--count", 100)
+    assert code == 2 and "299 are needed" in err and err.count("\n") == 1
+
+    code, out, err = call("judge", "eval", "--seed", 3, "--limit", 2, "--json", *common, *drafting, "--judge", folder)
+    assert code == 0, err
+    assert out.count("\n") == 1
+    four = json.loads(out)
+    assert list(four) == ["target", "drafter", "standard", "judge"]
+    assert all(set(arm) == {"accuracy", "accepted_per_step", "tokens_per_second"} for arm in four.values())
+    assert four["target"]["accepted_per_step"] is None and four["judge"]["accepted_per_step"] >= 0
+
+    sweep = ("--sweep", "--lengths", "2,4", "--out", tmp_path / "report")
+    code, out, err = call("judge", "eval", "--limit", 2, *common, *drafting, "--judge", folder, *sweep)
+    assert code == 0, err
+    assert set(json.loads(out.strip().split("\n")[-1])) == set(NAMES)
+    assert (tmp_path / "report" / "curve.png").stat().st_size > 1000
+    document = json.loads((tmp_path / "report" / "eval.json").read_text(encoding="utf-8"))
+    assert {"thresholds", "rivals", "lengths", "at_equal_accuracy"} <= set(document["sweep"])
+
+    ask = ("generate", "abc abc", "--raw", "--model", model, "--method", "draft-model", "--drafter", "layers:1")
+    code, out, err = call(*ask, "--rule", "judge", "--judge", folder, "-n", 9, "--json", "--device", "cpu")
+    assert code == 0, err
+    assert len(json.loads(out)["results"][0]["token_ids"]) <= 9
+
+
+def test_wrong_orders_cost_one_line(model: Path, tmp_path: Path, call: CALL) -> None:
+    for argv, said in (
+        (("judge", "train", tmp_path / "none.jsonl", "--target", model), "no file of labels"),
+        (("judge", "calibrate", tmp_path, "--target", model), "holds no judge"),
+        (("judge", "eval", "--families", "tea", "--target", model), "unknown family"),
+        (("judge", "eval", "--limit", "0", "--target", model), "--limit"),
+        (("generate", "a", "--model", model, "--rule", "judge", "--device", "cpu"), "no judge for"),
+    ):
+        code, out, err = call(*argv)
+        assert code == 2 and said in err and err.count("\n") == 1 and not out, err
