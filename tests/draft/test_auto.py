@@ -134,7 +134,7 @@ def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
         texts.append(finish(Engine(TableExecutor(TARGET, max_length=256)), each)[0])
         habit = drafter._habits[arm.name]
         sizes.append(habit.nodes)
-        assert tariff.level_seconds == (habit.seconds or costs.seconds(1) / 12)
+        assert tariff.level_seconds == (habit.level_seconds or costs.seconds(1) / 12)
     assert texts[0] == texts[1] and sizes[0] > 3 > sizes[1]
 
 

@@ -37,8 +37,13 @@ def test_a_server_that_stands(tiny: Path) -> None:
 
 
 def tampered(folder: Path, how: str) -> Load:
-    """Once several requests run, a token of every second step is lost, doubled or another one."""
-    changes = {"lost": lambda ids: ids[1:], "doubled": lambda ids: ids[:1] + ids, "changed": lambda ids: [7, *ids[1:]]}
+    """Once several requests run, a token of every second step is lost, doubled or another one, never the same twice."""
+    other = iter(range(5, 10**6))
+    changes = {
+        "lost": lambda ids: ids[1:],
+        "doubled": lambda ids: ids[:1] + ids,
+        "changed": lambda ids: [next(other) % 1000, *ids[1:]],
+    }
 
     def load() -> LLM:
         llm = tiny_llm(folder)()

@@ -59,7 +59,7 @@ def generate(
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
             dtype=dtype, device=device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
-            max_length=max_length, progress=bar,
+            max_length=max_length, share=True, progress=bar,
         )  # fmt: skip
     ids = [encode(llm, text, chat) for text in texts]
     try:

@@ -20,6 +20,7 @@ from ..core.bandit import Record
 from ..core.cost import CostModel, LiveCosts, best_count
 from ..core.cost_tree import Tariff
 from ..core.dice import Dice
+from ..core.habit import Habit
 from ..core.pool import tightened
 from ..core.surgery import cut, join, part
 from ..types import DraftBatch, Kind, Sequence, Topology
@@ -73,25 +74,6 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Habit:
-    """What an arm with a model usually does in a round; young habits follow quickly."""
-
-    seconds: float = 0.0  # of one level
-    nodes: float = 0.0
-    levels: float = 0.0
-    rounds: int = 0
-
-    def follow(self, seconds: float, nodes: float, levels: float) -> None:
-        self.rounds += 1
-        pace = max(0.1, 1 / self.rounds)
-        if self.rounds > 1:
-            seconds = min(seconds, 2 * self.seconds)  # a hiccup
-        self.seconds += pace * (seconds - self.seconds)
-        self.nodes += pace * (nodes - self.nodes)
-        self.levels += pace * (levels - self.levels)
-
-
-@dataclass(slots=True)
 class Tally:
     """What became of the rounds that an arm was chosen for."""
 
@@ -123,7 +105,7 @@ class AutoDrafter(Team):
         self.nodes = max(d.nodes for d in drafters)
         self.record = Record()
         self.tallies: dict[str, Tally] = {}
-        self._habits = {arm.name: Habit(seconds=costs.draft.get(arm.name, 0.0)) for arm in self.arms if not arm.free}
+        self._habits = {arm.name: Habit(costs.draft.get(arm.name, 0.0)) for arm in self.arms if not arm.free}
         self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
         self._watched: dict[int, Watched] = {}
         self._calls = 0
@@ -184,9 +166,8 @@ class AutoDrafter(Team):
                 line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {promise:.2f}x plain decoding"
             lines.append(line)
         for name, habit in self._habits.items():
-            lines.append(
-                f"{name}: {habit.seconds * 1e3:.2f} ms a level of drafts, {habit.seconds * plain:.1%} of a plain step"
-            )
+            seconds = habit.level_seconds
+            lines.append(f"{name}: {seconds * 1e3:.2f} ms a level of drafts, {seconds * plain:.1%} of a plain step")
         return lines
 
     def _choose(self, b: int, sequence: Sequence, looked: dict[int, DraftBatch], batch: int) -> Offer | None:
@@ -224,7 +205,7 @@ class AutoDrafter(Team):
             return None
         gains = self.record.gains(sequence.id, (i, 0), length, PAID_PRIOR)
         habit, tree = self._habits[arm.name], arm.drafter.topology is Topology.TREE
-        each = habit.seconds / batch
+        each = habit.level_seconds / batch
         catch_up = each if watched.last_try.get(i) != watched.rounds else 0.0  # it must read what others wrote
         if tree:
             levels = min(length, round(habit.levels) or length)
@@ -259,7 +240,7 @@ class AutoDrafter(Team):
             habit = self._habits[arm.name]
             habit.follow(seconds / max(drafts.levels, 1), sum(drafts.lengths()) / len(offers), drafts.levels)
             if arm.tariff is not None:
-                arm.tariff.level_seconds = habit.seconds
+                arm.tariff.level_seconds = habit.level_seconds
         return drafts
 
     def _learn(self, sequence: Sequence) -> None:

@@ -15,6 +15,7 @@ from math import ceil
 from ..core.allotment import Wish, best_depths
 from ..core.bandit import Record
 from ..core.cost import CostModel, LiveCosts
+from ..core.habit import Habit
 from ..core.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
 from ..draft.base import weighs_costs
@@ -31,22 +32,12 @@ REVISE = 8  # steps for which depths hold if nobody comes or goes
 
 
 @dataclass(slots=True)
-class Habit:
-    """What a drafter usually does; follows slowly."""
+class Known(Habit):
+    """What is known of a drafter."""
 
-    level_seconds: float = 0.0
-    level_rows: float = 1.0  # nodes of one sequence
-    levels: int = 0  # most that it has drafted
+    deepest: int = 0  # most levels that it has drafted
     valued: bool = False  # whether its drafts come with values
     idle: int = 0  # steps since it was asked last
-    rounds: int = 0
-
-    def follow(self, seconds: float, rows: float, levels: int) -> None:
-        self.rounds += 1
-        pace = max(0.1, 1 / self.rounds)
-        self.level_seconds += pace * (seconds - self.level_seconds)
-        self.level_rows += pace * (rows - self.level_rows)
-        self.levels = max(self.levels, levels)
 
 
 class Spending:
@@ -55,7 +46,7 @@ class Spending:
     def __init__(self, costs: CostModel, score: Score = Score.SHIFTED) -> None:
         self.costs, self.score = LiveCosts(costs), score
         self.record = Record()
-        self._habits: dict[str, Habit] = {}
+        self._habits: dict[str, Known] = {}
         self._plan: dict[int, int] = {}  # request -> levels that pay
         self._age = 0
         self._fits: dict[int, int] = {}  # the same for this step
@@ -92,7 +83,7 @@ class Spending:
         drafter = request.method.drafter
         if drafter is None or request.sequence.budget.chain == 0 or weighs_costs(drafter):
             return False
-        return self._habits.setdefault(drafter.name, Habit()).rounds > 0
+        return self._habits.setdefault(drafter.name, Known()).rounds > 0
 
     def _revise(self, planned: Seq[Request], writing: Seq[Request]) -> None:
         batch = len(writing)
@@ -111,18 +102,18 @@ class Spending:
         name = _name(request)
         habit = self._habits[name]
         chain = request.method.drafter is not None and request.method.drafter.topology is Topology.CHAIN
-        levels = request.sequence.budget.chain if chain else min(request.sequence.budget.depth, habit.levels)
-        return Wish(self.record.gains(request.id, name, levels, PRIOR), name, habit.level_rows)
+        levels = request.sequence.budget.chain if chain else min(request.sequence.budget.depth, habit.deepest)
+        return Wish(self.record.gains(request.id, name, levels, PRIOR), name, habit.level_nodes)
 
-    def _budget(self, request: Request, habit: Habit, depth: int) -> Budget:
+    def _budget(self, request: Request, habit: Known, depth: int) -> Budget:
         allowed, drafter = request.sequence.budget, request.method.drafter
         assert drafter is not None
         if depth == 0:
             return Budget(0, 0)
         extra = EXTRA if self._can_tell(request, drafter, habit) else 0
-        return Budget(min(allowed.nodes, ceil((depth + extra) * habit.level_rows)), min(allowed.depth, depth + extra))
+        return Budget(min(allowed.nodes, ceil((depth + extra) * habit.level_nodes)), min(allowed.depth, depth + extra))
 
-    def _can_tell(self, request: Request, drafter: Drafter, habit: Habit) -> bool:
+    def _can_tell(self, request: Request, drafter: Drafter, habit: Known) -> bool:
         """Whether drafts will say how good they are. At temperature 0 a drawn chain's laws are sure of everything."""
         drawn_chain = drafter.topology is Topology.CHAIN and drafter.kinds != frozenset({Kind.CHOSEN})
         return request.sequence.params.temperature > 0 if drawn_chain else habit.valued
@@ -136,7 +127,7 @@ class Spending:
                 continue
             if any(request.id not in self._fits for request in turn.requests):
                 continue
-            rows = self._habits[_name(turn.requests[0])].level_rows
+            rows = self._habits[_name(turn.requests[0])].level_nodes
             capacity = ceil(sum(self._fits[request.id] for request in turn.requests) * rows)
             before = turn.drafts.lengths()
             turn.drafts = cut_to(turn.drafts, capacity, self.score)
@@ -147,12 +138,13 @@ class Spending:
 
     def drafted(self, drafter: Drafter, turns: Seq[Turn], seconds: float) -> None:
         """A drafter has taken so long for the drafts of these turns."""
-        habit = self._habits.setdefault(drafter.name, Habit())
+        habit = self._habits.setdefault(drafter.name, Known())
         habit.idle = 0
         depths = [depth for turn in turns for depth in depths_of(turn.drafts) if depth]
         if depths:
             nodes = sum(sum(turn.drafts.lengths()) for turn in turns)
-            habit.follow(seconds / max(depths), nodes / sum(depths), max(depths))
+            habit.follow(seconds / max(depths), nodes / len(depths), sum(depths) / len(depths))
+            habit.deepest = max(habit.deepest, *depths)
             habit.valued = any(turn.drafts.value is not None for turn in turns)
 
     def observe(self, turns: Seq[Turn], seconds: float) -> None:

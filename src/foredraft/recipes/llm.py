@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from ..engine import Engine, Method, Request
+from ..engine import Engine, Method, Request, Sharing, Spending
+from ..engine.sharing import usual_piece
 from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .loading import Place, load
+from .profiles import costs_of
 from .recipe import Options, Workshop
 from .stops import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe
@@ -49,14 +51,20 @@ class LLM:
         device: str = "auto",
         batch_size: int = 1,
         max_length: int | None = None,
+        share: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        """`share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
+        verification pass by what they are worth. Off for measurements, where one method must not profit from another.
+        """
         options = Options(shape, rule, drafter, draft_length, judge)
         find_recipe(method)  # a wrong name should not cost a model load
         place = Place(dtype, device, batch_size, max_length)
         self.target = load(model, place, progress)
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
+        if share and batch_size > 1:
+            self.engine.share(Sharing(usual_piece(self.target.device), True, Spending(costs_of(self.target))))
         self._workshop = Workshop(self.target, place)
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()

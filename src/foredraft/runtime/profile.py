@@ -69,9 +69,10 @@ def _fill(executor: Executor, slots: Sequence[int], context: int) -> None:
     """The same text into every slot, read once."""
     executor.rollback(slots, [0] * len(slots))
     executor.prefill(slots[:1], [[TOKEN] * context])
-    text = executor.snapshot(slots[0])
-    for slot in slots[1:]:
-        executor.restore(slot, text)
+    if len(slots) > 1:
+        text = executor.snapshot(slots[0])
+        for slot in slots[1:]:
+            executor.restore(slot, text)
 
 
 def _pass(executor: Executor, slots: Sequence[int], context: int, rows: int) -> float:

@@ -1,0 +1,30 @@
+"""What a drafter usually does in a round: how long, how much, how deep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Habit:
+    """Running means. A young habit follows quickly, an old one slowly, and a hiccup counts as twice the usual time."""
+
+    level_seconds: float = 0.0
+    nodes: float = 0.0  # of one sequence
+    levels: float = 0.0
+    rounds: int = 0
+
+    @property
+    def level_nodes(self) -> float:
+        """Nodes of one sequence on one level."""
+        return self.nodes / self.levels if self.levels else 1.0
+
+    def follow(self, level_seconds: float, nodes: float, levels: float) -> None:
+        """A round of drafts was like this."""
+        self.rounds += 1
+        pace = max(0.1, 1 / self.rounds)
+        if self.rounds > 1:
+            level_seconds = min(level_seconds, 2 * self.level_seconds)
+        self.level_seconds += pace * (level_seconds - self.level_seconds)
+        self.nodes += pace * (nodes - self.nodes)
+        self.levels += pace * (levels - self.levels)
