@@ -13,6 +13,8 @@ import pytest
 
 from foredraft.core import dyspec
 from foredraft.core.candidates import Candidates
+from foredraft.core.cost import CostModel
+from foredraft.core.cost_tree import CostTree, Tariff
 from foredraft.core.dyspec import DySpec
 from foredraft.core.dyspec_layers import DySpecLayers
 from foredraft.core.opt_tree import OptTree
@@ -28,6 +30,7 @@ from tests.kit.exactness import distortion
 from tests.kit.growing import grown_method
 from tests.kit.tables import at_temperature_zero, dirichlet, mixed
 
+PRICED = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))  # some nodes and levels pay, others do not
 GROWTHS: dict[str, Shape] = {
     "drawn ranks": RankTree(rank_paths("0 1 00"), drawn=True),
     "Sequoia": RankTree(Sequoia((0.5, 0.3), 5, 3).paths(5, 3), drawn=True),
@@ -36,6 +39,7 @@ GROWTHS: dict[str, Shape] = {
     "chosen ranks": RankTree(rank_paths("0 2 00 02 000")),
     "OPT-Tree": OptTree(nodes=4, depth=3, gain=0.1),
     "EAGLE-2": ValueTree(nodes=4, width=2, depth=3),
+    "EAGLE-2 at a price": CostTree(nodes=4, width=2, depth=3, tariff=Tariff(PRICED, 0.05)),
     "chosen DySpec": DySpec(nodes=4, depth=3, drawn=False),
     "chosen DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.2, drawn=False),
 }

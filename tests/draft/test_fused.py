@@ -20,7 +20,7 @@ from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.maxgram import MaxGram
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.suffix import SuffixDrafter
-from foredraft.engine import Engine, Method, Request
+from foredraft.engine import Engine, Method, Request, Sharing
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.turn import Turn
 from foredraft.errors import BiasedPairError, UsageError
@@ -184,8 +184,9 @@ class Pruning(Scheduler):
 def test_a_scheduler_may_drop_nodes_again() -> None:
     fused = FusedDrafter(MEMBERS["three models"]())
     method = Method("m", RULES["sample-and-match"], fused)
-    engine = Engine(TableExecutor(LOOPING, max_slots=3))
-    engine.scheduler.__class__ = Pruning
+    executor = TableExecutor(LOOPING, max_slots=3)
+    engine = Engine(executor)
+    engine.scheduler = Pruning(executor, Sharing())
     requests = [request(p, method, i, max_new_tokens=14) for i, p in enumerate(PROMPTS)]
     check = slots_follow(fused)
     run_checked(engine, requests, check)

@@ -24,6 +24,7 @@ from ..errors import unknown_name
 from .profiles import costs_of
 from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor
 from .shapes import SHAPE_NAMES
+from .trained import shipped
 
 
 def _plain(workshop: Workshop, options: Options) -> Parts:
@@ -123,7 +124,9 @@ def _shapes(kind: str) -> tuple[str, ...]:
     return tuple(name for name in SHAPE_NAMES if name != "dyspec" or kind not in ("medusa", "mlp-speculator"))
 
 
-WEIGHTS = "shipped for smollm2; for other models foredraft train makes them (--drafter FOLDER)"
+TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
+SHIPPED = f"come with the package for smollm2; for other models {TRAIN}"
+SHIPPED_KINDS = {folder.name for folder in shipped()}
 # Trained drafters: name, kind of head, parts, and the card's title, paper, parts and claim.
 TRAINED: tuple[tuple[str, str, Callable[[Workshop, Options], Parts], tuple[str, str, str, str]], ...] = (
     (
@@ -251,7 +254,14 @@ RECIPES: dict[str, Recipe] = {
             takes_drafter=True,
         ),
         *(
-            Recipe(name, Card(*card, weights=WEIGHTS), parts, _shapes(kind), takes_drafter=True, kind=kind)
+            Recipe(
+                name,
+                Card(*card, weights=SHIPPED if kind in SHIPPED_KINDS else TRAIN),
+                parts,
+                _shapes(kind),
+                takes_drafter=True,
+                kind=kind,
+            )
             for name, kind, parts, card in TRAINED
         ),
     )
