@@ -112,4 +112,4 @@ def test_a_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert hear(settings) == (whole, [2])
     assert path.read_text(encoding="utf-8") == text
     assert hear({"seed": 1})[1] == [4, 4, 2]
-    assert json.loads(path.read_text(encoding="utf-8").split("\n")[0]) == {"settings": {"seed": 1}}
+    assert json.loads(path.read_text(encoding="utf-8").split("\n")[0]) == {"seed": 1}

@@ -197,7 +197,7 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
 
 
 def _file(order: Mining, tell: Tell) -> dict[str, str]:
-    from ..judge.journal import write_lines
+    from ..judge.lines import write_lines
     from ..judge.notes import read_notes, records_of
     from ..models import Tokenizer, resolve
     from ..recipes.loading import eos_ids

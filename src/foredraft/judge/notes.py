@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ForedraftError
 from ..models import Tokenizer
-from .journal import write_lines
+from .lines import write_lines
 from .record import LabelledText
 from .spelling import Spelling, ask, closing_token, spell
 
