@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..models import Decoder, pack, random_decoder, shape
 from ..provenance import provenance, write_json
 from ..recipes.loading import DTYPES, Place
-from ..runtime import Rows, TorchExecutor
+from ..runtime import Rows, executor_for
 from ..types import DraftBatch, SamplingParams, Sequence
 from ..types.drafts import chains
 from . import folder as files
@@ -99,7 +99,7 @@ class EngineBench:
     def __init__(self, order: EngineOrder) -> None:
         self.order = order
         length = order.context + order.max_new_tokens + WIDTHS[-1]
-        self.executor = TorchExecutor(loud_decoder(order), order.batch_size, length)
+        self.executor = executor_for(loud_decoder(order), order.batch_size, length)
         if length > self.executor.max_length:
             raise UsageError(f"shape {order.shape!r} holds {self.executor.max_length} positions; shorten the context")
         self.engine = Engine(self.executor)

@@ -16,7 +16,7 @@ from ..core.dice import Dice
 from ..core.sampling import ParamBlock
 from ..core.shape import Chain, Frontier, Step, Vocabulary
 from ..models.heads import KangarooHead
-from ..runtime import Output, Rows, TorchExecutor
+from ..runtime import Output, Rows, TorchExecutor, executor_for
 from ..types import DraftBatch, Sequence
 from ..types.drafts import Started
 from .base import Round
@@ -33,7 +33,7 @@ class EarlyExitDrafter(ModelDrafter):
         self, head: KangarooHead, target: TorchExecutor, shape: Chain, vocabulary: Vocabulary, name: str = "kangaroo"
     ) -> None:
         adapter = head.alone()
-        executor = TorchExecutor(adapter, target.max_slots, target.max_length, max(shape.reads, CATCH_UP))
+        executor = executor_for(adapter, target.max_slots, target.max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.target, self.layer = target, head.taps[0]
         self.taps = frozenset(head.taps)

@@ -15,7 +15,7 @@ from ..core.dice import Dice
 from ..core.sampling import ParamBlock
 from ..core.shape import Frontier, Shape, Step, Vocabulary
 from ..models.heads import FeatureHead
-from ..runtime import Output, Rows, TorchExecutor
+from ..runtime import Output, Rows, TorchExecutor, executor_for
 from ..types import DraftBatch, Sequence
 from ..types.drafts import empty_drafts
 from .base import Round
@@ -30,7 +30,7 @@ class FeatureDrafter(ModelDrafter):
     def __init__(
         self, head: FeatureHead, shape: Shape, vocabulary: Vocabulary, slots: int, max_length: int, name: str
     ) -> None:
-        executor = TorchExecutor(head, slots, max_length, max(shape.reads, CATCH_UP))
+        executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.head = head
         self.taps = frozenset(head.taps)

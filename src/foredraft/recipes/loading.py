@@ -12,7 +12,7 @@ from ..models import Progress, Tokenizer, load_decoder, pack, resolve, runs_nati
 from ..models.config import read_json
 from ..models.heads.delta import load_tuned
 from ..models.names import tuned_folder
-from ..runtime import Executor, TorchExecutor
+from ..runtime import Executor, executor_for
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -83,7 +83,7 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         )
         if place.packed:
             pack(decoder)
-        executor = TorchExecutor(decoder, place.slots, place.max_length)
+        executor = executor_for(decoder, place.slots, place.max_length)
     else:
         from ..runtime.hf import HFExecutor
 

@@ -15,7 +15,7 @@ from ..draft import Drafter
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
-from ..runtime import Executor, TorchExecutor
+from ..runtime import Executor, TorchExecutor, executor_for
 from .judging import judge_rule
 from .loading import Loaded, Place, load
 from .profiles import costs_of
@@ -135,7 +135,7 @@ def draft_executor(workshop: Workshop, name: str | None) -> Executor:
         count = name.removeprefix("layers:") or str(max(1, target.num_layers // 3))
         if not count.isdigit():
             raise UsageError(f"--drafter {name!r} is not layers:K with a number K")
-        return TorchExecutor(shallow(target.decoder, int(count)), target.max_slots, target.max_length)
+        return executor_for(shallow(target.decoder, int(count)), target.max_slots, target.max_length)
     drafter = workshop.model(name)
     if drafter.tokenizer.vocab_hash() != workshop.target.tokenizer.vocab_hash():
         raise UsageError(

@@ -31,7 +31,7 @@ from ..models.heads import (
 )
 from ..models.heads.artefact import CONFIG
 from ..models.names import TUNED, tuned_folder
-from ..runtime import TorchExecutor
+from ..runtime import TorchExecutor, executor_for
 from .loading import Loaded
 
 
@@ -67,7 +67,7 @@ class Trained:
             return RecurrentDrafter(self.head, shape, self.vocabulary, name)
         if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
             return EarlyExitDrafter(self.head, self.target, shape, self.vocabulary, name)
-        executor = TorchExecutor(cast(Decoder, self.head), slots, length)
+        executor = executor_for(cast(Decoder, self.head), slots, length)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 
 

@@ -1,0 +1,13 @@
+"""Which executor runs a decoder here: the quickest that this machine can run, or torch alone."""
+
+from __future__ import annotations
+
+from ..models.decoder import Decoder
+from .torch_executor import TorchExecutor
+
+
+def executor_for(
+    decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
+) -> TorchExecutor:
+    """An executor for our own decoder, for targets and drafters alike."""
+    return TorchExecutor(decoder, max_slots, max_length, max_scratch)
