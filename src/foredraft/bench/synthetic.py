@@ -89,7 +89,7 @@ def loud_decoder(order: EngineOrder) -> Decoder:
     decoder.embedding.mul_(LOUD)
     if not decoder.config.tied_head:
         decoder.head_weight.copy_(decoder.embedding)
-    pack(decoder)  # as the loader of real models does
+    pack(decoder, decoder.dtype)  # as the loader of real models does
     return decoder
 
 

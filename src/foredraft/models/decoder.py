@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from .config import ModelConfig
-from .linear import Linear, PackedLinear, can_pack
+from .linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
 from .rope import rotate, rotation_table
 
 Device = torch.device | str
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         embedding: nn.Parameter,
         layers: Iterable[Layer],
         norm: nn.Parameter,
-        head: Linear | PackedLinear,
+        head: Linear | PackedLinear | TiledLinear,
         rotations: Tensor,
     ) -> None:
         super().__init__()
@@ -181,26 +181,33 @@ def shallow(decoder: Decoder, k: int) -> Decoder:
     return Decoder(config, decoder.embedding, layers, decoder.norm, decoder.head, decoder.rotations)
 
 
-def pack(decoder: Decoder) -> bool:
-    """Make a decoder quicker on a CPU by packing its products, in place; says whether it did.
+def pack(decoder: Decoder, dtype: torch.dtype) -> bool:
+    """Bring a decoder to its precision for inference, in place, with quick products on a CPU; says whether it has them.
 
-    Only for inference in bf16; elsewhere it changes nothing. A tied head is packed beside the plain embedding; an
-    untied one stays plain, since drafters look its rows up.
+    Quick products exist in bf16 alone. Weights that still have float32 precision may be stored in fewer bytes. Without
+    our library an untied head stays plain, since drafters look its rows up.
     """
+    if dtype == torch.bfloat16 and can_tile(decoder):
+        replace_products(decoder.layers, TiledLinear)
+        if isinstance(decoder.head, Linear):
+            decoder.head = TiledLinear(decoder.head, wide=True)
+        decoder.to(dtype)
+        return True
+    decoder.to(dtype)
     if not can_pack(decoder.norm):
         return False
-    pack_products(decoder.layers)
+    replace_products(decoder.layers, PackedLinear)
     if isinstance(decoder.head, Linear) and decoder.config.tied_head:
         decoder.head = PackedLinear(decoder.head)
     return True
 
 
-def pack_products(module: nn.Module) -> None:
-    """Pack every product inside a module that is bf16 on a CPU; call it only where `can_pack` says yes."""
+def replace_products(module: nn.Module, kind: type[PackedLinear] | type[TiledLinear]) -> None:
+    """Put quick products in the place of every plain one inside a module."""
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
             if isinstance(child, Linear):
-                setattr(part, name, PackedLinear(child))
+                setattr(part, name, kind(child))
 
 
 def random_decoder(

@@ -1,5 +1,5 @@
-"""The matrix products of the decoder: `Linear`, and what takes its place for inference on a CPU: `PackedLinear` with
-the same numbers, `RoundedLinear` with rounded ones, for drafters.
+"""The matrix products of the decoder: `Linear`, and what takes its place for inference on a CPU: `TiledLinear` through
+our own library; without it `PackedLinear` with the same numbers, and `RoundedLinear` with rounded ones for drafters.
 
 A runtime may put other stand-ins (quantised ones, say) in their place: whatever does needs the same two verbs,
 `forward(x)` and `add_to(residual, x)`. Nothing here knows which product of the decoder it is.
@@ -7,9 +7,13 @@ A runtime may put other stand-ins (quantised ones, say) in their place: whatever
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from . import native
 
 
 class Linear(nn.Module):
@@ -51,6 +55,41 @@ class PackedLinear(nn.Module):
         return total
 
 
+class TiledLinear(nn.Module):
+    """A Linear whose weight lies in tiles for our library; takes and gives bf16. A row's result is its own affair.
+
+    The weight may come in float32: only there can it be seen to lie on a grid, which saves bytes and changes nothing.
+    """
+
+    def __init__(self, linear: Linear, wide: bool = False) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None
+        self.library, self.wide = library, wide  # wide: results in float32, for logits
+        self.bias = None if linear.bias is None else linear.bias.detach().to(torch.bfloat16)
+        self.tiles = native.Tiles.of(linear.weight)
+        self.struct = self.tiles.struct
+
+    @property
+    def weight(self) -> Tensor:
+        """The plain rows in bf16, made anew at every call."""
+        return self.tiles.dense()
+
+    def chosen(self, columns: Tensor) -> TiledLinear:
+        """Some columns of it, stored as here."""
+        part = copy(self)
+        part.tiles = self.tiles.chosen(columns)
+        part.struct = part.tiles.struct
+        part.bias = None if self.bias is None else self.bias[columns]
+        return part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.library.linear(x, self.struct, self.bias, self.wide)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+
 FEW_ROWS = 4  # up to here int8 products read half the bytes and win; beyond, bf16 products with tiles do
 
 
@@ -80,6 +119,13 @@ class RoundedLinear(nn.Module):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return residual + self(x)
+
+
+def can_tile(module: nn.Module) -> bool:
+    """Whether our library runs here and every product inside a module can be cut into tiles."""
+    products = [part for part in module.modules() if isinstance(part, Linear)]
+    here = all(product.weight.device.type == "cpu" and native.fits(product.weight) for product in products)
+    return bool(products) and here and native.library() is not None
 
 
 def can_pack(weight: Tensor) -> bool:

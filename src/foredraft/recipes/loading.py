@@ -76,13 +76,16 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     raw = read_json(folder / "config.json")
     if runs_natively(raw):
         tuned = tuned_folder(name)
+        precision = DTYPES[dtype]
+        if place.packed and raw.get("torch_dtype", raw.get("dtype")) == "float32":
+            precision = torch.float32  # packing looks at what the file holds
         decoder = (
-            load_decoder(folder, DTYPES[dtype], device)
+            load_decoder(folder, precision, device)
             if tuned is None
-            else load_tuned(folder, tuned / "target", DTYPES[dtype], device)
+            else load_tuned(folder, tuned / "target", precision, device)
         )
         if place.packed:
-            pack(decoder)
+            pack(decoder, DTYPES[dtype])
         executor = executor_for(decoder, place.slots, place.max_length)
     else:
         from ..runtime.hf import HFExecutor

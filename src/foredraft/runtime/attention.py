@@ -15,12 +15,12 @@ from .base import Rows
 from .store import KVStore
 
 
-def scratch_masks(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
-    """Per slot [count, first + count] bool, True = visible among the scratch rows; None = the rows are a chain.
+def scratch_lines(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[list[int] | None]:
+    """Per slot the scratch row above each of its scratch rows, old and new; None = they are a chain.
 
     Reads and updates the store's record of which scratch row hangs below which.
     """
-    masks: list[Tensor | None] = []
+    lines: list[list[int] | None] = []
     parents = None if rows.parent is None else rows.parent.tolist()
     start = 0
     for slot, count, before in zip(rows.slots, rows.counts, first, strict=True):
@@ -30,12 +30,17 @@ def scratch_masks(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[Te
         start += count
         line = (earlier or []) + new
         store.parents[slot] = line
-        if line == list(range(-1, before + count - 1)):
-            masks.append(None)
-        else:
-            whole = ancestor_mask(torch.tensor([line]))[0]
-            masks.append(whole[before:].to(store.data.device))
-    return masks
+        lines.append(None if line == list(range(-1, before + count - 1)) else line)
+    return lines
+
+
+def scratch_masks(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
+    """Per slot [count, first + count] bool, True = visible among the scratch rows; None = the rows are a chain."""
+    device = store.data.device
+    return [
+        None if line is None else ancestor_mask(torch.tensor([line]))[0][before:].to(device)
+        for line, before in zip(scratch_lines(store, rows, first), first, strict=True)
+    ]
 
 
 class RaggedAttention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..models.decoder import Decoder
+from .native_executor import NativeExecutor, runs_native
 from .torch_executor import TorchExecutor
 
 
@@ -10,4 +11,6 @@ def executor_for(
     decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
 ) -> TorchExecutor:
     """An executor for our own decoder, for targets and drafters alike."""
+    if runs_native(decoder):
+        return NativeExecutor(decoder, max_slots, max_length, max_scratch)
     return TorchExecutor(decoder, max_slots, max_length, max_scratch)

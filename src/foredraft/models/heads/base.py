@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .. import native
 from ..config import ModelConfig
 from ..decoder import FINAL, Decoder
-from ..linear import Linear
+from ..linear import Linear, TiledLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,10 @@ def own_parameters(head: Head) -> dict[str, nn.Parameter]:
     return {name: p for name, p in head.named_parameters() if not name.startswith(head.borrowed)}
 
 
-def word_rows(target: Decoder, ids: Tensor) -> Linear:
+def word_rows(target: Decoder, ids: Tensor) -> Linear | TiledLinear:
     """The target's output rows of a draft vocabulary, frozen: features [T, d] -> [T, Vd]."""
+    if isinstance(target.head, TiledLinear) and len(ids) % native.COLUMNS == 0:
+        return target.head.chosen(ids)
     rows = target.head_weight.detach()[ids.to(target.device)].clone()
     linear = Linear(rows.shape[1], rows.shape[0], rows.dtype, "meta")
     linear.weight = nn.Parameter(rows, requires_grad=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ..decoder import Decoder
-from ..linear import Linear, RoundedLinear, can_pack
+from ..linear import Linear, RoundedLinear, TiledLinear, can_pack, can_tile
 from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
 from .delta import whole_weights
@@ -45,22 +45,25 @@ def load_head(folder: Path, kind: str, target: Decoder, identity: Identity) -> t
 
 def settle(head: nn.Module, dtype: torch.dtype) -> None:
     """Bring a head's own parameters to a precision for inference; what it borrows stays as it is."""
+    words = getattr(head, "head", None)
+    if isinstance(words, TiledLinear) and dtype == torch.bfloat16:  # the target's products are tiled: so are these
+        _replace_products(head, TiledLinear)
     for parameter in own_parameters(head).values():  # type: ignore[arg-type]
         parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(False)
     if isinstance(head, Decoder):
         head.norm.data = head.norm.data.to(dtype)  # a decoder's precision is that of its last norm
-    words = getattr(head, "head", None)
     if isinstance(words, Linear):
         words.weight.data = words.weight.data.to(dtype)
-    if isinstance(words, Linear) and can_pack(words.weight):
-        _round_products(head)
+        if can_pack(words.weight):
+            _replace_products(head, RoundedLinear)
 
 
-def _round_products(head: nn.Module) -> None:
-    """Quicker products for everything that is the head's own, and for its output rows. What it shares stays exact."""
+def _replace_products(head: nn.Module, kind: type[RoundedLinear] | type[TiledLinear]) -> None:
+    """Quicker products for everything that is the head's own, and for its output rows. What it shares stays."""
     own = own_parameters(head)  # type: ignore[arg-type]
     for name, product in list(head.named_modules()):
-        if isinstance(product, Linear) and (name == "head" or f"{name}.weight" in own):
+        mine = isinstance(product, Linear) and (name == "head" or f"{name}.weight" in own)
+        if mine and (kind is not TiledLinear or can_tile(product)):
             parent = head.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], RoundedLinear(product))
+            setattr(parent, name.rpartition(".")[2], kind(product))

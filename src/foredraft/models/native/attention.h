@@ -1,0 +1,120 @@
+// Attention of new rows over a slot of the store, for one key/value head and the query heads that share it.
+//
+// A row sees places 0, 1, .. of its own text: the committed rows, then its ancestors among the scratch rows in order of
+// depth, then itself. Places are taken 32 at a time with a running softmax, so what a row gets depends on that text alone,
+// not on where a tree's rows happen to lie.
+#pragma once
+#include <vector>
+
+#include "tile.h"
+
+constexpr int PLACES = 32, MAX_DIM = 256;
+
+inline void transpose16(const __m512i* rows, bf16* to) {  // 16 rows of 16 pairs -> [pair][row]
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {  // b[4 g + i] holds pairs i, i + 4, i + 8, i + 12 of rows 4 g .. 4 g + 3
+        const __m512i even = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), odd = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+        const __m512i even2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88), odd2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+        _mm512_storeu_si512(to + (i + 0) * 32, _mm512_shuffle_i32x4(even, even2, 0x88));
+        _mm512_storeu_si512(to + (i + 4) * 32, _mm512_shuffle_i32x4(odd, odd2, 0x88));
+        _mm512_storeu_si512(to + (i + 8) * 32, _mm512_shuffle_i32x4(even, even2, 0xdd));
+        _mm512_storeu_si512(to + (i + 12) * 32, _mm512_shuffle_i32x4(odd, odd2, 0xdd));
+    }
+}
+
+// What one (row chunk, key/value head) works with.
+struct Softmax {
+    int dim, queries;
+    float scale;
+    std::vector<bf16> query;         // [queries + 16][dim]
+    std::vector<float> out, top, sum;  // [queries + 16][dim], the greatest score so far, the sum of exponentials
+    alignas(64) bf16 keys[2][MAX_DIM / DEPTH][TILE], values[MAX_DIM / COLUMNS][TILE], weights[ROWS][PLACES];
+    alignas(64) float scores[4][ROWS][COLUMNS];
+
+    void begin(int dim_, int queries_) {
+        dim = dim_, queries = queries_, scale = 1.0f / __builtin_sqrtf(float(dim));
+        query.resize((queries + ROWS) * dim);
+        out.assign((queries + ROWS) * dim, 0.0f);
+        top.assign(queries + ROWS, -__builtin_inff());
+        sum.assign(queries + ROWS, 0.0f);
+    }
+
+    // Lay out the keys and values of up to 32 places for tile products; places beyond `count` are zeros.
+    void place(const bf16* const* key, const bf16* const* value, int count) {
+        const __m512i zero = _mm512_setzero_si512();
+        __m512i rows[16];
+        for (int half = 0; half < 2; half++)
+            for (int k = 0; k < dim / DEPTH; k++) {
+                for (int i = 0; i < 16; i++) {
+                    const int at = half * 16 + i;
+                    rows[i] = at < count ? _mm512_loadu_si512(key[at] + k * DEPTH) : zero;
+                }
+                transpose16(rows, keys[half][k]);
+            }
+        alignas(64) static const uint16_t low[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+        const __m512i first = _mm512_load_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+        for (int pair = 0; pair < PLACES / 2; pair++)
+            for (int n = 0; n < dim; n += 32) {
+                const __m512i even = 2 * pair < count ? _mm512_loadu_si512(value[2 * pair] + n) : zero;
+                const __m512i odd = 2 * pair + 1 < count ? _mm512_loadu_si512(value[2 * pair + 1] + n) : zero;
+                _mm512_store_si512(values[n / 16] + pair * 32, _mm512_permutex2var_epi16(even, first, odd));
+                _mm512_store_si512(values[n / 16 + 1] + pair * 32, _mm512_permutex2var_epi16(even, second, odd));
+            }
+    }
+
+    // Take the places that `place` has laid out into queries q .. q + count (at most 16); seen(i) = those it may see.
+    template <class Seen> void take(int q, int count, Seen seen) {
+        using Sum = Tiles<1, 4>;
+        const bf16* tiles[4] = {keys[0][0], keys[1][0], keys[0][0], keys[1][0]};
+        Sum::clear();
+        Sum::add(&query[q * dim], dim, count, tiles, dim / DEPTH);
+        Sum::store(scores);
+        for (int i = 0; i < count; i++) weigh(q + i, i, seen(i));
+        for (int n = 0; n < dim; n += 64) {
+            const bf16* v[4];
+            for (int j = 0; j < 4; j++) v[j] = values[(n / 16 + j) % (dim / 16)];
+            float part[4][ROWS][COLUMNS];
+            for (int j = 0; j < 4; j++)
+                for (int i = 0; i < count; i++)
+                    if (n + 16 * j < dim) _mm512_storeu_ps(part[j][i], _mm512_loadu_ps(&out[(q + i) * dim + n + 16 * j]));
+            Sum::load(part);
+            Sum::add(weights[0], PLACES, count, v, 1);
+            Sum::store(part);
+            for (int j = 0; j < 4; j++)
+                for (int i = 0; i < count; i++)
+                    if (n + 16 * j < dim) _mm512_storeu_ps(&out[(q + i) * dim + n + 16 * j], _mm512_loadu_ps(part[j][i]));
+        }
+    }
+
+    void weigh(int q, int i, uint32_t seen) {
+        const __mmask16 low = seen & 0xffff, high = seen >> 16;
+        const __m512 least = _mm512_set1_ps(-__builtin_inff()), by = _mm512_set1_ps(scale);
+        const __m512 a = _mm512_mask_mul_ps(least, low, _mm512_load_ps(scores[0][i]), by);
+        const __m512 b = _mm512_mask_mul_ps(least, high, _mm512_load_ps(scores[1][i]), by);
+        const float best = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+        if (best > top[q]) {
+            const float less = top[q] == -__builtin_inff() ? 0.0f : _mm512_cvtss_f32(exp16(_mm512_set1_ps(top[q] - best)));
+            for (int n = 0; n < dim; n += 16) {
+                float* at = &out[q * dim + n];
+                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(less)));
+            }
+            sum[q] *= less, top[q] = best;
+        }
+        const __m512 from = _mm512_set1_ps(top[q]);
+        const __m512 x = _mm512_maskz_mov_ps(low, exp16(_mm512_sub_ps(a, from)));
+        const __m512 y = _mm512_maskz_mov_ps(high, exp16(_mm512_sub_ps(b, from)));
+        sum[q] += _mm512_reduce_add_ps(_mm512_add_ps(x, y));
+        narrow16(weights[i], x), narrow16(weights[i] + 16, y);
+    }
+};

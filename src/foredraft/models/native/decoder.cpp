@@ -1,0 +1,297 @@
+// Layers of a Llama-like decoder over packed rows, in one call: norms, merged products, rotary positions, attention over
+// the store, SwiGLU. Streams are bf16 and rounded where the torch decoder rounds them. Compiled where it is used.
+#include <omp.h>
+
+#include "attention.h"
+#include "product.h"
+
+enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2 };  // Layer, EagleLayer, Eagle3Layer
+
+struct Layer {
+    int32_t enter, has_mlp;
+    const bf16 *attn_norm, *token_norm, *mlp_norm, *q_norm, *k_norm, *qkv_bias;
+    Weight qkv, out, gate_up, down;
+};
+struct Span {  // the new rows of one slot
+    int32_t slot, begin, count, length, first;  // rows begin .. begin + count; committed and scratch rows before them
+    int32_t none;
+    const int32_t* parent;  // of every scratch row of the slot, -1 = committed text; null = a chain
+};
+struct Pass {
+    int32_t rows, hidden, heads, kv_heads, dim, inner, first_layer, last_layer, slots, capacity, spans, threads;
+    float eps;
+    int32_t none;
+    const Layer* layers;
+    const bf16* input;  // [rows, hidden], or [rows, 2 hidden] where the first layer is PAIRED
+    bf16* output;       // [rows, hidden]
+    bf16* const* taps;  // by layer: where to put the stream that enters it, or null
+    const int64_t* position;
+    const bf16* rotations;  // [positions][2][dim]: cosines, and sines whose first half is negated
+    bf16* store;            // [layers][2][slots][kv_heads][capacity][dim]
+    const Span* span;
+};
+
+static void norm(const bf16* x, const bf16* gain, float eps, int size, bf16* to) {
+    __m512 square = _mm512_setzero_ps();
+    for (int i = 0; i < size; i += 16) square = _mm512_fmadd_ps(widen16(x + i), widen16(x + i), square);
+    const __m512 by = _mm512_set1_ps(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(square) / size + eps));
+    for (int i = 0; i < size; i += 16)
+        narrow16(to + i, _mm512_mul_ps(_mm512_mul_ps(widen16(x + i), by), widen16(gain + i)));
+}
+
+static void rotate(bf16* x, const bf16* turn, int dim) {
+    const int half = dim / 2;
+    for (int i = 0; i < half; i += 16) {
+        const __m512 a = widen16(x + i), b = widen16(x + half + i);
+        const __m512 low = _mm512_fmadd_ps(b, widen16(turn + dim + i), _mm512_mul_ps(a, widen16(turn + i)));
+        const __m512 high = _mm512_fmadd_ps(a, widen16(turn + dim + half + i), _mm512_mul_ps(b, widen16(turn + half + i)));
+        narrow16(x + i, low), narrow16(x + half + i, high);
+    }
+}
+
+struct Buffers {  // shared by the threads of a pass; rows in whole pairs of tiles
+    std::vector<bf16> stream, normed, qkv, mixed, gated;
+};
+
+struct Runner {
+    const Pass& p;
+    Buffers& b;
+    Barrier& barrier;
+    int me;
+    Room& room;
+    Softmax& soft;
+
+    int from(int count) const { return long(count) * me / p.threads; }
+    int upto(int count) const { return long(count) * (me + 1) / p.threads; }
+    int width(const Layer& layer) const { return layer.enter == PAIRED ? 2 * p.hidden : p.hidden; }
+
+    void enter(const Layer& layer) {
+        const int d = p.hidden, w = width(layer);
+        for (int r = from(p.rows); r < upto(p.rows); r++) {
+            const bf16* x = &b.stream[r * d];
+            bf16* to = &b.normed[r * w];
+            if (layer.enter == BARE) std::memcpy(to, x, d * 2);
+            if (layer.enter == NORMED) norm(x, layer.attn_norm, p.eps, d, to);
+            if (layer.enter == PAIRED) {
+                norm(p.input + r * 2 * d, layer.token_norm, p.eps, d, to);
+                norm(x, layer.attn_norm, p.eps, d, to + d);
+            }
+        }
+        barrier.wait();
+    }
+
+    void project(const Layer& layer) {
+        const int n = layer.qkv.columns;
+        auto emit = [&](int row, int j, __m512 sum) {
+            if (layer.qkv_bias) sum = _mm512_add_ps(sum, widen16(layer.qkv_bias + 16 * j));
+            narrow16(&b.qkv[row * n + 16 * j], sum);
+        };
+        const int blocks = n / COLUMNS;
+        product(b.normed.data(), width(layer), p.rows, layer.qkv, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        barrier.wait();
+    }
+
+    bf16* stored(int layer, int which, int slot, int head) const {
+        return p.store + (((long(layer) * 2 + which) * p.slots + slot) * p.kv_heads + head) * p.capacity * p.dim;
+    }
+
+    void turn_and_store(const Layer& layer, int index) {
+        const int n = layer.qkv.columns;
+        for (int s = 0; s < p.spans; s++)
+            for (int i = 0; i < p.span[s].count; i++) {
+                const Span& span = p.span[s];
+                const int row = span.begin + i, at = span.length + span.first + i;
+                if (row < from(p.rows) || row >= upto(p.rows)) continue;
+                for (int h = 0; h < p.heads + 2 * p.kv_heads; h++) {
+                    bf16* x = &b.qkv[row * n + h * p.dim];
+                    const bf16* gain = h < p.heads ? layer.q_norm : layer.k_norm;
+                    const int kv = h - p.heads, head = kv % p.kv_heads;
+                    if (kv < p.kv_heads) {
+                        if (gain) norm(x, gain, p.eps, p.dim, x);
+                        rotate(x, p.rotations + p.position[row] * 2 * p.dim, p.dim);
+                    }
+                    if (kv >= 0) std::memcpy(stored(index, kv / p.kv_heads, span.slot, head) + long(at) * p.dim, x, p.dim * 2);
+                }
+            }
+        barrier.wait();
+    }
+
+    // The places that a row sees from `begin` on: committed rows, its ancestors by depth, itself.
+    static int line(const Span& span, int row, int begin, int* places) {
+        int depth = 0, count = 0;
+        for (int i = begin; i < span.length; i++) places[count++] = i;
+        for (int i = span.first + row; i >= 0; i = span.parent ? span.parent[i] : i - 1) depth++;
+        for (int i = span.first + row, at = count + depth; i >= 0; i = span.parent ? span.parent[i] : i - 1)
+            places[--at] = span.length + i;
+        return count + depth;
+    }
+
+    void lay_out(const bf16* keys, const bf16* values, const int* places, int begin, int count) {
+        const bf16 *key[PLACES], *value[PLACES];
+        for (int i = 0; i < count; i++) {
+            const long at = long(places ? places[i] : begin + i) * p.dim;
+            key[i] = keys + at, value[i] = values + at;
+        }
+        soft.place(key, value, count);
+    }
+
+    // Rows chunk .. chunk + count of a span against one key/value head.
+    void attend(const Layer& layer, int index, const Span& span, int chunk, int count, int head) {
+        const int group = p.heads / p.kv_heads, n = layer.qkv.columns, queries = count * group;
+        const bf16 *keys = stored(index, 0, span.slot, head), *values = stored(index, 1, span.slot, head);
+        soft.begin(p.dim, queries);
+        for (int r = 0; r < count; r++)
+            std::memcpy(&soft.query[r * group * p.dim], &b.qkv[(span.begin + chunk + r) * n + head * group * p.dim], group * p.dim * 2);
+        const int before = span.length + span.first + chunk;  // place of the chunk's first row, in a chain
+        const int shared = span.parent ? span.length / PLACES * PLACES : before + count;
+        for (int at = 0; at < shared; at += PLACES) {
+            lay_out(keys, values, nullptr, at, shared - at < PLACES ? shared - at : PLACES);
+            for (int q = 0; q < queries; q += ROWS) {
+                auto seen = [&](int i) {
+                    const int last = span.parent ? PLACES : before + (q + i) / group - at;  // greatest place that it sees
+                    return last >= PLACES - 1 ? ~0u : last < 0 ? 0u : (2u << last) - 1;
+                };
+                soft.take(q, queries - q < ROWS ? queries - q : ROWS, seen);
+            }
+        }
+        if (span.parent) attend_lines(span, chunk, count, shared, group, keys, values);
+        for (int r = 0; r < count; r++)
+            for (int i = 0; i < group * p.dim; i += 16) {
+                const int q = r * group + i / p.dim;
+                const __m512 by = _mm512_set1_ps(1.0f / soft.sum[q]);
+                narrow16(&b.mixed[((span.begin + chunk + r) * p.heads + head * group) * p.dim + i],
+                         _mm512_mul_ps(_mm512_loadu_ps(&soft.out[r * group * p.dim + i]), by));
+            }
+    }
+
+    void attend_lines(const Span& span, int chunk, int count, int shared, int group, const bf16* keys, const bf16* values) {
+        std::vector<int> places(PLACES + span.first + span.count);
+        for (int r = 0; r < count; r++) {
+            const int all = line(span, chunk + r, shared, places.data());
+            for (int at = 0; at < all; at += PLACES) {
+                const int here = all - at < PLACES ? all - at : PLACES;
+                lay_out(keys, values, places.data() + at, 0, here);
+                for (int g = 0; g < group; g += ROWS)
+                    soft.take(r * group + g, group - g < ROWS ? group - g : ROWS,
+                              [&](int) { return here == PLACES ? ~0u : (1u << here) - 1; });
+            }
+        }
+    }
+
+    void attention(const Layer& layer, int index) {
+        int item = 0;
+        for (int s = 0; s < p.spans; s++)
+            for (int chunk = 0; chunk < p.span[s].count; chunk += ROWS)
+                for (int head = 0; head < p.kv_heads; head++)
+                    if (item++ % p.threads == me) {
+                        const int left = p.span[s].count - chunk;
+                        attend(layer, index, p.span[s], chunk, left < ROWS ? left : ROWS, head);
+                    }
+        barrier.wait();
+    }
+
+    void add_to_stream(const std::vector<bf16>& a, const Weight& w) {
+        auto emit = [&](int row, int j, __m512 sum) {
+            bf16* at = &b.stream[row * p.hidden + 16 * j];
+            narrow16(at, _mm512_add_ps(sum, widen16(at)));
+        };
+        const int blocks = p.hidden / COLUMNS;
+        product(a.data(), w.depth, p.rows, w, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        barrier.wait();
+    }
+
+    void gate(const Layer& layer) {
+        for (int r = from(p.rows); r < upto(p.rows); r++)
+            norm(&b.stream[r * p.hidden], layer.mlp_norm, p.eps, p.hidden, &b.normed[r * p.hidden]);
+        barrier.wait();
+        const int blocks = p.inner / COLUMNS;
+        alignas(64) float gates[2][2 * ROWS][COLUMNS];  // gate blocks wait here for their up blocks
+        auto emit = [&](int row, int j, __m512 sum) {
+            float* gate = gates[j / 2 % 2][row % (2 * ROWS)];
+            sum = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(sum)), 16));
+            if (j % 2 == 0) return _mm512_store_ps(gate, sum);
+            const __m512 g = _mm512_load_ps(gate);
+            const __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), g));
+            __m512 silu = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
+            silu = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(silu)), 16));
+            narrow16(&b.gated[row * p.inner + j / 2 * 16], _mm512_mul_ps(silu, sum));
+        };
+        auto block = [&](int j) { return j / 2 + (j % 2) * blocks; };  // gate, up, gate, up, ..
+        product(b.normed.data(), p.hidden, p.rows, layer.gate_up, 2 * from(blocks), 2 * upto(blocks), block, room, emit);
+        barrier.wait();
+    }
+
+    void tap(int index) {
+        if (p.taps[index] && me == 0) std::memcpy(p.taps[index], b.stream.data(), size_t(p.rows) * p.hidden * 2);
+    }
+
+    void run() {
+        for (int index = p.first_layer; index < p.last_layer; index++) {
+            const Layer& layer = p.layers[index];
+            tap(index);
+            enter(layer);
+            project(layer);
+            turn_and_store(layer, index);
+            attention(layer, index);
+            add_to_stream(b.mixed, layer.out);
+            if (!layer.has_mlp) continue;
+            gate(layer);
+            add_to_stream(b.gated, layer.down);
+        }
+        tap(p.last_layer);
+        if (me == 0) std::memcpy(p.output, b.stream.data(), size_t(p.rows) * p.hidden * 2);
+    }
+};
+
+static thread_local Room room;
+static thread_local Softmax soft;
+
+extern "C" int fd_ready() { return allow_tiles(); }
+
+extern "C" void fd_layers(const Pass* pass) {
+    const Pass& p = *pass;
+    static thread_local Buffers buffers;
+    Buffers& b = buffers;
+    const size_t rows = (p.rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
+    const bool paired = p.layers[p.first_layer].enter == PAIRED;
+    const size_t qkv = (p.heads + 2 * p.kv_heads) * p.dim;
+    for (auto [buffer, width] : {std::pair{&b.stream, size_t(p.hidden)}, {&b.normed, size_t(2 * p.hidden)}, {&b.qkv, qkv},
+                                 {&b.mixed, size_t(p.heads * p.dim)}, {&b.gated, size_t(p.inner)}})
+        if (buffer->size() < rows * width) buffer->assign(rows * width, 0);
+    for (int r = 0; r < p.rows; r++)
+        std::memcpy(&b.stream[r * p.hidden], p.input + (paired ? 2 * r + 1 : r) * p.hidden, p.hidden * 2);
+    Barrier barrier{p.threads};
+#pragma omp parallel num_threads(p.threads)
+    {
+        begin_tiles();
+        Runner{p, b, barrier, omp_get_thread_num(), room, soft}.run();
+        end_tiles();
+    }
+}
+
+// x [rows, depth] times weight', plus bias: into bf16 or float32.
+extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const bf16* bias, void* to, int wide, int threads) {
+    const Weight& w = *weight;
+    static thread_local std::vector<bf16> padded;
+    const size_t whole = (rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
+    if (padded.size() < whole * w.depth) padded.assign(whole * w.depth, 0);
+    std::memcpy(padded.data(), x, size_t(rows) * w.depth * 2);
+    const bf16* a = padded.data();
+    const int blocks = w.columns / COLUMNS;
+    auto emit = [&](int row, int j, __m512 sum) {
+        const long at = long(row) * w.columns + 16 * j;
+        if (bias) sum = _mm512_add_ps(sum, widen16(bias + 16 * j));
+        wide ? _mm512_storeu_ps((float*)to + at, sum) : narrow16((bf16*)to + at, sum);
+    };
+#pragma omp parallel num_threads(threads)
+    {
+        const int me = omp_get_thread_num();
+        begin_tiles();
+        product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
+        end_tiles();
+    }
+}
+
+extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, int size, bf16* to) {
+    for (int r = 0; r < rows; r++) norm(x + long(r) * size, gain, eps, size, to + long(r) * size);
+}

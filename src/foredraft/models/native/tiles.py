@@ -1,0 +1,128 @@
+"""Weights in the order that tile products read them, in as few bytes as hold them without loss.
+
+Many weights lie on a grid: every 32 of a column are a step times a small integer (plus a least one), because they were
+quantised before we met them. Such weights are kept as integers and steps; a pass reads a half or a third of the bytes
+and multiplies by the very same bf16 numbers. Whether they do is checked on every weight, never assumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .library import Weight
+
+COLUMNS, DEPTH = 16, 32  # of a tile
+BF16, GRID8, GRID4 = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A weight [columns, depth]; see product.h for the layouts."""
+
+    format: int
+    columns: int
+    depth: int
+    codes: Tensor  # [column blocks, k-blocks, bytes]
+    scales: Tensor  # [column blocks, k-blocks, kinds, 16]; empty in bf16
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Tiles:
+        """The smallest form that yields the weight's bf16 numbers again, bit by bit."""
+        blocks = weight.detach().to(torch.float32).reshape(len(weight), -1, DEPTH)
+        for find in (_grid4, _grid8):
+            found = find(blocks)
+            if found is not None:
+                return found
+        plain = _in_order(blocks.to(torch.bfloat16))
+        none = torch.empty((*plain.shape[:2], 0, COLUMNS))
+        return cls(BF16, len(weight), weight.shape[1], plain.flatten(2).view(torch.uint8), none)
+
+    @property
+    def struct(self) -> Weight:
+        return Weight(self.format, self.columns, self.depth, 0, self.codes.data_ptr(), self.scales.data_ptr())
+
+    def dense(self) -> Tensor:
+        """[columns, depth] in bf16, from the stored form alone."""
+        codes, scales = self._codes(), self._scales().to(torch.float32)
+        if self.format == GRID8:
+            codes = (codes * scales[0][..., None]).to(torch.bfloat16)
+        elif self.format == GRID4:
+            codes = (codes * scales[0][..., None] + scales[1][..., None]).to(torch.bfloat16)
+        return codes.reshape(self.columns, self.depth)
+
+    def chosen(self, columns: Tensor) -> Tiles:
+        """Some columns, in whole blocks of 16, stored as here."""
+        codes = _in_order(self._codes()[columns])
+        stored = _halves(codes) if self.format == GRID4 else codes.flatten(2).view(torch.uint8)
+        scales = [_beside(scale[columns]) for scale in self._scales()]
+        joined = torch.stack(scales, dim=2) if scales else self.scales.new_empty((*stored.shape[:2], 0, COLUMNS))
+        return Tiles(self.format, len(columns), self.depth, stored, joined)
+
+    def _codes(self) -> Tensor:
+        """[columns, k-blocks, 32] numbers as they are stored."""
+        count, depth = self.columns // COLUMNS, self.depth // DEPTH
+        lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8)[self.format])
+        if self.format == GRID4:
+            halves = lanes.view(count, depth, DEPTH // 2, COLUMNS)
+            lanes = torch.cat((halves & 15, halves >> 4), dim=-1)
+        order = lanes.view(count, depth, DEPTH // 2, COLUMNS, 2).permute(0, 3, 1, 2, 4)
+        return order.reshape(self.columns, depth, DEPTH)
+
+    def _scales(self) -> Tensor:
+        """[kinds, columns, k-blocks]."""
+        return self.scales.permute(2, 0, 3, 1).reshape(-1 if self.scales.numel() else 0, self.columns, self.depth // DEPTH)
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether a weight [columns, depth] can be cut into tiles."""
+    return weight.dim() == 2 and weight.shape[0] % COLUMNS == 0 and weight.shape[1] % DEPTH == 0
+
+
+def _in_order(blocks: Tensor) -> Tensor:
+    """[columns, k-blocks, 32] -> [column blocks, k-blocks, 16 pairs, 16 columns, 2]."""
+    columns, depth, _ = blocks.shape
+    cut = blocks.view(columns // COLUMNS, COLUMNS, depth, DEPTH // 2, 2)
+    return cut.permute(0, 2, 3, 1, 4).contiguous()
+
+
+def _halves(order: Tensor) -> Tensor:
+    """Codes from 0 to 15 in order, two a byte."""
+    low, high = order.flatten(3).chunk(2, dim=3)
+    return (low | high << 4).flatten(2)
+
+
+def _beside(scale: Tensor) -> Tensor:
+    """[columns, k-blocks] -> [column blocks, k-blocks, 16]."""
+    return scale.view(-1, COLUMNS, scale.shape[1]).transpose(1, 2).contiguous()
+
+
+def _grid8(blocks: Tensor) -> Tiles | None:
+    """step * code with codes from -127 to 127 and a step for every 32 weights, or the same step for a whole column."""
+    most = blocks.abs().amax(dim=2)
+    for step in ((most / 127).half().float(), (most.amax(dim=1, keepdim=True) / 127).expand_as(most).contiguous()):
+        codes = (blocks / step.clamp(min=1e-30)[..., None]).round().clamp_(-127, 127)
+        if _same(codes * step[..., None], blocks):
+            order = _in_order(codes.to(torch.int8)).flatten(2).view(torch.uint8)
+            return Tiles(GRID8, len(blocks), blocks[0].numel(), order, _beside(step)[:, :, None])
+    return None
+
+
+def _grid4(blocks: Tensor) -> Tiles | None:
+    """step * code + least with codes from 0 to 15; step and least are half-precision numbers of every 32 weights."""
+    least, most = blocks.aminmax(dim=2)
+    step = ((most - least) / 15).half().float()
+    if not torch.equal(least.half().float(), least):
+        return None
+    codes = ((blocks - least[..., None]) / step.clamp(min=1e-30)[..., None]).round_().clamp_(0, 15)
+    if not _same(codes * step[..., None] + least[..., None], blocks):
+        return None
+    order = _halves(_in_order(codes.to(torch.uint8)))
+    scales = torch.stack((_beside(step), _beside(least)), dim=2).half()
+    return Tiles(GRID4, len(blocks), blocks[0].numel(), order, scales)
+
+
+def _same(values: Tensor, blocks: Tensor) -> bool:
+    return torch.equal(values.to(torch.bfloat16), blocks.to(torch.bfloat16))

@@ -1,0 +1,125 @@
+"""Weights in tiles: stored without loss, in few bytes where they lie on a grid, multiplied right."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.models import native
+from foredraft.models.linear import Linear, TiledLinear, can_tile
+from foredraft.models.native import Tiles
+from foredraft.models.native.library import SWITCH
+from foredraft.models.native.tiles import BF16, GRID4, GRID8
+
+COLUMNS, DEPTH = 80, 96
+needs_library = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler and a CPU with bf16 products")
+
+
+def rough() -> Tensor:
+    return torch.randn(COLUMNS, DEPTH)
+
+
+def eight_bits() -> Tensor:
+    """As in GGUF's Q8_0: a half-precision step for every 32."""
+    step = (torch.rand(COLUMNS, DEPTH // 32, 1) * 0.1).half().float()
+    codes = torch.randint(-127, 128, (COLUMNS, DEPTH // 32, 32))
+    codes[..., 0] = 127
+    return (step * codes).view(COLUMNS, DEPTH)
+
+
+def eight_bits_by_row() -> Tensor:
+    """As in our heads' files: a float32 step for every row."""
+    codes = torch.randint(-127, 128, (COLUMNS, DEPTH))
+    codes[:, 5] = -127
+    return codes * (torch.rand(COLUMNS, 1) * 0.1)
+
+
+def four_bits() -> Tensor:
+    """As in GGUF's Q4_1: a half-precision step and least value for every 32."""
+    step, least = torch.rand(COLUMNS, 3, 1).half().float(), torch.randn(COLUMNS, 3, 1).half().float()
+    codes = torch.randint(0, 16, (COLUMNS, 3, 32))
+    codes[..., 0], codes[..., 1] = 0, 15
+    return (step * codes + least).view(COLUMNS, DEPTH)
+
+
+CASES = [(rough, BF16), (eight_bits, GRID8), (eight_bits_by_row, GRID8), (four_bits, GRID4)]
+
+
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_storage_loses_nothing(make: Callable[[], Tensor], form: int) -> None:
+    torch.manual_seed(1)
+    weight = make()
+    weight[3] = 0.0  # a dead row lies on any grid
+    tiles = Tiles.of(weight)
+    assert tiles.format == form
+    assert torch.equal(tiles.dense(), weight.bfloat16())
+    chosen = torch.randperm(COLUMNS)[:32]
+    assert torch.equal(tiles.chosen(chosen).dense(), weight.bfloat16()[chosen])
+
+
+@pytest.mark.parametrize("make", [eight_bits, eight_bits_by_row, four_bits])
+def test_one_number_off_the_grid_is_kept(make: Callable[[], Tensor]) -> None:
+    torch.manual_seed(2)
+    weight = make()
+    weight[40, 50] = weight[40].abs().max() * 0.3771
+    tiles = Tiles.of(weight)
+    assert torch.equal(tiles.dense(), weight.bfloat16()) and tiles.format == BF16
+
+
+@needs_library
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 70])
+@pytest.mark.parametrize(("make", "form"), CASES)
+def test_products_are_right_and_rows_do_not_know_each_other(make: Callable[[], Tensor], form: int, rows: int) -> None:
+    torch.manual_seed(3)
+    plain = Linear(DEPTH, COLUMNS, torch.float32, "cpu", bias=True).requires_grad_(False)
+    plain.weight.copy_(make())
+    torch.nn.init.normal_(plain.bias)  # type: ignore[arg-type]
+    assert can_tile(plain)
+    narrow, wide = TiledLinear(plain), TiledLinear(plain, wide=True)
+    assert wide.tiles.format == form
+    x = torch.randn(rows, DEPTH).bfloat16()
+    true = x.double() @ plain.weight.bfloat16().double().T + plain.bias.bfloat16().double()  # type: ignore[union-attr]
+    got = wide(x)
+    assert got.dtype == torch.float32 and (got - true).abs().max() < 1e-5 * true.abs().max()
+    assert torch.equal(narrow(x), got.bfloat16())
+    alone = torch.cat([wide(x[i : i + 1]) for i in range(rows)])
+    assert torch.equal(alone, got), "bit by bit, whatever else is in the batch"
+    assert wide(x[:0]).shape == (0, COLUMNS) and wide(x[None]).shape == (1, rows, COLUMNS)
+
+
+@needs_library
+def test_numbers_do_not_depend_on_threads() -> None:
+    torch.manual_seed(4)
+    plain = Linear(64, 160, torch.float32, "cpu").requires_grad_(False)
+    torch.nn.init.normal_(plain.weight)
+    tiled, x, before = TiledLinear(plain, wide=True), torch.randn(40, 64).bfloat16(), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(tiled(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_odd_shapes_stay_in_torch() -> None:
+    assert not can_tile(Linear(33, 16, torch.float32, "cpu")) and not can_tile(Linear(32, 15, torch.float32, "cpu"))
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CXX", "/nowhere/c++"), (SWITCH, "0")])
+def test_without_a_compiler_there_is_no_library(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says so, unless it was asked for."""
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
+    monkeypatch.setenv(variable, value)
+    with caplog.at_level(logging.WARNING, "foredraft"):
+        assert native.library.__wrapped__() is None  # type: ignore[attr-defined]
+    assert len(caplog.records) == (variable == "CXX")
+    assert all("\n" not in record.getMessage() for record in caplog.records)

@@ -1,0 +1,186 @@
+"""The native executor: agrees with torch, and every row's numbers are its own affair, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.models import Decoder, ModelConfig, native, pack, random_decoder
+from foredraft.models.heads import Eagle3Head, EagleHead, HeadSpec, Identity, KangarooHead, settle
+from foredraft.models.heads.feature import GriffinHead
+from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
+from foredraft.runtime.native_executor import NativeExecutor
+from foredraft.runtime.torch_executor import CHUNK
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler and a CPU with bf16 products")
+CPU = torch.device("cpu")
+VOCAB, LAYERS = 96, 3
+LLAMA = ModelConfig("llama", VOCAB, 96, LAYERS, 6, 2, 32, 160, max_position=512, tied_head=True)
+QWEN2 = ModelConfig("qwen2", VOCAB, 64, LAYERS, 4, 4, 64, 96, max_position=512, qkv_bias=True)
+QWEN3 = ModelConfig("qwen3", VOCAB, 64, LAYERS, 40, 2, 96, 64, max_position=512, qk_norm=True)
+CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+
+
+def loud(config: ModelConfig) -> Decoder:
+    """Weights large enough that a wrong mask or position shows."""
+    decoder = random_decoder(config, seed=5)
+    for name, parameter in decoder.named_parameters():
+        if not name.endswith("norm"):
+            parameter.mul_(6.0)
+        elif name.endswith(("q_norm", "k_norm")):
+            parameter.copy_(torch.linspace(0.5, 1.5, len(parameter)))
+    return decoder
+
+
+def pair(config: ModelConfig, slots: int = 2) -> tuple[NativeExecutor, TorchExecutor]:
+    """The native executor and its slow twin in float32 over the same bf16 weights."""
+    quick, slow = loud(config), loud(config).bfloat16().float()
+    assert pack(quick, torch.bfloat16)
+    made = executor_for(quick, slots, 400)
+    assert isinstance(made, NativeExecutor)
+    return made, TorchExecutor(slow, slots, 400)
+
+
+def near(got: Tensor, true: Tensor, share: float = 0.03) -> bool:
+    return bool((got.float() - true).pow(2).mean().sqrt() < share * true.pow(2).mean().sqrt())
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    made = random.Random(seed)
+    return [made.randrange(VOCAB) for _ in range(length)]
+
+
+def tree_rows(slot: int, tokens: list[int], parents: list[int]) -> Rows:
+    depth = [0] * len(parents)
+    for i, parent in enumerate(parents):
+        depth[i] = depth[parent] + 1 if parent >= 0 else 0
+    return Rows((slot,), (len(tokens),), torch.tensor(tokens), torch.tensor(depth), torch.tensor(parents))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("length", [1, 31, 32, 70, CHUNK + 9])
+def test_agrees_with_torch(family: str, length: int) -> None:
+    """Prompts, a ragged batch of a tree and a chain, rows below earlier scratch rows, taps; then what was committed."""
+    quick, slow = pair(CONFIGS[family])
+    parents = [-1, 0, 0, 1, 2, 2, 5]
+    rows = Rows.join([tree_rows(0, text(7, 1), parents), Rows.chains([1], [text(20, 2)], CPU)])
+    below = Rows((0,), (2,), torch.tensor(text(2, 3)), torch.tensor([3, 4]), torch.tensor([3, 6]))
+    found = []
+    for executor in (quick, slow):
+        states = executor.prefill([0, 1], [text(length), text(5)], taps=(1,))
+        first = executor.forward(rows, taps=(0, 2, LAYERS))
+        second = executor.forward(below)
+        executor.commit([0, 1], [4, 3], torch.tensor([[0, 2, 5, 6], [0, 1, 2, 0]]))
+        third = executor.forward(Rows.chains([0, 1], [[7], [8]], CPU))
+        hidden = [first.hidden[tap] for tap in (0, 2, LAYERS, FINAL)]
+        found.append([states[0][1], states[1][1], first.logits, *hidden, second.logits, third.logits])
+    for got, true in zip(*found, strict=True):
+        assert got.shape == true.shape and near(got, true)
+
+
+def test_a_rows_numbers_are_its_own_affair() -> None:
+    """Chain or tree, together or one by one, beside others or alone, whatever way the prompt was cut: the same bits."""
+    executor, _ = pair(LLAMA)
+    prompt, run = text(45), text(40, 1)
+    executor.prefill([0], [prompt])
+    one_by_one = []
+    for token in run:
+        one_by_one.append(executor.forward(Rows.chains([0], [[token]], CPU)).logits[0])
+        executor.commit([0], [1])
+    true = torch.stack(one_by_one)
+    executor.rollback([0], [len(prompt)])
+    assert torch.equal(executor.forward(Rows.chains([0], [run], CPU)).logits, true)
+
+    tokens, parents, last = [], [], -1  # the run again, every token with a false twin before it
+    for i, token in enumerate(run):
+        tokens += [(token + 1 + i) % VOCAB, token]
+        parents += [last, last]
+        last = len(tokens) - 1
+    executor.rollback([0], [len(prompt)])
+    assert torch.equal(executor.forward(tree_rows(0, tokens, parents)).logits[1::2], true)
+    executor.commit([0], [len(run)], torch.arange(1, 2 * len(run), 2)[None])  # and what was kept is the same text
+    after = executor.forward(Rows.chains([0], [[3]], CPU)).logits
+
+    executor.rollback([0], [0])
+    executor.prefill([0, 1], [[*prompt[:20]], text(33, 7)])
+    executor.prefill([1, 0], [text(9, 8), [*prompt[20:], *run[:-1]]])
+    both = executor.forward(Rows.chains([1, 0], [text(11, 9), [run[-1], 3]], CPU)).logits
+    assert torch.equal(both[11], true[-1]) and torch.equal(both[12], after[0])
+
+
+def test_threads_do_not_change_numbers() -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            executor, _ = pair(LLAMA)
+            executor.prefill([0], [text(60)])
+            found.append(executor.forward(tree_rows(0, text(9, 1), [-1, 0, 0, 1, 1, 2, 3, 3, 7])).logits)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+def test_every_small_tree() -> None:
+    quick, slow = pair(LLAMA, 1)
+    for executor in (quick, slow):
+        executor.prefill([0], [text(30)])  # the drafts cross a border between blocks of places
+    for parents in itertools.product(*(range(i) for i in range(1, 5))):  # what hangs below what, of five rows
+        rows = tree_rows(0, text(5, 4), [-1, *parents])
+        outs = []
+        for executor in (quick, slow):
+            outs.append(executor.forward(rows).logits)
+            executor.rollback([0], [30])
+        assert near(*outs), parents
+
+
+def test_a_pass_may_pause_between_layers() -> None:
+    executor, _ = pair(LLAMA)
+    executor.prefill([0], [text(20)])
+    rows = Rows.chains([0], [text(6, 1)], CPU)
+    whole = executor.forward(rows)
+    executor.rollback([0], [20])
+    placement = executor.place(rows)
+    stream, tapped = executor.forward_layers(placement, executor.embed(rows.token), range(1), taps=(1,))
+    assert torch.equal(stream, tapped[1])
+    stream, _ = executor.forward_layers(placement, stream, range(1, LAYERS))
+    assert torch.equal(executor.head(stream)[1], whole.logits)
+
+
+SPEC = HeadSpec("eagle3", Identity(96, LAYERS, VOCAB, ""), 48, (1, FINAL), 1, 3)
+HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head, "kangaroo": KangarooHead, "griffin": GriffinHead}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_agree_with_torch(kind: str) -> None:
+    """Layers that enter their attention otherwise, or have no MLP; one that the library does not know stays torch."""
+    executors = []
+    for dtype in (torch.bfloat16, torch.float32):
+        target = loud(LLAMA)
+        if dtype == torch.bfloat16:
+            pack(target, dtype)
+        else:
+            target = target.bfloat16().float()
+        torch.manual_seed(6)
+        head = HEADS[kind](target, SPEC, torch.arange(0, VOCAB, 2))
+        if dtype == torch.float32:
+            head.bfloat16().float()
+        settle(head, dtype)
+        model = head.alone() if isinstance(head, KangarooHead) else head
+        executors.append(executor_for(model, 1, 200))
+    assert isinstance(executors[0], NativeExecutor) == (kind != "griffin")
+    width = 192 if kind == "eagle3" else 96
+    rows, found = tree_rows(0, text(6), [-1, 0, 0, 1, 2, 4]), []
+    stream = torch.randn((50 + 6, width)).bfloat16()
+    for executor in executors:
+        given = stream.to(executor.dtype)
+        executor.forward_embeds(Rows.chains([0], [text(50)], CPU), given[:50], logits=False)
+        executor.commit([0], [50])
+        out = executor.forward_embeds(rows, given[50:], taps=(1,))
+        found.append([out.logits, out.hidden[1]])
+    for got, true in zip(*found, strict=True):
+        assert near(got, true)
