@@ -170,8 +170,27 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"plain", "prompt-lookup", "suffix", "draft-model"} <= {row["name"] for row in table["methods"]}
     assert all(row["exact"] in (True, False) for row in table["methods"])
     code, out, _ = call(capsys, "models", "--json")
-    assert {"smollm2", "tinyllama", "stories15m"} <= {row["name"] for row in json.loads(out)["models"]}
+    assert {"smollm2", "tinyllama", "stories15m", "judge-demo"} == {row["name"] for row in json.loads(out)["models"]}
     assert call(capsys, "methods")[0] == call(capsys, "models")[0] == 0
+
+
+def test_tuned_models_are_listed_with_what_they_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row() -> dict[str, Any]:
+        models = json.loads(call(capsys, "models", "--json")[1])["models"]
+        return next(row for row in models if row["name"] == "judge-demo")
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FOREDRAFT_WEIGHTS", str(tmp_path))
+    (tmp_path / "judge-demo" / "target").mkdir(parents=True)  # as a training leaves it that has only begun
+    assert not row()["installed"] and not row()["cached"]
+    assert "foredraft judge pair" in row()["missing"]
+    shown = call(capsys, "models")[1]
+    assert "not installed" in shown and "judge-demo is not trained yet; train it" in shown
+    (tmp_path / "judge-demo" / "target" / "config.json").write_text("{}")
+    assert row()["installed"] and row()["missing"] is None
+    assert "not installed" not in call(capsys, "models")[1]
 
 
 def test_interrupt_while_streaming() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from foredraft.bench.questions import Question
+from foredraft.bench.tasks import TASKS as BENCH
+from foredraft.bench.tasks import load
 from foredraft.cli.judge_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.judge.authors import EngineTarget, ExecutorDrafter
@@ -26,6 +29,7 @@ from foredraft.runtime import TorchExecutor
 from tests.bench.conftest import VOCABULARY
 from tests.train import toys
 
+from .miniature import write_model
 from .toyfolder import command, lines, tiny_model, write_jsonl
 
 R, W, U = RIGHT, WRONG, UNCOUNTED
@@ -316,6 +320,44 @@ def test_tasks_bring_prompts_and_extractors(tmp_path: Path, model: Path) -> None
     for task, trouble in (("gsm", "did you mean"), ("checked", "--count"), ("mmlu", "FOREDRAFT_DATA")):
         with pytest.raises(UsageError, match=trouble):
             load_quests(task, None, None, 0)
+
+
+def programs(path: Path) -> Path:
+    (path / "mbpp").mkdir(parents=True)
+    rows = [
+        {"task_id": n, "text": f"Task {n}.", "test_setup_code": "", "test_list": [f"assert f() == {n}"]}
+        for n in (1, 10, 11, 510, 511, 600, 601, 700, 974)
+    ]
+    write_jsonl(path / "mbpp" / "mbpp.jsonl", rows)
+    return path
+
+
+def test_programs_are_mined_on_the_train_split(tmp_path: Path, model: Path) -> None:
+    """No question that the benchmark scores is among them, and their answers are what the tests say in the sandbox."""
+    tokenizer = engine(model, 1).tokenizer
+    found = load_quests("mbpp", programs(tmp_path), None, 0)
+    quests = found.quests(tokenizer)
+    assert [each.name for each in quests] == ["mbpp:601", "mbpp:700", "mbpp:974"]
+    assert list(found.hashes) == ["mbpp/mbpp.jsonl"]
+    scored = {question.id for question in load(BENCH["mbpp"], tmp_path).questions}
+    assert scored == {"11", "510"}
+    for quest, number in zip(quests, (601, 700, 974), strict=True):
+        assert f"Task {number}." in tokenizer.decode(quest.prompt)
+        for returned, verdict in ((number, "pass"), (number + 1, "fail")):
+            text = f"```python\ndef f():\n    return {returned}\n```"
+            assert quest.answer(tokenizer.encode(text)) == verdict
+    assert quests[0].answer(tokenizer.encode("import os; os._exit(0)")) == "fail"
+
+
+def test_the_command_on_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A toy writes no program that passes, whatever its drafter would have put in: no mismatch matters."""
+    model = write_model(tmp_path / "model")
+    order = ["mine", "--source", "auto", "--task", "mbpp", "--target", model, "--data", programs(tmp_path), "-n", 6]
+    order += ["--out", tmp_path / "out.jsonl", "--dtype", "fp32", "--device", "cpu", "--max-length", 400, "--json"]
+    assert command(*order, "--drafter", "layers:1", "--count", 2) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["right"] > 0 and figures["wrong"] == 0
+    assert {record.group for record in read_records(tmp_path / "out.jsonl")} <= {"mbpp:601", "mbpp:700"}
 
 
 def test_the_command(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

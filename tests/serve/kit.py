@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +20,8 @@ from safetensors.torch import save_file
 
 from foredraft import LLM
 from foredraft.models import resolve
+from foredraft.models.judges import Judge, JudgeHead, JudgeSpec, save_judge
+from foredraft.recipes.judging import probe_states, target_identity
 from foredraft.serve.app import create_app
 from foredraft.serve.run import listen
 from foredraft.serve.service import Service
@@ -107,10 +110,14 @@ def tiny_llm(folder: Path, method: str = "suffix", slots: int = 4, pause: float 
 
 
 @contextmanager
-def serving(load: Load, limits: Limits | None = None, ready: bool = True, **settings: Any) -> Iterator[Running]:
-    """A server at a free port."""
+def serving(
+    load: Load, limits: Limits | None = None, ready: bool = True, send_buffer: int | None = None, **settings: Any
+) -> Iterator[Running]:
+    """A server at a free port. The network takes `send_buffer` bytes of a reply that nobody reads, else megabytes."""
     service = Service(load, Settings(MODEL, limits or Limits(), **settings))
     listener = listen("127.0.0.1", 0)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
     config = uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -136,3 +143,23 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     assert lines[-1] == "data: [DONE]"
     for line in lines[:-1]:
         yield json.loads(line.removeprefix("data: "))
+
+
+def make_judge(model: Path, folder: Path, threshold: float | None = 0.5, reads: tuple[str, ...] = ("target",)) -> Path:
+    """A judge of random weights for a tiny model; which tokens it likes follows from their states alone."""
+    target = LLM(str(model), "plain", dtype="fp32").target
+    size, probe = target.executor.hidden_size, tuple(range(5, 25))
+    head = JudgeHead(size * len(reads), 0)
+    with torch.no_grad():
+        head.outer.weight.copy_(0.5 * torch.randn(head.outer.weight.shape, generator=torch.Generator().manual_seed(1)))
+    spec = JudgeSpec("linear", reads, target_identity(target), threshold, width=size * len(reads), probe=probe)
+    spec = replace(spec, draft_size=size if "draft" in reads else 0)
+    save_judge(folder, Judge(head, spec, probe_states(target.executor, probe)))
+    return folder
+
+
+def judged_llm(model: Path, judge: Path, rule: str | None = None) -> Load:
+    """Half of the tiny model drafts six tokens ahead, and a judge lets them pass."""
+    return lambda: LLM(
+        str(model), "draft-model", judge=str(judge), rule=rule, draft_length=6, dtype="fp32", batch_size=4
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 
 from foredraft import LLM
 
-from .kit import Load, serving, tiny_llm
+from .kit import Load, Running, serving, tiny_llm
+from .process import serve
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "load-test"
-BRIEF = ("--clients", "1,3", "--seconds", "1", "--turns", "1", "--tokens", "12", "--exact", "--alone", "8")
+BRIEF = ("--loads", "1,3", "--seconds-per-segment", "1", "--rounds", "1", "--tokens", "12", "--exact", "--alone", "8")
 
 
-def load_test(url: str) -> tuple[int, str, dict[str, Any]]:
-    done = subprocess.run([sys.executable, SCRIPT, url, *BRIEF], capture_output=True, text=True, timeout=120)
+def load_test(url: str, *more: str) -> tuple[int, str, dict[str, Any]]:
+    done = subprocess.run([sys.executable, SCRIPT, url, *BRIEF, *more], capture_output=True, text=True, timeout=120)
     assert done.stdout, done.stderr
     return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])
 
@@ -34,6 +36,64 @@ def test_a_server_that_stands(tiny: Path) -> None:
         assert row["tokens_per_second_on"] > 0 and row["tokens_per_second_off"] > 0 and row["memory_mib"] > 0
         assert row["finished"] > 0 and row["slowest_over_median"] >= 1
     assert printed.startswith("| clients |") and len(printed.splitlines()) == 5
+
+
+def test_one_alternating_run_with_its_spread_and_memory(tiny: Path) -> None:
+    """Against a server of its own process: every round has both kinds, first off, then on first."""
+    with serve(str(tiny), "--slots", "4", "--max-length", "128", "--method", "suffix") as process:
+        pid = str(process.popen.pid)
+        code, printed, report = load_test(process.url, "--rounds", "2", "--pid", pid, "--floor", "0.01")
+    assert code == 0, printed
+    assert [(s["clients"], s["turn"], s["speculating"]) for s in report["segments"]] == [
+        (load, turn, on) for load in (1, 3) for turn, on in ((0, False), (0, True), (1, True), (1, False))
+    ]
+    for row in report["loads"]:
+        turns = [[s for s in report["segments"] if (s["clients"], s["turn"]) == (row["clients"], n)] for n in range(2)]
+        rates = [{s["speculating"]: s["tokens"] / s["seconds"] for s in pair} for pair in turns]
+        ratios = [rate[True] / rate[False] for rate in rates]
+        assert row["lowest_ratio"] == pytest.approx(min(ratios)) and row["highest_ratio"] == pytest.approx(max(ratios))
+        assert 0.9 * row["lowest_ratio"] < row["ratio"] < 1.1 * row["highest_ratio"]
+    assert all(0.9 < s["seconds"] < 3 for s in report["segments"])
+    assert 50 < report["process_mib"]["before"] <= 1.5 * report["process_mib"]["after"]
+
+
+def slowed(folder: Path) -> Load:
+    """A drafter that takes a twentieth of a second a round: speculation is there to lose."""
+
+    def load() -> LLM:
+        llm = tiny_llm(folder, "prompt-lookup")()
+        drafter = llm.method.drafter
+        assert drafter is not None
+        propose = drafter.propose
+
+        def dawdle(*args: Any) -> Any:
+            time.sleep(0.05)
+            return propose(*args)
+
+        drafter.propose = dawdle  # type: ignore[method-assign]
+        return llm
+
+    return load
+
+
+def test_a_floor_that_is_not_reached(tiny: Path) -> None:
+    with serving(slowed(tiny), share_drafts=False) as server:
+        code, _, report = load_test(server.url, "--floor", "0.95")
+        assert code == 1
+        assert all(row["ratio"] < 0.95 for row in report["loads"])
+        for clients, line in zip((1, 3), report["failed"], strict=True):
+            assert line.startswith(f"{clients} clients: on/off is 0.") and line.endswith("below 0.95")
+        assert all(row["errors"] == row["differing"] == 0 for row in report["loads"])
+        code, _, report = load_test(server.url)
+        assert code == 0 and report["failed"] == []
+
+
+@pytest.mark.parametrize("wrong", [("--loads", "0"), ("--loads", "one"), ("--rounds", "0"), ("--pid", "4194999")])
+def test_wrong_options(wrong: tuple[str, ...], server: Running) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, server.url, *wrong], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert wrong[0].strip("-") in done.stderr or "process 4194999" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def tampered(folder: Path, how: str) -> Load:

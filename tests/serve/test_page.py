@@ -16,7 +16,7 @@ import pytest
 
 from foredraft import LLM
 
-from .kit import Running, serving, tiny_llm
+from .kit import Running, judged_llm, serving, tiny_llm
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 Browser = playwright.Browser
@@ -281,6 +281,38 @@ def test_a_lossy_rule_with_its_threshold(visit: Open, tiny: Path) -> None:
         reasons = {reason for _, reason in written(page)}
         assert "relaxed" in reasons
         assert "corrected" not in reasons
+
+
+def test_a_judge_with_its_threshold(visit: Open, tiny: Path, judge: Path) -> None:
+    """The number that is typed is the number that is sent, and what only the judge let pass looks like it."""
+    sent: list[dict[str, Any]] = []
+    with serving(judged_llm(tiny, judge), share_drafts=False) as server:
+        page = ready(visit(server))
+        page.on("request", lambda asked: sent.append(asked.post_data_json) if asked.method == "POST" else None)
+        expect(page.get_by_label("Rule")).to_have_value("")  # the served one, which is the judge
+        threshold = page.get_by_label("Threshold")
+        assert threshold.get_attribute("placeholder") == "0.5"
+        threshold.fill("1.5")
+        ask(page)
+        expect(page.get_by_role("alert")).to_contain_text("Threshold: ")
+        threshold.fill("0")
+        ask(page)
+        expect(page.locator(".answer")).to_have_count(1)
+        finish(page)
+        assert [s["speculation"]["threshold"] for s in sent] == [0]
+        passed = [reason for _, reason in written(page)].count("judge")
+        assert passed > 0 and int(page.locator("#legend [data-count=judge]").inner_text()) >= passed
+        look = page.locator(".answer [data-reason=judge]").first
+        assert look.evaluate("span => getComputedStyle(span).textDecorationStyle") == "double"
+        expect(page.locator(".answer .note")).to_contain_text("rule judge:threshold=0.0")
+        page.reload()
+        expect(ready(page).get_by_label("Threshold")).to_have_value("0")
+        page.get_by_label("Threshold").fill("1")
+        ask(page, "and?")
+        expect(page.locator(".answer")).to_have_count(2)
+        finish(page)
+        assert sent[-1]["speculation"]["threshold"] == 1
+        assert "judge" not in {reason for _, reason in written(page, 1)}
 
 
 def test_light_and_dark(visit: Open, server: Running) -> None:

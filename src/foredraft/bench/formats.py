@@ -13,6 +13,7 @@ from .questions import Question
 LETTERS = "ABCDEFGH"
 CHOOSE = "Answer with the letter of the right choice."
 TEXT_CHARACTERS, TEXT_PIECES = 1200, 80
+MBPP_TEST, MBPP_TRAIN = range(11, 511), range(601, 975)
 # Spec-Bench carries MT-Bench's own eight categories in place of one name for the task.
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
@@ -62,8 +63,8 @@ def humaneval(file: DataFile, task: str) -> list[Question]:
     ]
 
 
-def mbpp(file: DataFile, task: str) -> list[Question]:
-    """A sentence and asserts; the tasks 11 to 510 are the test split."""
+def mbpp(file: DataFile, task: str, split: range = MBPP_TEST) -> list[Question]:
+    """A sentence and asserts; one file has all splits, told apart by the number of a question."""
     ask = "{}\nAnswer with Python code in one code block. It has to pass this test:\n\n```python\n{}\n```"
     return [
         Question(
@@ -74,7 +75,7 @@ def mbpp(file: DataFile, task: str) -> list[Question]:
             reference="\n".join([row["test_setup_code"], *row["test_list"]]),
         )
         for row in file.rows()
-        if 11 <= int(row["task_id"]) <= 510
+        if int(row["task_id"]) in split
     ]
 
 

@@ -25,8 +25,8 @@ TASKS: dict[str, Task] = {
         Task("arc-easy", "mine", "arc/arc_easy_train.json", f.instructions),
         Task("arc-challenge", "mine", "arc/arc_challenge_train.json", f.instructions),
         Task("mmlu", "mine", "mmlu/dev.jsonl", f.mmlu),
-        # The reader of these two knows test questions alone: a judge that was mined here must not be scored here.
-        Task("mbpp", "mine", "mbpp/mbpp.jsonl", f.mbpp),
+        Task("mbpp", "mine", "mbpp/mbpp.jsonl", lambda data, task: f.mbpp(data, task, f.MBPP_TRAIN)),
+        # There are test questions alone: a judge that was mined here must not be scored here.
         Task("humaneval", "mine", "humaneval/HumanEval.jsonl", f.humaneval),
     )
 }

@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..core.rules import RULES
+from ..errors import UsageError
 from ..models import MODELS, cache_home
 from ..models.folders import is_ready
+from ..models.names import TUNED, tuned_folder
 from ..recipes.table import RECIPES
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -50,20 +52,50 @@ def methods(as_json: Json = False) -> int:
 
 def models(as_json: Json = False) -> int:
     """Models with a short name, and where they are kept."""
-    rows = [
-        {"name": m.name, "title": m.title, "role": m.role, "licence": m.licence, "cached": _cached(m.name)}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": m.name,
+            "title": m.title,
+            "role": m.role,
+            "licence": m.licence,
+            "cached": _cached(m.name),
+            "installed": True,  # or fetched by itself
+        }
         for m in MODELS.values()
     ]
+    rows += [_tuned(name, base) for name, base in TUNED.items()]
     if as_json:
         print(json.dumps({"cache": str(cache_home()), "models": rows}))
         return 0
     table = Table("name", "model", "role", "licence", "cached", title="Models")
     for row in rows:
-        table.add_row(*_cells(row, ("name", "title", "role", "licence", "cached")))
+        shown = row if row["installed"] else row | {"cached": "not installed"}
+        table.add_row(*_cells(shown, ("name", "title", "role", "licence", "cached")))
     console = Console()
     console.print(table)
+    for row in rows:
+        if not row["installed"]:
+            console.print(f"{row['missing']}.", highlight=False)
     console.print(f"Kept in {cache_home()}. A GGUF file, a Hugging Face folder or a hub id works as well.")
     return 0
+
+
+def _tuned(name: str, base: str) -> dict[str, Any]:
+    """A model that is another one with a delta; `missing` says what to do where the delta is not there."""
+    try:
+        tuned_folder(name)
+        missing = None
+    except UsageError as error:
+        missing = str(error)
+    return {
+        "name": name,
+        "title": f"{base} with a delta",
+        "role": "target, drafter and judge",
+        "licence": MODELS[base].licence,
+        "cached": missing is None and _cached(base),
+        "installed": missing is None,
+        "missing": missing,
+    }
 
 
 def _cached(name: str) -> bool:

@@ -32,6 +32,11 @@ class GuardedDrafter:
         self.weighs_costs = weighs_costs(drafter)
         self._lost: set[int] = set()
 
+    @property
+    def gives_states(self) -> bool:
+        """Whether its drafts come with its own states; a judge may switch that on later."""
+        return bool(getattr(self.drafter, "gives_states", False))
+
     def begin(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             self._try([sequence], self.drafter.begin, [sequence])

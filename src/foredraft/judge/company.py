@@ -12,6 +12,7 @@ from pathlib import Path
 from ..engine import Method
 from ..errors import ForedraftError
 from ..models.heads import read_spec
+from ..models.names import TUNED
 from ..recipes import LLM, Options
 from ..recipes.loading import Loaded
 from ..recipes.trained import best_kind
@@ -73,9 +74,12 @@ class Company:
 
 
 def usual_method(target: Loaded, drafter: str | None) -> str:
-    """The method that a drafter's argument calls for; without one, the stand-alone head that comes with the target."""
+    """The method that a drafter's argument calls for; without one, the stand-alone head that comes with the target.
+
+    A tuned target was trained together with such a head: where that is missing, nothing may stand in for it unseen.
+    """
     if drafter is None:
-        return best_kind((HEAD,), target, None) or MODEL
+        return HEAD if target.name in TUNED else best_kind((HEAD,), target, None) or MODEL
     try:
         return HEAD if read_spec(Path(drafter).expanduser()).kind == HEAD else MODEL
     except (ForedraftError, OSError):

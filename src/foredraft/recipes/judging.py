@@ -6,6 +6,7 @@ So a judge's file holds the target's states behind a few tokens, and the model a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -83,26 +84,55 @@ def checked(folder: Path, target: Loaded) -> Judge:
     return found
 
 
-def judge_rule(target: Loaded, drafter: Drafter | None, named: str | None, text: str = "judge") -> Rule:
-    """The rule `judge`, `judge:THRESHOLD` or `judge:threshold=..,floor=..,control=true` with a trained judge.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What may be written behind `judge:`."""
 
-    control: whether end-of-text and other control tokens may pass by the judge too.
-    """
+    threshold: float
+    floor: float
+    control: bool  # whether end-of-text and other control tokens may pass by the judge too
+
+
+@dataclass(frozen=True, slots=True)
+class SeatedJudge:
+    """A judge that was loaded for a target: any number of rules can be made of it, at no cost."""
+
+    judge: Judge
+    eos_ids: frozenset[int]
+
+    def terms(self, text: str = "judge") -> Terms:
+        """Those of `judge`, `judge:THRESHOLD` or `judge:threshold=..,floor=..,control=true`."""
+        spec = self.judge.spec
+
+        def make(
+            threshold: float = OFF if spec.threshold is None else spec.threshold,
+            floor: float = spec.floor,
+            control: bool = False,
+        ) -> Terms:
+            return Terms(threshold, floor, control)
+
+        params = text.partition(":")[2]
+        return parse("judge", params, make) if params else make()
+
+    def rule(self, terms: Terms) -> Rule:
+        spec = self.judge.spec
+        forbidden = frozenset() if terms.control else frozenset(spec.forbidden_ids) | self.eos_ids
+        return judge(self.judge.head, terms.threshold, forbidden, terms.floor, spec.reads, spec.tap)
+
+
+def seat_judge(target: Loaded, drafter: Drafter | None, named: str | None) -> SeatedJudge:
+    """Load a judge; a drafter whose states it reads hands them over from now on. The target must be at rest."""
     found = find_judge(target, named)
-    spec, head = found.spec, found.head.to(target.executor.device)
-    if DRAFT in spec.reads:
-        _give_states(drafter, spec.draft_size)
+    if DRAFT in found.spec.reads:
+        _give_states(drafter, found.spec.draft_size)
+    found.head.to(target.executor.device)  # in place, as modules do
+    return SeatedJudge(found, target.eos_ids)
 
-    def make(
-        threshold: float = OFF if spec.threshold is None else spec.threshold,
-        floor: float = spec.floor,
-        control: bool = False,
-    ) -> Rule:
-        forbidden = frozenset() if control else frozenset(spec.forbidden_ids) | target.eos_ids
-        return judge(head, threshold, forbidden, floor, spec.reads, spec.tap)
 
-    params = text.partition(":")[2]
-    return parse("judge", params, make) if params else make()
+def judge_rule(target: Loaded, drafter: Drafter | None, named: str | None, text: str = "judge") -> Rule:
+    """The rule that a text like `judge:0.9` calls for."""
+    seated = seat_judge(target, drafter, named)
+    return seated.rule(seated.terms(text))
 
 
 def _give_states(drafter: Drafter | None, size: int) -> None:

@@ -57,7 +57,7 @@ class LLM:
         """`share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
         """
-        options = Options(shape, rule, drafter, draft_length, judge)
+        self.options = Options(shape, rule, drafter, draft_length, judge)
         find_recipe(method)  # a wrong name should not cost a model load
         place = Place(dtype, device, batch_size, max_length)
         self.target = load(model, place, progress)
@@ -69,7 +69,7 @@ class LLM:
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
-        self.method = self.build(method, options)
+        self.method = self.build(method, self.options)
 
     def build(self, method: str, options: Options | None = None) -> Method:
         """A method on this target; built once, so that drafters keep what they have learnt."""

@@ -12,6 +12,7 @@ from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..recipes import LLM, RECIPES
 from .errors import ApiError, bad_request
+from .judging import JUDGE, ServedJudge
 from .schema import Speculation
 
 _KEPT = 64  # variants remembered; requests of one variant are verified together
@@ -25,6 +26,7 @@ class Menu:
 
     def __init__(self, llm: LLM, allowed: tuple[str, ...] | None, lossy: bool, on_loss: OnLoss) -> None:
         self._lossy, self._on_loss = lossy, on_loss
+        self.judge = ServedJudge.of(llm, lossy)
         self.served = self._guard(llm.method)
         names = allowed if allowed is not None else untrained()
         others = [name for name in dict.fromkeys(("plain", *names)) if name != self.served.name]
@@ -74,15 +76,24 @@ class Menu:
         if wish.threshold is not None:
             if ":" in name:
                 raise bad_request("the rule has its parameters already; leave the threshold out", "speculation")
-            name = f"{name}:{wish.threshold:g}"
+            name = f"{name}:{_written(wish.threshold)}"
         try:
-            rule = find_rule(name)
+            rule = self._find(name)
         except UsageError as error:
-            raise bad_request(str(error), "speculation.rule") from None
+            blamed = "rule" if wish.threshold is None else "threshold"
+            raise bad_request(str(error), f"speculation.{blamed}") from None
         if rule.lossy and not (self._lossy or base.rule.lossy):
             message = f"rule {rule.name!r} is lossy, and the operator allows lossless ones only (--allow-lossy)"
             raise ApiError(403, message, "rule_not_allowed", "speculation.rule")
         return rule
+
+    def _find(self, name: str) -> Rule:
+        base, _, params = name.partition(":")
+        if base != JUDGE:
+            return find_rule(name)
+        if self.judge is None:
+            raise UsageError("no judge is served here; choose another rule")
+        return self.judge.rule(params)
 
     def _variant(self, base: Method, rule: Rule, length: int | None) -> Method:
         """The same drafter under another rule or a shorter length. Asked for again, it is the same object."""
@@ -96,6 +107,11 @@ class Menu:
             if len(self._variants) > _KEPT:
                 self._variants.popitem(last=False)
             return made
+
+
+def _written(threshold: float) -> str:
+    """Every digit of it; rules that count want whole numbers without a point."""
+    return str(int(threshold)) if threshold.is_integer() else repr(threshold)
 
 
 def untrained() -> tuple[str, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
-from ..core.rules import FACTORIES, RULES, Rule, check_pair
+from ..core.rules import FACTORIES, RULES, Rule
 from ..engine import Method
 from ..errors import ForedraftError
 from ..recipes import RECIPES
+from .judging import ServedJudge
 from .service import Service
 
 Document = dict[str, Any]
@@ -21,19 +23,20 @@ def offer(service: Service) -> Document:
         "model": service.settings.model_name,
         "context": llm.engine.executor.max_length,
         "served": menu.served.name,
-        "methods": [_method(method, service.settings.allow_lossy) for method in menu.methods],
+        "methods": [_method(method, menu.judge, service.settings.allow_lossy) for method in menu.methods],
     }
 
 
-def _method(method: Method, lossy: bool) -> Document:
+def _method(method: Method, judge: ServedJudge | None, lossy: bool) -> Document:
     lossy = lossy or method.rule.lossy
-    rules = [rule for rule in RULES.values() if _fits(method, rule) and (lossy or not rule.lossy)]
+    known = [*RULES.values(), *([judge.own] if judge is not None else [])]
+    rules = [rule for rule in known if _fits(method, rule) and (lossy or not rule.lossy)]
     return {
         "name": method.name,
         "title": RECIPES[method.name].card.title,
         "drafts": method.drafter is not None,
         "rule": method.rule.name,
-        "rules": [_rule(rule) for rule in rules],
+        "rules": [_rule(rule, judge) for rule in rules],
     }
 
 
@@ -42,18 +45,20 @@ def _fits(method: Method, rule: Rule) -> bool:
     if method.drafter is None or rule.greedy_only:
         return False
     try:
-        check_pair(rule, method.drafter.kinds, method.drafter.topology)
+        replace(method, rule=rule)
     except ForedraftError:
         return False
     return True
 
 
-def _rule(rule: Rule) -> Document:
-    return {"name": rule.name, "summary": rule.summary, "lossy": rule.lossy, "threshold": _threshold(rule)}
+def _rule(rule: Rule, judge: ServedJudge | None) -> Document:
+    return {"name": rule.name, "summary": rule.summary, "lossy": rule.lossy, "threshold": _threshold(rule, judge)}
 
 
-def _threshold(rule: Rule) -> Document | None:
-    """The number that `speculation.threshold` sets: the first parameter of a lossy rule."""
+def _threshold(rule: Rule, judge: ServedJudge | None) -> Document | None:
+    """The number that `speculation.threshold` sets: the judge's, or the first parameter of another lossy rule."""
+    if judge is not None and rule is judge.own:
+        return {"name": "threshold", "default": judge.threshold, "whole": False, "least": 0, "most": 1}
     if not rule.lossy or rule.name not in FACTORIES:
         return None
     first = next(iter(inspect.signature(FACTORIES[rule.name]).parameters.values()))

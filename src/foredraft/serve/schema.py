@@ -19,7 +19,7 @@ class Speculation(Body):
     method: str | None = None
     draft_length: int | None = Field(default=None, ge=1, le=1024, description="Most tokens to draft ahead.")
     rule: str | None = Field(default=None, description="Verification rule.")
-    threshold: float | None = Field(default=None, description="The first parameter of the rule.")
+    threshold: float | None = Field(default=None, description="The rule's first parameter; a judge's is in [0, 1].")
     off: bool | None = Field(default=None, description="Plain decoding.")
     trace: bool | None = Field(default=None, description="Tell who wrote each token, and what was drafted.")
 

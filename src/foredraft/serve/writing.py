@@ -9,7 +9,7 @@ from typing import Any
 from ..engine import Request
 from ..models import Tokenizer
 from ..recipes.stops import StreamedText
-from ..types import Event, Stats
+from ..types import Event, Reason, Stats
 from .tracing import Tracer, token_text
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -85,6 +85,7 @@ def usage(requests: list[Request], prompts: int) -> dict[str, Any]:
             "rule": method.rule.name,
             "drafted": total.drafted,
             "accepted": total.accepted,
+            "judged": sum(request.reasons.count(Reason.JUDGE) for request in requests),
             "steps": total.steps,
         },
     }

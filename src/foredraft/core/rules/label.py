@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import TypeVar
 
 from ...errors import UsageError, unknown_name
-from .base import Rule
 
 Value = float | int | str | bool
+Made = TypeVar("Made")  # a rule, or what a rule is made of
 
 
 def label(name: str, **params: tuple[Value, Value]) -> str:
@@ -17,7 +18,7 @@ def label(name: str, **params: tuple[Value, Value]) -> str:
     return f"{name}:{','.join(given)}" if given else name
 
 
-def parse(name: str, text: str, factory: Callable[..., Rule]) -> Rule:
+def parse(name: str, text: str, factory: Callable[..., Made]) -> Made:
     """Call `factory` with the parameters written in `text`: values in order, or key=value."""
     known = inspect.signature(factory).parameters
     given: dict[str, Value] = {}

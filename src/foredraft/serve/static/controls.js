@@ -91,16 +91,17 @@ export class Controls {
   }
 
   get _rule() {
-    return this._method.rules.find(({ name }) => name === this._fields.rule.value);
+    const wanted = this._fields.rule.value || kind(this._method.rule);
+    return this._method.rules.find(({ name }) => name === wanted);
   }
 
-  /** The method's own rule comes first, and without a value; by its name it stands below only to be varied. */
+  /** The method's own rule comes first, and without a value: it stays what the operator made it. */
   _fillRules() {
     const own = this._method.rule;
     const groups = [["exact", false], ["lossy: the text may differ from the model's own", true]].map(([label, lossy]) => {
       const group = make("optgroup");
       group.label = label;
-      const others = this._method.rules.filter((rule) => rule.lossy === lossy && (rule.threshold || rule.name !== own));
+      const others = this._method.rules.filter((rule) => rule.lossy === lossy && rule.name !== kind(own));
       group.append(...others.map(({ name }) => new Option(name)));
       return group;
     });
@@ -115,8 +116,12 @@ export class Controls {
     rule.closest("label").hidden = !this._method.drafts;
     draft_length.disabled = compare.disabled = !this._method.drafts;
     threshold.closest("label").hidden = !bar;
-    threshold.title = bar ? `${bar.name} of the rule; empty = ${bar.default}` : "";
-    threshold.placeholder = bar ? String(bar.default) : "";
+    const varied = !rule.value && this._method.rule !== kind(this._method.rule);
+    const usual = varied ? "as served" : (bar?.default ?? "off");
+    threshold.title = bar ? `${bar.name} of the rule; empty = ${usual}` : "";
+    threshold.placeholder = bar ? String(usual) : "";
+    threshold.min = bar?.least ?? "";
+    threshold.max = bar?.most ?? "";
     threshold.step = bar?.whole ? "1" : "any";
     find("summary").textContent = this._rule ? this._rule.summary : "";
   }
@@ -128,6 +133,9 @@ export class Controls {
     saveSettings(values);
   }
 }
+
+/** A rule's name without its parameters. */
+const kind = (rule) => rule.split(":")[0];
 
 function choose(select, value) {
   if (value !== undefined && [...select.options].some((option) => option.value === value)) select.value = value;
