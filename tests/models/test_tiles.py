@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,23 @@ def test_numbers_do_not_depend_on_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@needs_library
+def test_the_same_without_tile_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CPUs that multiply bf16 but have no tiles."""
+    module = importlib.import_module("foredraft.models.native.library")
+    monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-mno-amx-bf16", "-mno-amx-tile"))
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
+    plain = native.library.__wrapped__()  # type: ignore[attr-defined]
+    torch.manual_seed(5)
+    for make, form in CASES:
+        tiles, x = Tiles.of(weight := make()), torch.randn(50, DEPTH).bfloat16()
+        assert tiles.format == form
+        true = x.double() @ weight.bfloat16().double().T
+        for rows in (1, 16, 31, 50):
+            got = plain.linear(x[:rows], tiles.struct, None, True)
+            assert (got - true[:rows]).abs().max() < 1e-5 * true.abs().max()
 
 
 def test_odd_shapes_stay_in_torch() -> None:

@@ -19,7 +19,7 @@ TOKEN = 1  # any token does: a pass costs the same for all
 class Grid:
     """The points to measure, and how often."""
 
-    rows: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    rows: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64)  # products go by 16 rows: costs have steps
     contexts: tuple[int, ...] = (64, 512, 1536)
     batches: tuple[int, ...] = (1, 2, 4, 8)
     repeats: int = 5
@@ -37,7 +37,7 @@ class Grid:
 
 
 # A second or two for one sequence, a few more where many may run side by side.
-QUICK = Grid(rows=(1, 2, 4, 8, 16, 32), contexts=(256,), batches=(1, 4, 16, 64), repeats=3)
+QUICK = Grid(rows=(1, 4, 8, 16, 17, 32, 33, 48), contexts=(256,), batches=(1, 4, 16, 64), repeats=3)
 
 
 @torch.no_grad()

@@ -82,6 +82,13 @@ template <int R, int N, class Emit> void emit_sums(int row, int rows, Room& room
             emit(row + i, n, _mm512_load_ps(room.sums[(i / ROWS) * N + n][i % ROWS]));
 }
 
+template <int R, class Emit>
+void multiply(const bf16* a, long lda, int rows, const bf16* const* b, int depth, int row, Room& room, Emit emit) {
+    Tiles<R, 2>::clear();
+    Tiles<R, 2>::add(a + row * lda, lda, rows - row, b, depth / DEPTH);
+    emit_sums<R, 2>(row, rows, room, emit);
+}
+
 template <int R, int N, class Emit>
 void product_block(const bf16* a, long lda, int rows, const Weight& w, const int* blocks, int row, Room& room, Emit emit) {
     using Sum = Tiles<R, N>;
@@ -107,8 +114,8 @@ void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int 
         auto each = [&](int row, int n, __m512 sum) { if (j + n < end) emit(row, j + n, sum); };
         if (wide == 4) {
             product_block<1, 4>(a, lda, rows, w, blocks, 0, room, each);
-        } else if (rows <= 2 * ROWS || w.format == BF16) {
-            for (int row = 0; row < rows; row += 2 * ROWS) product_block<2, 2>(a, lda, rows, w, blocks, row, room, each);
+        } else if (rows <= 2 * ROWS) {
+            product_block<2, 2>(a, lda, rows, w, blocks, 0, room, each);
         } else {  // unpack once, not for every 32 rows
             const bf16* b[2];
             for (int n = 0; n < 2; n++) {
@@ -116,11 +123,9 @@ void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int 
                 bf16* aligned = (bf16*)((uintptr_t(room.whole[n].data()) + 63) / 64 * 64);
                 b[n] = tiles(w, blocks[n], 0, w.depth / DEPTH, aligned);
             }
-            for (int row = 0; row < rows; row += 2 * ROWS) {
-                Tiles<2, 2>::clear();
-                Tiles<2, 2>::add(a + row * lda, lda, rows - row, b, w.depth / DEPTH);
-                emit_sums<2, 2>(row, rows, room, each);
-            }
+            for (int row = 0; row < rows; row += 2 * ROWS)
+                rows - row > ROWS ? multiply<2>(a, lda, rows, b, w.depth, row, room, each)
+                                  : multiply<1>(a, lda, rows, b, w.depth, row, room, each);
         }
     }
 }

@@ -79,7 +79,7 @@ inline void settle() { asm volatile("" ::: "memory"); }  // tile loads do not te
 
 // Sums of R x N tile products over `depth` k-blocks: acc[r][n] (tiles r * N + n) += a[r] x b[n].
 template <int R, int N> struct Tiles {
-    static_assert(R * N <= 4, "four accumulators");
+    static_assert((R == 1 && (N == 2 || N == 4)) || (R == 2 && N == 2), "four accumulators");
     static void clear() {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
@@ -97,6 +97,8 @@ template <int R, int N> struct Tiles {
                 _tile_dpbf16ps(0, 4, 6);
                 _tile_loadd(7, b[1] + k * TILE, 64);
                 _tile_dpbf16ps(1, 4, 7);
+            }
+            if constexpr (N == 4) {
                 _tile_loadd(6, b[2] + k * TILE, 64);
                 _tile_dpbf16ps(2, 4, 6);
                 _tile_loadd(7, b[3] + k * TILE, 64);
