@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..types import DraftBatch, Law, SamplingParams
+from .largest import place_of_largest
 from .laws import DenseLaw, PointLaw
 from .masks import RowMasks
 
@@ -103,10 +104,10 @@ def _bias(params: Seq[SamplingParams], vocab: int, device: torch.device | str) -
 def law_of(logits: Tensor, block: ParamBlock) -> Law:
     """The law of one row per sequence: [B, V] float32 logits, penalties already applied."""
     if block.all_greedy:
-        return PointLaw(logits.argmax(dim=1), logits.shape[1])
+        return PointLaw(place_of_largest(logits), logits.shape[1])
     probs = torch.softmax(truncate(logits / block.temperature[:, None], block), dim=1)
     if block.any_greedy:
-        point = PointLaw(logits.argmax(dim=1), logits.shape[1]).dense()
+        point = PointLaw(place_of_largest(logits), logits.shape[1]).dense()
         probs = torch.where(block.greedy[:, None], point, probs)
     return DenseLaw(probs)
 
@@ -220,7 +221,9 @@ class LogitLaws:
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
         # A void row behind a rejected draft is nobody's business; as a uniform law it cannot spoil sums over rows.
-        return law_of(logits.masked_fill(void, 0.0), self.block)
+        if logits.device.type != "cpu" or bool(void.any()):
+            logits = logits.masked_fill(void, 0.0)
+        return law_of(logits, self.block)
 
 
 def ancestor_tokens(drafts: DraftBatch, row: Tensor) -> Tensor:

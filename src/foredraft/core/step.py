@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..types import Law, Laws
+from .largest import largest
 from .laws import LazyLaws, MappedLaw
 from .sampling import LogitLaws, ParamBlock, law_of
 
@@ -58,9 +59,9 @@ class Step:
 
         A smaller vocabulary gives fewer; an impossible token gets a very small value, so that values stay finite.
         """
-        scores = torch.log_softmax(self.logits.to(torch.float32), dim=1)
-        values, ids = scores.topk(min(k, scores.shape[1]), dim=1)
-        values = values.clamp(min=IMPOSSIBLE)
+        logits = self.logits.to(torch.float32)
+        values, ids = largest(logits, min(k, logits.shape[1]))
+        values = (values - torch.logsumexp(logits, dim=1, keepdim=True)).clamp(min=IMPOSSIBLE)
         return values[self.rows], self.target_ids(ids)[self.rows]
 
 
