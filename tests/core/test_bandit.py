@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foredraft.core.bandit import DEPTHS, Record, Survival
+from foredraft.core.bandit import DEPTHS, Record, Survival, Yields
 
 
 def test_what_lies_behind_the_first_wrong_token_tells_nothing() -> None:
@@ -47,3 +47,20 @@ def test_a_request_with_a_record_of_its_own_departs_from_the_others() -> None:
 
 def test_nothing_known_is_the_prior() -> None:
     assert Record().gains(1, "arm", 3, 0.5) == pytest.approx([0.5, 0.25, 0.125])
+
+
+def test_yields_follow_the_key_and_the_request() -> None:
+    yields = Yields(1.5)
+    assert yields.expected(1, "any") == pytest.approx(1.5)
+    for request in range(10):
+        for _ in range(30):
+            yields.observe(request, "good", 4)
+            yields.observe(request, "poor", 1)
+    new = [yields.expected(99, key) for key in ("good", "poor")]
+    assert new == pytest.approx([4, 1], abs=0.2)
+    for _ in range(30):
+        yields.observe(99, "good", 2)
+    own = [yields.expected(99, key) for key in ("good", "poor")]
+    assert own[0] < 0.8 * new[0] and own[1] < 0.8 * new[1]  # what it showed with one key holds for the other
+    yields.end(99)
+    assert yields.expected(99, "poor") > own[1]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import pytest
 
 from foredraft.core import dyspec
+from foredraft.core.calibration import Calibration, Claims
 from foredraft.core.candidates import Candidates
 from foredraft.core.cost import CostModel
 from foredraft.core.cost_tree import CostTree, Tariff
@@ -31,6 +33,18 @@ from tests.kit.growing import grown_method
 from tests.kit.tables import at_temperature_zero, dirichlet, mixed
 
 PRICED = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))  # some nodes and levels pay, others do not
+
+
+def taught() -> Calibration:
+    """A calibration that has seen a drafter which is surer than it should be."""
+    calibration = Calibration()
+    for said in (0.2, 0.5, 0.8):
+        for right in (0, 1, 0, 0) * 5:
+            calibration.claims[0] = Claims([1], [-1], [log(said)], [1])
+            calibration.observe(0, [right])
+    return calibration
+
+
 GROWTHS: dict[str, Shape] = {
     "drawn ranks": RankTree(rank_paths("0 1 00"), drawn=True),
     "Sequoia": RankTree(Sequoia((0.5, 0.3), 5, 3).paths(5, 3), drawn=True),
@@ -40,6 +54,9 @@ GROWTHS: dict[str, Shape] = {
     "OPT-Tree": OptTree(nodes=4, depth=3, gain=0.1),
     "EAGLE-2": ValueTree(nodes=4, width=2, depth=3),
     "EAGLE-2 at a price": CostTree(nodes=4, width=2, depth=3, tariff=Tariff(PRICED, 0.05)),
+    "EAGLE-2 at a price, calibrated": CostTree(
+        nodes=4, width=2, depth=3, tariff=Tariff(PRICED, 0.05), calibration=taught()
+    ),
     "chosen DySpec": DySpec(nodes=4, depth=3, drawn=False),
     "chosen DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.2, drawn=False),
 }

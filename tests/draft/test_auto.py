@@ -6,57 +6,73 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import pytest
+import torch
 
+from foredraft.core.calibration import Calibration
 from foredraft.core.cost import CostModel, LiveCosts
 from foredraft.core.cost_tree import CostTree, Tariff
-from foredraft.core.dice import Dice
+from foredraft.core.dice import Dice, KeyedDice
 from foredraft.core.rules import RULES
 from foredraft.core.shape import Chain, StaticTree
-from foredraft.draft.auto import Arm, AutoDrafter
+from foredraft.draft import Drafter
+from foredraft.draft.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.base import QuietDrafter
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
-from foredraft.types import DraftBatch, Kind, Sequence, Topology
+from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence, Topology
 from foredraft.types.drafts import chains
 from tests.engine.runs import finish, request
 from tests.engine.test_joint_law import NEAR, TARGET, law_of_texts
 from tests.kit.executor import TableExecutor
-from tests.kit.tables import dirichlet, mixed
+from tests.kit.tables import TableModel, dirichlet, mixed
 
 FLAT = CostModel((1, 2, 64), (64,), (1,), (((1.0, 1.0, 1.0),),))
 STEEP = CostModel((1, 2, 64), (64,), (1,), (((1.0, 2.0, 64.0),),))
 
 
-def auto(costs: CostModel = FLAT, tree: bool = False, slots: int = 1) -> AutoDrafter:
-    shape = StaticTree((2, 1)) if tree else Chain(2)
-    model = ModelDrafter(TableExecutor(NEAR, max_slots=slots), shape)
-    arms = [Arm(PromptLookup(2)), Arm(SuffixDrafter(2)), Arm(model, 2)]
+DEAR = CostModel((1, 64), (64,), (1,), (((1.0, 2.9),),))  # some nodes pay, others do not
+KINDS = ("chain", "tree", "priced tree")
+
+
+def arm(kind: str, table: TableModel, costs: CostModel, slots: int = 1, depth: int = 2) -> Arm:
+    """A draft model; a priced tree is calibrated, and lookups are grafted onto it."""
+    executor = TableExecutor(table, max_slots=slots, max_length=256)
+    if kind == "priced tree":
+        tariff, calibration = Tariff(costs, 0.02), Calibration()
+        shape = CostTree(nodes=6, width=2, depth=depth, tariff=tariff, calibration=calibration)
+        return Arm(ModelDrafter(executor, shape), depth, tariff, calibration)
+    return Arm(ModelDrafter(executor, Chain(depth) if kind == "chain" else StaticTree((2, 1))), depth)
+
+
+def auto(kind: str, costs: CostModel = FLAT) -> AutoDrafter:
+    arms = [Arm(PromptLookup(2)), Arm(SuffixDrafter(2)), arm(kind, NEAR, costs)]
     return AutoDrafter(arms, costs, clock=lambda: 0.0)
 
 
-@pytest.mark.parametrize("tree", [False, True])
-def test_texts_follow_the_target(tree: bool) -> None:
+@pytest.mark.parametrize("costs", [FLAT, DEAR], ids=["flat", "dear"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_follow_the_target(kind: str, costs: CostModel) -> None:
     """All outcomes of all dice, with the real engine: whatever is chosen, the law is the target's."""
-    law = law_of_texts(TARGET, lambda: Method("m", RULES["sample-and-match"], auto(tree=tree)), 3)
+    law = law_of_texts(TARGET, lambda: Method("m", RULES["sample-and-match"], auto(kind, costs)), 3)
     assert np.abs(law - TARGET.joint(3, (0, 1))).max() < 1e-6
 
 
-@pytest.mark.parametrize("tree", [False, True])
-def test_a_greedy_batch_writes_what_plain_decoding_writes(tree: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_greedy_batch_writes_what_plain_decoding_writes(kind: str) -> None:
     target = dirichlet(4, seed=5, alpha=0.5)
     prompts = [[0], [1, 2, 3, 0, 1], [3, 3]]
     plain = Method("plain", RULES["sample-and-match"])
     expected = [finish(Engine(TableExecutor(target)), request(p, plain, max_new_tokens=40))[0] for p in prompts]
-    near = ModelDrafter(
-        TableExecutor(mixed(target, dirichlet(4, seed=6), 0.0), max_slots=3), StaticTree((2, 1)) if tree else Chain(3)
-    )
-    drafter = AutoDrafter([Arm(PromptLookup(4)), Arm(SuffixDrafter(4)), Arm(near, 2 if tree else 3)], FLAT)
+    near = arm(kind, mixed(target, dirichlet(4, seed=6), 0.0), FLAT, 3, 3 if kind == "chain" else 2)
+    drafter = AutoDrafter([Arm(PromptLookup(4)), Arm(SuffixDrafter(4)), near], FLAT)
     method = Method("m", RULES["sample-and-match"], drafter)
     requests = [request(p, method, i, max_new_tokens=40) for i, p in enumerate(prompts)]
     assert finish(Engine(TableExecutor(target, max_slots=3)), *requests) == expected
-    assert len(drafter.tallies) > 1 and not drafter._watched and not near._slots
+    assert len(drafter.tallies) > 1 and not drafter._watched and not near.drafter._slots  # type: ignore[attr-defined]
+    trust = near.calibration
+    assert trust is None or not (trust.claims or trust.own)
 
 
 class Scripted(QuietDrafter):
@@ -120,6 +136,82 @@ def test_drafting_that_costs_more_than_it_brings_is_only_tried_now_and_then() ->
     assert 0 < drafter.tallies["slow"].rounds < 0.1 * drafter.tallies["plain"].rounds
 
 
+LOOPING = dirichlet(4, seed=5, alpha=0.5)
+COPIES = mixed(LOOPING, dirichlet(4, seed=6), 0.5)  # right about as often as not
+
+
+def passes(drafter: Drafter, tokens: int = 60) -> tuple[int, list[int]]:
+    """Passes of the target that a text takes, and the text."""
+    each = request([0, 1, 2, 3], Method("m", RULES["sample-and-match"], drafter), max_new_tokens=tokens)
+    finish(Engine(TableExecutor(LOOPING, max_length=256)), each)
+    return each.stats.steps, each.sequence.output
+
+
+def test_what_was_looked_up_goes_on_where_the_tree_of_a_head_ends() -> None:
+    """A copy of eight tokens and a tree of two levels: one tree, in which the head knows its own nodes by number."""
+    text = [0, 1, 2, 3, *passes(PromptLookup(1), 20)[1]]
+    free = Arm(Scripted("right", text, 10**6))
+    drafter = AutoDrafter([free, arm("priced tree", LOOPING, FLAT)], FLAT, clock=lambda: 0.0)
+    sequence = Sequence(0, text[:4], 4, SamplingParams(max_new_tokens=20), 0, budget=Budget(8, 8))
+    drafter.begin([sequence])
+    drafts = drafter.propose([sequence], KeyedDice(*torch.zeros((3, 1), dtype=torch.int64)))  # the head is tried first
+    drafts.check()
+    path = [i for i in range(drafts.lengths()[0]) if drafts.token[0, i] == text[3 + int(drafts.depth[0, i])]]
+    assert drafts.levels > 2 and drafts.source is not None
+    assert (drafts.source[drafts.depth > 2] == -1).all() and (drafts.source >= 0).any() and len(path) >= drafts.levels
+
+
+class Patchy(Scripted):
+    """Knows every second stretch of twenty tokens by heart, and nothing of the others."""
+
+    def _go_on(self, at: int, count: int) -> list[int]:
+        return [t if (at + i) // 20 % 2 else (t + 1) % 4 for i, t in enumerate(self.text[at : at + count])]
+
+
+def test_a_head_and_lookups_together_take_fewer_passes_than_each_alone() -> None:
+    text = [0, 1, 2, 3, *passes(PromptLookup(1), 150)[1]]
+
+    def made(*names: str) -> AutoDrafter:
+        free = [Arm(Patchy("patchy", text, 1))] if "lookup" in names else []
+        heads = [arm("priced tree", COPIES, FLAT, depth=2)] if "head" in names else []
+        return AutoDrafter([*free, *heads], FLAT, clock=lambda: 0.0)
+
+    both = made("lookup", "head")
+    found, wrote = passes(both, 120)
+    (lookup, _), (head, _) = passes(made("lookup"), 120), passes(made("head"), 120)
+    assert wrote == text[4:124]
+    assert found < 0.9 * min(lookup, head), (found, lookup, head)
+    assert both.tallies["draft-model+lookup"].rounds > 5
+
+
+def test_new_sequences_do_not_try_what_others_found_out_of_reach() -> None:
+    """The first few try it; then one now and then."""
+    plain = request([0, 1], Method("plain", RULES["sample-and-match"]), max_new_tokens=60)
+    finish(Engine(TableExecutor(TARGET, max_length=256)), plain)
+    poor = Scripted("poor", plain.sequence.tokens, 1)
+    costs = CostModel((1, 2, 64), (64,), (1,), (((1.0, 1.9, 40.0),),))
+    drafter = AutoDrafter([Arm(poor, 4)], costs, clock=lambda: 0.0)
+    method = Method("m", RULES["sample-and-match"], drafter)
+    for number in range(40):
+        finish(Engine(TableExecutor(TARGET, max_length=256)), request([0, 1], method, number, max_new_tokens=20))
+    assert 2 <= drafter.tallies["poor"].rounds <= 6 + drafter._calls // (2 * TRY_EVERY) < 24
+
+
+def test_the_round_in_which_a_prompt_is_read_says_nothing_about_levels() -> None:
+    """A head that reads a long prompt with its first drafts is not given up for it."""
+    now = [0.0]
+
+    class Slow(Scripted):
+        def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+            now[0] += 0.01 if sequences[0].generated else 50.0
+            return super().propose(sequences, dice)
+
+    text = [0, 1, 2, 3, *passes(PromptLookup(1), 80)[1]]
+    drafter = AutoDrafter([Arm(Slow("slow", text, 9), 4)], FLAT, clock=lambda: now[0])
+    found, wrote = passes(drafter)
+    assert wrote == text[4:64] and found < 25 and drafter.bids.habits["slow"].level_seconds < 0.01
+
+
 def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
     """Free levels and free rows: the tree grows. Dear rows: it does not, and the text is the same."""
     texts, sizes = [], []
@@ -128,13 +220,13 @@ def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
         tariff = Tariff.of(live)
         shape = CostTree(nodes=6, width=2, depth=3, tariff=tariff)
         arm = Arm(ModelDrafter(TableExecutor(TARGET), shape), 3, tariff)
-        ticks = iter(range(10**6))
-        drafter = AutoDrafter([arm], live, clock=lambda ticks=ticks: 1e-4 * next(ticks))  # type: ignore[misc]
+        assert tariff.level_seconds == costs.seconds(1) / 12
+        drafter = AutoDrafter([arm], live, clock=lambda: 0.0)
         each = request([0, 1], Method("m", RULES["sample-and-match"], drafter), max_new_tokens=40)
         texts.append(finish(Engine(TableExecutor(TARGET, max_length=256)), each)[0])
-        habit = drafter._habits[arm.name]
+        habit = drafter.bids.habits[arm.name]
         sizes.append(habit.nodes)
-        assert tariff.level_seconds == (habit.level_seconds or costs.seconds(1) / 12)
+        assert tariff.level_seconds == habit.level_seconds
     assert texts[0] == texts[1] and sizes[0] > 3 > sizes[1]
 
 

@@ -68,3 +68,47 @@ class Record:
 
     def end(self, request: int) -> None:
         self.own.pop(request, None)
+
+
+@dataclass(slots=True)
+class Yields:
+    """Drafts accepted a round, by key (a drafter, and what it had to build on), of all requests; and by how much each
+    request departs from them, which its rounds of all keys tell together."""
+
+    prior: float  # of a key that nobody has seen
+    everyone_weight: float = 4.0  # rounds that the prior is worth
+    own_weight: float = 8.0  # accepted drafts that "like the others" is worth
+    everyone: dict[Hashable, Survey] = field(default_factory=dict)
+    own: dict[int, Survey] = field(default_factory=dict)
+
+    def expected(self, request: int, key: Hashable) -> float:
+        return self._general(key) * self._factor(request)
+
+    def observe(self, request: int, key: Hashable, accepted: int) -> None:
+        expected = self._general(key)
+        self.own.setdefault(request, Survey(0.96)).observe(accepted, expected)
+        self.everyone.setdefault(key, Survey(0.99)).observe(accepted, 1.0)
+
+    def end(self, request: int) -> None:
+        self.own.pop(request, None)
+
+    def _general(self, key: Hashable) -> float:
+        seen = self.everyone.get(key, Survey())
+        return (seen.total + self.everyone_weight * self.prior) / (seen.of + self.everyone_weight)
+
+    def _factor(self, request: int) -> float:
+        seen = self.own.get(request, Survey())
+        return (seen.total + self.own_weight) / (seen.of + self.own_weight)
+
+
+@dataclass(slots=True)
+class Survey:
+    """So much of so much, with old rounds fading."""
+
+    fade: float = 1.0
+    total: float = 0.0
+    of: float = 0.0
+
+    def observe(self, amount: float, of: float) -> None:
+        self.total = self.fade * self.total + amount
+        self.of = self.fade * self.of + of

@@ -1,7 +1,8 @@
 """EAGLE-2's tree at the size that pays: deeper and wider only while that brings more tokens per second.
 
-A node's value, the product of draft probabilities along its path, stands for the chance that it is accepted. The best
-n nodes are worth 1 + sum of their values tokens, and cost a pass over n + 1 rows and the levels that were read.
+A node's value, the product of draft probabilities along its path, stands for the chance that it is accepted; a
+calibration makes it that chance. The best n nodes are worth 1 + sum of their values tokens, and cost a pass over n + 1
+rows and the levels that were read.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..types import Budget
+from ..types import Budget, DraftBatch
+from .calibration import Calibration
+from .dice import Dice
+from .honest import HonestStepper
 from .pool import Pool
+from .step import Stepper
 from .value_tree import ValueTree
 
-LIKELY = (0.65, 0.12)  # chances of a node's two likeliest children, before they are read
+Numbers = NDArray[np.floating]
+LIKELY = np.array([[0.65], [0.12]])  # chances of a node's two likeliest children, before they are read
 
 
 class Prices(Protocol):
@@ -49,32 +56,58 @@ class Tariff:
 
 @dataclass(frozen=True, slots=True)
 class CostTree(ValueTree):
-    """A value tree that weighs every level and every node against its price."""
+    """A value tree that weighs every level and every node against its price, as it is when the round begins.
+
+    Whoever hands it a calibration tells that what the rounds wrote, and which sequences have ended.
+    """
 
     tariff: Tariff = field(kw_only=True)
+    calibration: Calibration | None = field(default=None, kw_only=True)  # None = draft probabilities are chances
+
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+        verify, level = np.array(self.tariff.verify(self.nodes, stepper.batch)), self.tariff.level(stepper.batch)
+        shape = PricedTree(self.nodes, self.width, self.depth, verify=verify, level=level)
+        if self.calibration is None:
+            return shape.grow(stepper, budgets, dice)
+        honest = HonestStepper(stepper, self.calibration.curve(stepper.ids, self.width, stepper.device))
+        drafts = shape.grow(honest, budgets, dice)
+        if drafts.width:
+            self.calibration.claim(stepper.ids, drafts, *honest.said_of(drafts))
+        return drafts
+
+
+@dataclass(frozen=True, slots=True)
+class PricedTree(ValueTree):
+    """The value tree of one round at known prices.
+
+    Each decision waits for values of all sequences, and then is small: it is made on the host.
+    """
+
+    verify: Numbers = field(kw_only=True)  # [nodes + 1] seconds of a pass over 0 .. nodes drafts
+    level: float = field(kw_only=True)  # seconds of reading one level
 
     def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool:
         """The next level is worth what its nodes bring beyond their own price; one sequence of the batch is enough."""
-        verify, each = self._prices(pool)
-        tokens = 1 + self._sorted(pool.columns()[2]).cumsum(dim=1)
-        rate = (tokens / (verify[1 : tokens.shape[1] + 1] + (level - 1) * each)).amax(dim=1, keepdim=True)  # [B, 1]
-        bar = rate * (verify[-1] - verify[0]) / (len(verify) - 1)  # tokens that a node must bring
-        hope = value.exp()[:, :, None] * value.new_tensor(LIKELY)
-        gain = (hope.flatten(1) - bar).clamp(min=0).sum(dim=1, keepdim=True)
-        return bool((gain > rate * each).any())
+        tokens = 1 + self._falling(pool.columns()[2]).cumsum(axis=1)
+        seconds = self.verify[1 : tokens.shape[1] + 1] + (level - 1) * self.level
+        rate = (tokens / seconds).max(axis=1)  # [B]
+        bar = rate * (self.verify[-1] - self.verify[0]) / self.nodes  # tokens that a node must bring
+        hope = _chances(value)[:, None, :] * LIKELY  # [B, 2, w]
+        gain = np.maximum(hope - bar[:, None, None], 0).sum(axis=(1, 2))
+        return bool((gain > rate * self.level).any())
 
     def within(self, pool: Pool, budgets: Seq[Budget]) -> Seq[Budget]:
         """As many of the best nodes as make tokens per second largest; none where plain decoding is faster."""
-        verify, each = self._prices(pool)
-        gains = self._sorted(pool.within(budgets))
-        tokens = 1 + torch.cat((gains.new_zeros((len(gains), 1)), gains.cumsum(dim=1)), dim=1)
-        rate = tokens / (verify[: tokens.shape[1]] + pool.levels * each)
-        count = rate.argmax(dim=1).tolist()
+        gains = self._falling(pool.within(budgets))
+        tokens = 1 + np.concatenate((np.zeros_like(gains[:, :1]), gains.cumsum(axis=1)), axis=1)
+        rate = tokens / (self.verify[: tokens.shape[1]] + pool.levels * self.level)
+        count = rate.argmax(axis=1).tolist()
         return [b._replace(nodes=min(b.nodes, n)) for b, n in zip(budgets, count, strict=True)]
 
-    def _sorted(self, value: Tensor) -> Tensor:
-        return value.exp().topk(min(self.nodes, value.shape[1]), dim=1).values
+    def _falling(self, value: Tensor) -> Numbers:
+        """The largest chances of each sequence, as many as it may have nodes."""
+        return -np.sort(-_chances(value), axis=1)[:, : self.nodes]
 
-    def _prices(self, pool: Pool) -> tuple[Tensor, float]:
-        table = self.tariff.verify(self.nodes, pool.batch)
-        return torch.tensor(table, dtype=torch.float32, device=pool.device), self.tariff.level(pool.batch)
+
+def _chances(value: Tensor) -> Numbers:
+    return np.exp(value.cpu().numpy())

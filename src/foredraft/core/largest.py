@@ -16,7 +16,7 @@ def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not _by_blocks(rows, k):
         values, places = rows.topk(k, dim=1)
         return values, places
-    blocks = rows.unflatten(1, (-1, BLOCK))
+    blocks = rows.view(len(rows), -1, BLOCK)
     block = blocks.amax(dim=2).topk(k, dim=1).indices.sort(dim=1).values  # [M, k]
     entries = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
     values, places = entries.topk(k, dim=1)
@@ -27,7 +27,7 @@ def place_of_largest(rows: Tensor) -> Tensor:
     """[M] place of the largest entry of each row; of equal ones the first, as `argmax` has it."""
     if not _by_blocks(rows, 1):
         return rows.argmax(dim=1)
-    blocks = rows.unflatten(1, (-1, BLOCK))
+    blocks = rows.view(len(rows), -1, BLOCK)
     block = blocks.amax(dim=2).argmax(dim=1)
     inside = blocks[torch.arange(len(rows)), block].argmax(dim=1)
     return block * BLOCK + inside

@@ -1,10 +1,11 @@
 """The drafter that chooses among drafters, round by round and text by text, and drafts nothing where nothing pays.
 
-Every choice maximises expected tokens per second: what a drafter's record promises at each length, against what the
-machine's cost model says the round takes. Drafters that cost nothing (they look things up) are asked every round and
-learn from every round, whether chosen or not; those with a model are tried now and then. The choice looks at the text,
-at what was drafted and at past rounds, never at the verifier's dice, and all drafts are CHOSEN: with sample-and-match
-the target's law stays exact whatever is chosen.
+Every choice maximises expected tokens per second: what a drafter's record promises, against what the machine's cost
+model says the round takes. Drafters that cost nothing (they look things up) are asked every round and learn from every
+round, whether chosen or not; those with a model are tried now and then. Where a head drafts, what was looked up is
+grafted onto its tree, and of both as much is verified as pays. The choice looks at the text, at what was drafted and
+at past rounds, never at the verifier's dice, and all drafts are CHOSEN: with sample-and-match the target's law stays
+exact whatever is chosen.
 """
 
 from __future__ import annotations
@@ -12,75 +13,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
-from ..core.bandit import Record
-from ..core.cost import CostModel, LiveCosts, best_count
-from ..core.cost_tree import Tariff
+from ..core.cost import CostModel, LiveCosts
 from ..core.dice import Dice
-from ..core.habit import Habit
+from ..core.graft import NOBODY, Graft
 from ..core.pool import tightened
+from ..core.price_list import PriceList
 from ..core.surgery import cut, join, part
+from ..core.tree import trees
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import empty_drafts
-from .base import Drafter, Round
+from .arms import PLAIN, Arm, Offer, Tally, Watched
+from .base import Round
+from .bids import Bids
 from .team import Team
 
-SURE = (0.3, 0.55, 0.8)  # a drafter's own chance for its first token, by which its record is kept apart
-FREE_PRIORS, PAID_PRIOR = (0.2, 0.4, 0.6, 0.8), 0.6  # chance of a drafted token before anything is known
+__all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
+
 TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
-PLAIN = "plain"
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A drafter among others. `longest` = 0: it looks things up for nothing. A tree finds its size itself."""
-
-    drafter: Drafter
-    longest: int = 0  # tokens ahead that a drafter with a model may draft
-    tariff: Tariff | None = None  # by which it sizes its trees: told what its levels really take
-
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    @property
-    def free(self) -> bool:
-        return self.longest == 0
-
-
-@dataclass(slots=True)
-class Offer:
-    """What an arm would do for a sequence this round."""
-
-    arm: int
-    key: tuple[int, int]
-    count: int  # drafts along the path
-    rate: float  # expected tokens per second
-    tokens: list[int] = field(default_factory=list)  # of arms that have drafted already
-
-
-@dataclass(slots=True)
-class Watched:
-    """What a sequence's last round was about, until its outcome is known from the text."""
-
-    length: int
-    offers: list[Offer]
-    chosen: Offer | None
-    rounds: int = 0
-    last_try: dict[int, int] = field(default_factory=dict)  # arm -> round in which it drafted last
-
-
-@dataclass(slots=True)
-class Tally:
-    """What became of the rounds that an arm was chosen for."""
-
-    rounds: int = 0
-    drafted: int = 0
-    tokens: int = 0
-    promised: float = 0.0  # tokens per second, summed
+REACH = 1.5  # a new sequence tries it at once if so much more would make it the best
+GRAFTED = "+lookup"  # behind the name of a head whose tree carried something that was looked up
 
 
 class AutoDrafter(Team):
@@ -91,24 +46,23 @@ class AutoDrafter(Team):
     def __init__(
         self,
         arms: Seq[Arm],
-        costs: CostModel | LiveCosts,
+        costs: CostModel | LiveCosts | PriceList,
         name: str = "auto",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.arms, self.name, self._clock = list(arms), name, clock
-        self.costs = costs if isinstance(costs, LiveCosts) else LiveCosts(costs)
+        self.costs = costs if isinstance(costs, PriceList) else PriceList(costs)
         drafters = [arm.drafter for arm in self.arms]
         super().__init__(drafters)
         self.kinds = frozenset({Kind.CHOSEN})
         trees = any(d.topology is Topology.TREE for d in drafters)
         self.topology = Topology.TREE if trees else Topology.CHAIN
         self.nodes = max(d.nodes for d in drafters)
-        self.record = Record()
+        self.bids = Bids(self.arms, self.costs)
         self.tallies: dict[str, Tally] = {}
-        self._habits = {arm.name: Habit(costs.draft.get(arm.name, 0.0)) for arm in self.arms if not arm.free}
         self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
         self._watched: dict[int, Watched] = {}
-        self._calls = 0
+        self._calls = self._batch = 0
         self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last, for whomever
 
     def begin(self, sequences: Seq[Sequence]) -> None:
@@ -121,7 +75,7 @@ class AutoDrafter(Team):
             self._learn(sequence)
         looked = {i: arm.drafter.propose(sequences, dice) for i, arm in enumerate(self.arms) if arm.free}
         chosen = [self._choose(b, sequence, looked, len(sequences)) for b, sequence in enumerate(sequences)]
-        self._calls += 1
+        self._calls, self._batch = self._calls + 1, len(sequences)
         self._last_call |= {offer.arm: self._calls for offer in chosen if offer is not None}
         parts: list[tuple[list[int], DraftBatch]] = []
         for i, arm in enumerate(self.arms):
@@ -130,8 +84,9 @@ class AutoDrafter(Team):
             if who and arm.free:
                 parts.append((who, cut(part(looked[i], who), [offer.count for offer in offers])))
             elif who:
-                mine = dice.choose(torch.tensor(who))
-                parts.append((who, self._timed(i, [sequences[b] for b in who], offers, mine)))
+                mine, texts = dice.choose(torch.tensor(who)), [sequences[b] for b in who]
+                drafts = self._timed(i, texts, offers, mine)
+                parts.append((who, drafts if arm.calibration is None else self._grafted(i, texts, offers, drafts)))
         self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
         return _joined(parts, len(sequences))
 
@@ -151,7 +106,7 @@ class AutoDrafter(Team):
             if self._watched.get(sequence.id) is not None:
                 self._learn(sequence)
             self._watched.pop(sequence.id, None)
-            self.record.end(sequence.id)
+            self.bids.end(sequence.id)
         super().end(sequences)
 
     def explain(self) -> list[str]:
@@ -165,7 +120,7 @@ class AutoDrafter(Team):
                 promise = tally.promised / tally.rounds / plain
                 line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {promise:.2f}x plain decoding"
             lines.append(line)
-        for name, habit in self._habits.items():
+        for name, habit in self.bids.habits.items():
             seconds = habit.level_seconds
             lines.append(f"{name}: {seconds * 1e3:.2f} ms a level of drafts, {seconds * plain:.1%} of a plain step")
         return lines
@@ -173,100 +128,119 @@ class AutoDrafter(Team):
     def _choose(self, b: int, sequence: Sequence, looked: dict[int, DraftBatch], batch: int) -> Offer | None:
         """The offer that promises most; None = plain decoding."""
         watched = self._watched[sequence.id]
-        offers = []
+        offers = [
+            offer
+            for i, drafts in looked.items()
+            if (offer := self.bids.look(i, sequence, *_chain(drafts, b), batch)) is not None
+        ]
+        free = tuple(offers)
         for i, arm in enumerate(self.arms):
-            offer = self._look(i, b, sequence, looked[i], batch) if arm.free else self._bid(i, sequence, batch)
-            if offer is not None:
+            fresh = watched.last_try.get(i) != watched.rounds
+            if not arm.free and (offer := self.bids.ask(i, sequence, free, fresh, batch)) is not None:
                 offers.append(offer)
         best = max((o for o in offers if o.count > 0), key=lambda o: o.rate, default=None)
-        if best is not None and best.rate <= 1 / self._seconds(sequence, 0, batch):
+        plain = 1 / self.bids.seconds(sequence, 0, batch)
+        if best is not None and best.rate <= plain:
             best = None
+        best = self._trial(watched, offers, best, plain, batch) or best
         watched.length, watched.offers, watched.chosen = len(sequence.tokens), offers, best
         watched.rounds += 1
         if best is not None:
+            best.first = best.arm not in watched.last_try
             watched.last_try[best.arm] = watched.rounds
         return best
 
-    def _look(self, i: int, b: int, sequence: Sequence, drafts: DraftBatch, batch: int) -> Offer | None:
-        """What a drafter that has looked something up is worth."""
-        length = drafts.lengths()[b]
-        if length == 0:
-            return None
-        sure = 0 if drafts.value is None else sum(float(drafts.value[b, 0]) >= limit for limit in SURE)
-        gains = self.record.gains(sequence.id, (i, sure), length, FREE_PRIORS[sure])
-        count, rate = best_count(gains, lambda n: self._seconds(sequence, n, batch))
-        return Offer(i, (i, sure), count, rate, drafts.token[b, :length].tolist())
-
-    def _bid(self, i: int, sequence: Sequence, batch: int) -> Offer | None:
-        """What a drafter with a model would be worth. One that has not drafted for long is tried on trust."""
-        arm, watched = self.arms[i], self._watched[sequence.id]
-        length = min(arm.longest, sequence.budget.depth)
-        if length <= 0 or len(sequence.tokens) >= arm.drafter.max_length:
-            return None
-        gains = self.record.gains(sequence.id, (i, 0), length, PAID_PRIOR)
-        habit, tree = self._habits[arm.name], arm.drafter.topology is Topology.TREE
-        each = habit.level_seconds / batch
-        catch_up = each if watched.last_try.get(i) != watched.rounds else 0.0  # it must read what others wrote
-        if tree:
-            levels = min(length, round(habit.levels) or length)
-            nodes = round(habit.nodes) if habit.rounds else arm.drafter.nodes // 2
-            seconds = self._seconds(sequence, nodes, batch) + levels * each + catch_up
-            count, rate = length, (1 + sum(gains[:levels])) / seconds
-        else:
-            count, rate = best_count(
-                gains, lambda n: self._seconds(sequence, n, batch) + (n * each + catch_up if n else 0.0)
-            )
-        if self._is_due(i, watched, batch):
-            count, rate = max(count, min(2, length)), max(rate, 1.001 / self._seconds(sequence, 0, batch))
-        return Offer(i, (i, 0), count, rate)
-
-    def _is_due(self, i: int, watched: Watched, batch: int) -> bool:
-        """Whether an arm is to be tried although it does not seem to pay.
+    def _trial(
+        self, watched: Watched, offers: list[Offer], best: Offer | None, plain: float, batch: int
+    ) -> Offer | None:
+        """An arm with a model that is to be tried although it does not seem to pay: seldom, and less often each time.
 
         A level takes about as long for one sequence as for all. So sequences that run side by side try an arm in the
-        same round, and none does because it has just begun.
+        same round, and none does because it has just begun. One that runs alone tries it at its beginning, unless
+        others have shown of late that it is out of reach.
         """
-        due = watched.rounds - watched.last_try.get(i, -TRY_EVERY) >= TRY_EVERY
-        return due and (batch == 1 or self._calls - self._last_call.get(i, -TRY_EVERY) >= TRY_EVERY)
+        aim = max(plain, best.rate if best is not None else 0.0)
+        for offer in offers:
+            i = offer.arm
+            if offer is best:
+                watched.trials[i] = 0
+            if offer is best or self.arms[i].free:
+                continue
+            pause = TRY_EVERY << min(watched.trials.get(i, 0), 4)
+            idle = self._calls - self._last_call.get(i, -2 * TRY_EVERY)
+            near = offer.rate * REACH >= aim or idle >= 2 * TRY_EVERY
+            due = watched.rounds - watched.last_try.get(i, -TRY_EVERY if near else 0) >= pause
+            if due and (batch == 1 or idle >= TRY_EVERY):
+                watched.trials[i] = watched.trials.get(i, 0) + 1
+                offer.count = max(offer.count, min(2, self.arms[i].longest))
+                return offer
+        return None
 
     def _timed(self, index: int, sequences: list[Sequence], offers: list[Offer], dice: Dice) -> DraftBatch:
         """Let a drafter with a model draft as deep as was offered, and note what it did and how long it took."""
-        arm, begin = self.arms[index], self._clock()
-        drafts = tightened(self.ask(index, sequences, dice, depths=[offer.count for offer in offers]))
-        seconds = self._clock() - begin
-        if drafts.width:
-            for b, offer in enumerate(offers):
-                offer.count = int((drafts.depth[b] * drafts.used()[b]).amax())
-            habit = self._habits[arm.name]
-            habit.follow(seconds / max(drafts.levels, 1), sum(drafts.lengths()) / len(offers), drafts.levels)
-            if arm.tariff is not None:
-                arm.tariff.level_seconds = habit.level_seconds
+        begin = self._clock()
+        drafts = self.ask(index, sequences, dice, depths=[offer.count for offer in offers])
+        read, drafts = drafts.levels, tightened(drafts)
+        if read:
+            depth = (drafts.depth * drafts.used()).amax(dim=1).tolist() if drafts.width else [0] * len(offers)
+            for offer, deepest in zip(offers, depth, strict=True):
+                offer.count = int(deepest)
+            self.bids.drafted(index, offers, self._clock() - begin, read, drafts.lengths())
         return drafts
 
+    def _grafted(self, index: int, sequences: list[Sequence], offers: list[Offer], drafts: DraftBatch) -> DraftBatch:
+        """What was looked up for the same sequences, grafted onto a head's trees; of both as much as pays."""
+        looked = [[o for o in self._watched[s.id].offers if o.tokens] for s in sequences]
+        if not any(looked):
+            return drafts
+        grown = []
+        for sequence, offer, found, tree in zip(sequences, offers, looked, _on_host(drafts), strict=True):
+            agreed = [tree.agrees(other.tokens[0]) for other in found]
+            for other, says in zip(found, agreed, strict=True):
+                tree.add(other.tokens, self.bids.gains_on_tree(sequence.id, other, says))
+            tree = tree.best(self.bids.paying(index, sequence, tree.falling(), self._batch))
+            offer.grafts = NOBODY in tree.source
+            grown.append(tree)
+        return _on_device(grown, drafts.token.device)
+
     def _learn(self, sequence: Sequence) -> None:
-        """The text that the last round wrote says how far each offer was right, chosen or not."""
+        """The text says what became of the last round."""
         watched = self._watched[sequence.id]
         wrote = sequence.tokens[watched.length :]
         if not wrote:
             return
-        for offer in watched.offers:
-            if offer.tokens:
-                known = min(len(offer.tokens), len(wrote))
-                right = next((j for j in range(known) if offer.tokens[j] != wrote[j]), known)
-                self.record.observe(sequence.id, offer.key, known, right)
-            elif offer is watched.chosen:
-                self.record.observe(sequence.id, offer.key, offer.count, min(len(wrote) - 1, offer.count))
-        name = PLAIN if watched.chosen is None else self.arms[watched.chosen.arm].name
+        chosen = watched.chosen
+        self.bids.learn(sequence.id, watched.offers, chosen, wrote)
+        name = PLAIN if chosen is None else self.arms[chosen.arm].name + GRAFTED * chosen.grafts
         tally = self.tallies.setdefault(name, Tally())
         tally.rounds += 1
         tally.tokens += len(wrote)
-        if watched.chosen is not None:
-            tally.drafted += watched.chosen.count
-            tally.promised += watched.chosen.rate
+        if chosen is not None:
+            tally.drafted += chosen.count
+            tally.promised += chosen.rate
         watched.offers, watched.chosen, watched.length = [], None, len(sequence.tokens)
 
-    def _seconds(self, sequence: Sequence, drafts: int, batch: int) -> float:
-        return self.costs.seconds(drafts + 1, len(sequence.tokens), batch) / batch
+
+def _chain(drafts: DraftBatch, b: int) -> tuple[list[int], float]:
+    """What was looked up for a sequence, and how sure its drafter is of the first token."""
+    length = drafts.lengths()[b]
+    sure = float(drafts.value[b, 0]) if length and drafts.value is not None else 0.0
+    return drafts.token[b, :length].tolist(), sure
+
+
+def _on_host(drafts: DraftBatch) -> list[Graft]:
+    if not drafts.width:
+        return [Graft([], [], [], []) for _ in range(drafts.batch)]
+    assert drafts.value is not None and drafts.source is not None
+    token, parent, source = torch.stack((drafts.token, drafts.parent, drafts.source)).tolist()
+    columns = zip(token, parent, drafts.value.tolist(), source, drafts.lengths(), strict=True)
+    return [Graft(t[:n], p[:n], v[:n], s[:n]) for t, p, v, s, n in columns]
+
+
+def _on_device(grown: list[Graft], device: torch.device) -> DraftBatch:
+    drafts = trees([(tree.token, tree.parent) for tree in grown], device=device)
+    source = [tree.source + [NOBODY] * (drafts.width - len(tree.source)) for tree in grown]
+    return replace(drafts, source=torch.tensor(source, dtype=torch.int64, device=device).view_as(drafts.token))
 
 
 def _joined(parts: list[tuple[list[int], DraftBatch]], batch: int) -> DraftBatch:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.cost import LiveCosts
+from ..core.calibration import Calibration
 from ..core.cost_tree import CostTree, Tariff
+from ..core.price_list import PriceList
 from ..core.rules.matching import SAMPLE_AND_MATCH
 from ..core.shape import Chain
 from ..core.stops import Confidence, PredictedRejection
@@ -44,17 +45,18 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     kind = workshop.best_head(AUTO_HEADS, options.drafter)
-    costs = LiveCosts(costs_of(workshop.target))
+    costs = PriceList(costs_of(workshop.target))
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = workshop.head(kind, options.drafter)
-        depth, tariff = min(length, AUTO_DEPTH, ready.longest), Tariff.of(costs)
-        arms.append(Arm(ready.drafter(CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff), kind), depth, tariff))
+        depth, tariff, trust = min(length, AUTO_DEPTH, ready.longest), Tariff.of(costs), Calibration()
+        shape = CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff, calibration=trust)
+        arms.append(Arm(ready.drafter(shape, kind), depth, tariff, trust))
     return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
 
 
 AUTO_LENGTH, AUTO_DEPTH = 16, 8  # tokens ahead at most by lookup and by a tree; how many, is worked out every round
-AUTO_NODES, AUTO_WIDTH = 24, 4  # of that tree; on SmolLM2, reading 4 nodes a level instead of 8 loses 1% of its tokens
+AUTO_NODES, AUTO_WIDTH = 32, 4  # of that tree; on SmolLM2, reading 4 nodes a level instead of 8 loses 1% of its tokens
 AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
 
 

@@ -1,0 +1,123 @@
+"""What each arm's drafts are worth for a sequence in the next round, by what became of its drafts so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+
+from ..core.bandit import Record, Yields
+from ..core.cost import best_count
+from ..core.habit import Habit
+from ..core.price_list import PriceList
+from ..types import Sequence
+from .arms import Arm, Offer
+
+SURE = (0.3, 0.55, 0.7)  # a drafter's own chance for its first token, by which its record is kept apart
+FREE_PRIORS, PAID_PRIOR = (0.2, 0.4, 0.6, 0.8), 0.6  # chance of a drafted token before anything is known
+AGREED = (0.5, 0.8, 1.1)  # times that chance, where a tree lacks the first token, holds it, or prefers it
+TREE_PRIOR = 1.5  # drafts of a tree that are accepted, before anything is known
+
+
+class Bids:
+    """Records of all arms, and the prices of this machine."""
+
+    def __init__(self, arms: Seq[Arm], costs: PriceList) -> None:
+        self.arms, self.costs = list(arms), costs
+        self.record = Record()  # of chains
+        self.yields = Yields(TREE_PRIOR)  # of trees
+        self.habits = {arm.name: Habit(self._level(arm)) for arm in self.arms if not arm.free}
+        self._sizes: dict[tuple[int, ...], Habit] = {}  # of trees, by what they had to build on
+        self._read: dict[int, int] = {}  # arm -> levels that it read this round
+
+    def _level(self, arm: Arm) -> float:
+        """Seconds of a level before any was timed."""
+        return self.costs.draft.get(arm.name, arm.tariff.level_seconds if arm.tariff is not None else 0.0)
+
+    def seconds(self, sequence: Sequence, drafts: int, batch: int) -> float:
+        """Its share of a pass over so many drafts of every sequence."""
+        return self.costs.seconds(drafts + 1, len(sequence.tokens), batch) / batch
+
+    def look(self, i: int, sequence: Sequence, tokens: list[int], chance: float, batch: int) -> Offer | None:
+        """A drafter that has looked something up, of whose first token it is so sure."""
+        if not tokens:
+            return None
+        sure = sum(chance >= limit for limit in SURE)
+        gains = self.record.gains(sequence.id, (i, sure), len(tokens), FREE_PRIORS[sure])
+        count, rate = best_count(gains, lambda n: self.seconds(sequence, n, batch))
+        return Offer(i, (i, sure), count, rate, tokens, sure)
+
+    def ask(self, i: int, sequence: Sequence, looked: Seq[Offer], fresh: bool, batch: int) -> Offer | None:
+        """A drafter with a model, beside what was looked up. A fresh one must first read what others wrote."""
+        arm = self.arms[i]
+        length = min(arm.longest, sequence.budget.depth)
+        if length <= 0 or len(sequence.tokens) >= arm.drafter.max_length:
+            return None
+        if arm.tree:
+            return self._tree(i, sequence, length, looked, fresh, batch)
+        each = self.habits[arm.name].level_seconds / batch
+        gains = self.record.gains(sequence.id, (i, 0), length, PAID_PRIOR)
+        rate, count = max(
+            (tokens / (self.seconds(sequence, n, batch) + (n + fresh) * each), n)
+            for n, tokens in enumerate(accumulate(gains, initial=1.0))
+            if n  # what it is worth if it drafts at all
+        )
+        return Offer(i, (i, 0), count, rate)
+
+    def _tree(self, i: int, sequence: Sequence, length: int, looked: Seq[Offer], fresh: bool, batch: int) -> Offer:
+        arm, each = self.arms[i], self.habits[self.arms[i].name].level_seconds / batch
+        key = (i, 1 + max((offer.sure for offer in looked), default=-1) if arm.calibration is not None else 0)
+        usual = self._sizes.get(key) or self.habits[arm.name]
+        nodes, levels = (usual.nodes, usual.levels) if usual.rounds else (arm.drafter.nodes // 2, length)
+        seconds = self.seconds(sequence, round(nodes), batch) + (min(levels, length) + fresh) * each
+        return Offer(i, key, length, (1 + self.yields.expected(sequence.id, key)) / seconds)
+
+    def gains_on_tree(self, sequence: int, offer: Offer, agreed: int) -> list[float]:
+        """Chances of looked-up tokens, given what a head thinks of the first of them; keeps in mind what was asked."""
+        offer.grafted = (*offer.key, agreed)
+        prior = min(0.95, AGREED[agreed] * FREE_PRIORS[offer.sure])
+        return self.record.gains(sequence, offer.grafted, len(offer.tokens), prior)
+
+    def paying(self, i: int, sequence: Sequence, values: Seq[float], batch: int) -> int:
+        """How many of a grown tree's nodes, the best first, to verify; what was read for them is paid for already."""
+        spent = self._read[i] * self.habits[self.arms[i].name].level_seconds / batch
+        return best_count(values[: sequence.budget.nodes], lambda n: spent + self.seconds(sequence, n, batch))[0]
+
+    def drafted(self, i: int, offers: Seq[Offer], seconds: float, levels: int, nodes: Seq[int]) -> None:
+        """An arm with a model took so long to read so many levels for the nodes of each offer.
+
+        A round in which it read a prompt as well says nothing about levels.
+        """
+        habit, first = self.habits[self.arms[i].name], any(offer.first for offer in offers)
+        each = habit.level_seconds if first else seconds / max(levels, 1)
+        self._read[i] = levels
+        if habit.rounds or not first:
+            habit.follow(each, sum(nodes) / len(nodes), levels)
+        tariff = self.arms[i].tariff
+        if tariff is not None:
+            tariff.level_seconds = habit.level_seconds
+        for offer, count in zip(offers, nodes, strict=True):
+            self._sizes.setdefault(offer.key, Habit()).follow(each, count, levels)
+
+    def learn(self, sequence: int, offers: Seq[Offer], chosen: Offer | None, wrote: Seq[int]) -> None:
+        """The text that a round wrote says how far each offer was right, chosen or not."""
+        for offer in offers:
+            known = min(len(offer.tokens), len(wrote))
+            right = next((j for j in range(known) if offer.tokens[j] != wrote[j]), known)
+            for key in (offer.key, offer.grafted):
+                if known and key is not None:
+                    self.record.observe(sequence, key, known, right)
+        if chosen is not None and not chosen.tokens:
+            if self.arms[chosen.arm].tree:
+                self.yields.observe(sequence, chosen.key, len(wrote) - 1)
+            else:
+                self.record.observe(sequence, chosen.key, chosen.count, min(len(wrote) - 1, chosen.count))
+        for arm in self.arms:
+            if arm.calibration is not None:
+                arm.calibration.observe(sequence, wrote)
+
+    def end(self, sequence: int) -> None:
+        self.record.end(sequence)
+        self.yields.end(sequence)
+        for arm in self.arms:
+            if arm.calibration is not None:
+                arm.calibration.end(sequence)
