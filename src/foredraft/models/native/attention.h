@@ -36,18 +36,19 @@ inline void transpose16(const __m512i* rows, bf16* to) {  // 16 rows of 16 pairs
 struct Softmax {
     int dim, queries;
     float scale;
-    std::vector<bf16> query;         // [queries + 16][dim]
-    std::vector<float> out, top, sum;  // [queries + 16][dim], the greatest score so far, the sum of exponentials
+    Line<bf16> query;          // [queries + 16][dim]
+    Line<float> out, top, sum;  // [dim / 16][queries + 16][16]; the greatest score so far, the sum of exponentials
     alignas(64) bf16 keys[2][MAX_DIM / DEPTH][TILE], values[MAX_DIM / COLUMNS][TILE], weights[ROWS][PLACES];
-    alignas(64) float scores[4][ROWS][COLUMNS];
+    alignas(64) float scores[2][ROWS][COLUMNS];
 
     void begin(int dim_, int queries_) {
         dim = dim_, queries = queries_, scale = 1.0f / __builtin_sqrtf(float(dim));
-        query.resize((queries + ROWS) * dim);
-        out.assign((queries + ROWS) * dim, 0.0f);
-        top.assign(queries + ROWS, -__builtin_inff());
-        sum.assign(queries + ROWS, 0.0f);
+        const int room = queries + ROWS;  // tiles may reach beyond the last query
+        query.reserve(room * dim), out.reserve(room * dim), top.reserve(room), sum.reserve(room);
+        std::memset(out.data, 0, room * dim * sizeof(float));
+        for (int q = 0; q < room; q++) top[q] = -__builtin_inff(), sum[q] = 0.0f;
     }
+    float* row(int q, int channel) { return &out[(channel / 16 * (queries + ROWS) + q) * 16]; }
 
     // Lay out the keys and values of up to 32 places for tile products; places beyond `count` are zeros.
     void place(const bf16* const* key, const bf16* const* value, int count) {
@@ -75,25 +76,18 @@ struct Softmax {
 
     // Take the places that `place` has laid out into queries q .. q + count (at most 16); seen(i) = those it may see.
     template <class Seen> void take(int q, int count, Seen seen) {
-        using Sum = Tiles<1, 4>;
-        const bf16* tiles[4] = {keys[0][0], keys[1][0], keys[0][0], keys[1][0]};
-        Sum::clear();
-        Sum::add(&query[q * dim], dim, count, tiles, dim / DEPTH);
-        Sum::store(scores);
+        const bf16* tiles[2] = {keys[0][0], keys[1][0]};
+        Tiles<1, 2>::clear();
+        Tiles<1, 2>::add(&query[q * dim], dim, count, tiles, dim / DEPTH);
+        Tiles<1, 2>::store(scores);
         for (int i = 0; i < count; i++) weigh(q + i, i, seen(i));
-        for (int n = 0; n < dim; n += 64) {
-            const bf16* v[4];
-            for (int j = 0; j < 4; j++) v[j] = values[(n / 16 + j) % (dim / 16)];
-            float part[4][ROWS][COLUMNS];
-            for (int j = 0; j < 4; j++)
-                for (int i = 0; i < count; i++)
-                    if (n + 16 * j < dim) _mm512_storeu_ps(part[j][i], _mm512_loadu_ps(&out[(q + i) * dim + n + 16 * j]));
-            Sum::load(part);
-            Sum::add(weights[0], PLACES, count, v, 1);
-            Sum::store(part);
-            for (int j = 0; j < 4; j++)
-                for (int i = 0; i < count; i++)
-                    if (n + 16 * j < dim) _mm512_storeu_ps(&out[(q + i) * dim + n + 16 * j], _mm512_loadu_ps(part[j][i]));
+        for (int i = count; i < ROWS; i++) _mm512_store_si512(weights[i], _mm512_setzero_si512());  // others stay as they are
+        for (int n = 0; n < dim; n += 32) {
+            const bf16* v[2] = {values[n / 16], values[n / 16 + 1]};
+            float* sums[2] = {row(q, n), row(q, n + 16)};
+            Tiles<1, 2>::load_from(sums);
+            Tiles<1, 2>::add(weights[0], PLACES, ROWS, v, 1);
+            Tiles<1, 2>::store_to(sums);
         }
     }
 
@@ -106,8 +100,8 @@ struct Softmax {
         if (best > top[q]) {
             const float less = top[q] == -__builtin_inff() ? 0.0f : _mm512_cvtss_f32(exp16(_mm512_set1_ps(top[q] - best)));
             for (int n = 0; n < dim; n += 16) {
-                float* at = &out[q * dim + n];
-                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(less)));
+                float* at = row(q, n);
+                _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), _mm512_set1_ps(less)));
             }
             sum[q] *= less, top[q] = best;
         }

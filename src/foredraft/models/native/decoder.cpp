@@ -50,7 +50,7 @@ static void rotate(bf16* x, const bf16* turn, int dim) {
 }
 
 struct Buffers {  // shared by the threads of a pass; rows in whole pairs of tiles
-    std::vector<bf16> stream, normed, qkv, mixed, gated;
+    Line<bf16> stream, normed, qkv, mixed, gated;
 };
 
 struct Runner {
@@ -87,7 +87,7 @@ struct Runner {
             narrow16(&b.qkv[row * n + 16 * j], sum);
         };
         const int blocks = n / COLUMNS;
-        product(b.normed.data(), width(layer), p.rows, layer.qkv, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        product(b.normed.data, width(layer), p.rows, layer.qkv, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
         barrier.wait();
     }
 
@@ -160,7 +160,7 @@ struct Runner {
                 const int q = r * group + i / p.dim;
                 const __m512 by = _mm512_set1_ps(1.0f / soft.sum[q]);
                 narrow16(&b.mixed[((span.begin + chunk + r) * p.heads + head * group) * p.dim + i],
-                         _mm512_mul_ps(_mm512_loadu_ps(&soft.out[r * group * p.dim + i]), by));
+                         _mm512_mul_ps(_mm512_load_ps(soft.row(q, i % p.dim)), by));
             }
     }
 
@@ -190,13 +190,13 @@ struct Runner {
         barrier.wait();
     }
 
-    void add_to_stream(const std::vector<bf16>& a, const Weight& w) {
+    void add_to_stream(const Line<bf16>& a, const Weight& w) {
         auto emit = [&](int row, int j, __m512 sum) {
             bf16* at = &b.stream[row * p.hidden + 16 * j];
             narrow16(at, _mm512_add_ps(sum, widen16(at)));
         };
         const int blocks = p.hidden / COLUMNS;
-        product(a.data(), w.depth, p.rows, w, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        product(a.data, w.depth, p.rows, w, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
         barrier.wait();
     }
 
@@ -208,21 +208,17 @@ struct Runner {
         alignas(64) float gates[2][2 * ROWS][COLUMNS];  // gate blocks wait here for their up blocks
         auto emit = [&](int row, int j, __m512 sum) {
             float* gate = gates[j / 2 % 2][row % (2 * ROWS)];
-            sum = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(sum)), 16));
+            sum = round16(sum);
             if (j % 2 == 0) return _mm512_store_ps(gate, sum);
-            const __m512 g = _mm512_load_ps(gate);
-            const __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), g));
-            __m512 silu = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-            silu = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(silu)), 16));
-            narrow16(&b.gated[row * p.inner + j / 2 * 16], _mm512_mul_ps(silu, sum));
+            narrow16(&b.gated[row * p.inner + j / 2 * 16], _mm512_mul_ps(round16(silu16(_mm512_load_ps(gate))), sum));
         };
         auto block = [&](int j) { return j / 2 + (j % 2) * blocks; };  // gate, up, gate, up, ..
-        product(b.normed.data(), p.hidden, p.rows, layer.gate_up, 2 * from(blocks), 2 * upto(blocks), block, room, emit);
+        product(b.normed.data, p.hidden, p.rows, layer.gate_up, 2 * from(blocks), 2 * upto(blocks), block, room, emit);
         barrier.wait();
     }
 
     void tap(int index) {
-        if (p.taps[index] && me == 0) std::memcpy(p.taps[index], b.stream.data(), size_t(p.rows) * p.hidden * 2);
+        if (p.taps[index] && me == 0) std::memcpy(p.taps[index], b.stream.data, size_t(p.rows) * p.hidden * 2);
     }
 
     void run() {
@@ -239,7 +235,7 @@ struct Runner {
             add_to_stream(b.gated, layer.down);
         }
         tap(p.last_layer);
-        if (me == 0) std::memcpy(p.output, b.stream.data(), size_t(p.rows) * p.hidden * 2);
+        if (me == 0) std::memcpy(p.output, b.stream.data, size_t(p.rows) * p.hidden * 2);
     }
 };
 
@@ -257,7 +253,7 @@ extern "C" void fd_layers(const Pass* pass) {
     const size_t qkv = (p.heads + 2 * p.kv_heads) * p.dim;
     for (auto [buffer, width] : {std::pair{&b.stream, size_t(p.hidden)}, {&b.normed, size_t(2 * p.hidden)}, {&b.qkv, qkv},
                                  {&b.mixed, size_t(p.heads * p.dim)}, {&b.gated, size_t(p.inner)}})
-        if (buffer->size() < rows * width) buffer->assign(rows * width, 0);
+        buffer->reserve(rows * width);
     for (int r = 0; r < p.rows; r++)
         std::memcpy(&b.stream[r * p.hidden], p.input + (paired ? 2 * r + 1 : r) * p.hidden, p.hidden * 2);
     Barrier barrier{p.threads};
@@ -272,11 +268,11 @@ extern "C" void fd_layers(const Pass* pass) {
 // x [rows, depth] times weight', plus bias: into bf16 or float32.
 extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const bf16* bias, void* to, int wide, int threads) {
     const Weight& w = *weight;
-    static thread_local std::vector<bf16> padded;
+    static thread_local Line<bf16> padded;
     const size_t whole = (rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
-    if (padded.size() < whole * w.depth) padded.assign(whole * w.depth, 0);
-    std::memcpy(padded.data(), x, size_t(rows) * w.depth * 2);
-    const bf16* a = padded.data();
+    padded.reserve(whole * w.depth);
+    std::memcpy(padded.data, x, size_t(rows) * w.depth * 2);
+    const bf16* a = padded.data;
     const int blocks = w.columns / COLUMNS;
     auto emit = [&](int row, int j, __m512 sum) {
         const long at = long(row) * w.columns + 16 * j;

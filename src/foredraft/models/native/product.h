@@ -1,7 +1,5 @@
 // Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers.
 #pragma once
-#include <vector>
-
 #include "tile.h"
 
 enum Format : int32_t { BF16 = 0, GRID8 = 1, GRID4 = 2 };
@@ -72,7 +70,7 @@ inline const bf16* tiles(const Weight& w, int block, int k, int count, bf16* roo
 struct alignas(64) Room {
     bf16 panel[4][PANEL * TILE];
     float sums[4][ROWS][COLUMNS];
-    std::vector<bf16> whole[2];  // column blocks that many rows want
+    Line<bf16> whole[2];  // column blocks that many rows want
 };
 
 template <int R, int N, class Emit> void emit_sums(int row, int rows, Room& room, Emit emit) {
@@ -119,9 +117,8 @@ void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int 
         } else {  // unpack once, not for every 32 rows
             const bf16* b[2];
             for (int n = 0; n < 2; n++) {
-                room.whole[n].resize(w.depth * COLUMNS + 32);
-                bf16* aligned = (bf16*)((uintptr_t(room.whole[n].data()) + 63) / 64 * 64);
-                b[n] = tiles(w, blocks[n], 0, w.depth / DEPTH, aligned);
+                room.whole[n].reserve(w.depth * COLUMNS);
+                b[n] = tiles(w, blocks[n], 0, w.depth / DEPTH, room.whole[n].data);
             }
             for (int row = 0; row < rows; row += 2 * ROWS)
                 rows - row > ROWS ? multiply<2>(a, lda, rows, b, w.depth, row, room, each)

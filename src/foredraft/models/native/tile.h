@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -31,9 +32,31 @@ inline __m512 widen16(const bf16* x) {
 }
 inline void narrow16(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
 
-// exp(x) for x <= 88, by 2^n times a polynomial in the rest; relative error about 2e-7.
+inline __m512 round16(__m512 x) {  // to bf16 and back
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
+}
+
+// Room that grows, begins at a cache line (tile loads that straddle two cost double), and is not cleared.
+template <class T> struct Line {
+    T* data = nullptr;
+    size_t size = 0;
+    Line() = default;
+    Line(const Line&) = delete;
+    ~Line() { std::free(data); }
+    void reserve(size_t count) {
+        if (count <= size) return;
+        std::free(data);
+        size = (count * sizeof(T) + 63) / 64 * 64 / sizeof(T);
+        data = static_cast<T*>(std::aligned_alloc(64, size * sizeof(T)));
+        std::memset(data, 0, size * sizeof(T));
+    }
+    T& operator[](size_t i) { return data[i]; }
+    const T& operator[](size_t i) const { return data[i]; }
+};
+
+// exp(x) for -87 <= x <= 87, by 2^n times a polynomial in the rest; relative error about 2e-7.
 inline __m512 exp16(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(87.0f));
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
@@ -41,6 +64,13 @@ inline __m512 exp16(__m512 x) {
     for (float c : {8.3333333e-3f, 4.1666667e-2f, 1.6666667e-1f, 0.5f, 1.0f, 1.0f})
         y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
     return _mm512_scalef_ps(y, n);
+}
+
+// x / (1 + exp(-x)); the reciprocal is refined once, to about 2e-7.
+inline __m512 silu16(__m512 x) {
+    const __m512 by = _mm512_add_ps(_mm512_set1_ps(1.0f), exp16(_mm512_sub_ps(_mm512_setzero_ps(), x)));
+    const __m512 rough = _mm512_rcp14_ps(by);
+    return _mm512_mul_ps(x, _mm512_mul_ps(rough, _mm512_fnmadd_ps(by, rough, _mm512_set1_ps(2.0f))));
 }
 
 // Where each thread waits for all. It yields after a while: a waiting thread must not starve a working one.
@@ -107,11 +137,13 @@ template <int R, int N> struct Tiles {
         }
     }
     static void store(float (*c)[ROWS][COLUMNS]) {
-        _tile_stored(0, c[0], 64); _tile_stored(1, c[1], 64); _tile_stored(2, c[2], 64); _tile_stored(3, c[3], 64);
+        _tile_stored(0, c[0], 64); _tile_stored(1, c[1], 64);
+        if constexpr (R * N == 4) { _tile_stored(2, c[2], 64); _tile_stored(3, c[3], 64); }
     }
-    static void load(float (*c)[ROWS][COLUMNS]) {
+    static void store_to(float* const* c) { _tile_stored(0, c[0], 64); _tile_stored(1, c[1], 64); }
+    static void load_from(float* const* c) {
         settle();
-        _tile_loadd(0, c[0], 64); _tile_loadd(1, c[1], 64); _tile_loadd(2, c[2], 64); _tile_loadd(3, c[3], 64);
+        _tile_loadd(0, c[0], 64); _tile_loadd(1, c[1], 64);
     }
 };
 #else
@@ -139,7 +171,12 @@ template <int R, int N> struct Tiles {
                     _mm512_storeu_ps(sums[r * N + n][i], sum);
                 }
     }
-    static void store(float (*c)[ROWS][COLUMNS]) { std::memcpy(c, sums, sizeof sums); }
-    static void load(float (*c)[ROWS][COLUMNS]) { std::memcpy(sums, c, sizeof sums); }
+    static void store(float (*c)[ROWS][COLUMNS]) { std::memcpy(c, sums, R * N * sizeof sums[0]); }
+    static void store_to(float* const* c) {
+        for (int i = 0; i < 2; i++) std::memcpy(c[i], sums[i], sizeof sums[i]);
+    }
+    static void load_from(float* const* c) {
+        for (int i = 0; i < 2; i++) std::memcpy(sums[i], c[i], sizeof sums[i]);
+    }
 };
 #endif
