@@ -34,6 +34,14 @@ def test_acceptance_is_what_was_set(tmp_path: Path, dtype: str) -> None:
     assert all(entry["ms"] > 0 for entry in document["passes"])
 
 
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_rounded_weights_repeat_themselves_too(tmp_path: Path, weights: str) -> None:
+    order = replace(SMALL, dtype="fp32", weights=weights, rates=(1.0,), rounds=1, out=tmp_path / "e")
+    document = run_engine(order)
+    assert document["rows"][-1]["tokens_per_step"] == pytest.approx(4.0, abs=0.1)
+    assert document["settings"]["weights"] == weights
+
+
 def test_batches_and_resuming(tmp_path: Path) -> None:
     order = replace(SMALL, batch_size=2, rates=(1.0,), rounds=1, out=tmp_path / "e")
     first = run_engine(order)["rows"]
@@ -43,7 +51,7 @@ def test_batches_and_resuming(tmp_path: Path) -> None:
 
 
 def test_wrong_orders_are_refused() -> None:
-    for change in ({"rates": (1.5,)}, {"lengths": (0,)}, {"context": 0}, {"shape": "llama-9b"}):
+    for change in ({"rates": (1.5,)}, {"lengths": (0,)}, {"context": 0}, {"shape": "llama-9b"}, {"weights": "int4"}):
         with pytest.raises(UsageError):
             replace(SMALL, **change)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="positions"):

@@ -8,7 +8,10 @@ import pytest
 
 from .kit import HF_CASES, LLAMA, QWEN3, Rig, hf_folder, hf_rig, loud_decoder, torch_rig
 
-TORCH = {"llama": (LLAMA, False), "llama padded": (LLAMA, True), "qwen3": (QWEN3, False), "qwen3 padded": (QWEN3, True)}
+WAYS = {"": (False, False), " padded": (True, False), " graphs": (True, True)}  # padded, recorded passes
+TORCH = {
+    name + way: (config, *kind) for name, config in (("llama", LLAMA), ("qwen3", QWEN3)) for way, kind in WAYS.items()
+}
 HF = [f"hf {case}" for case in HF_CASES]
 
 
@@ -16,8 +19,8 @@ HF = [f"hf {case}" for case in HF_CASES]
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     name = str(request.param)
     if name in TORCH:
-        config, padded = TORCH[name]
-        return torch_rig(loud_decoder(config), padded)
+        config, padded, graphs = TORCH[name]
+        return torch_rig(loud_decoder(config), padded, graphs)
     return hf_rig(hf_folder(name.removeprefix("hf "), tmp_path_factory.mktemp("model")))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from foredraft.core.tree import trees
 from foredraft.models import Decoder, ModelConfig, random_decoder, shape
 from foredraft.runtime import FINAL, Executor, Output, Rows, TorchExecutor
+from foredraft.runtime.graphs import GraphExecutor
 from foredraft.runtime.hf import HFExecutor
 
 VOCAB = 64
@@ -59,8 +60,10 @@ def loud_decoder(config: ModelConfig, seed: int = 0) -> Decoder:
     return decoder
 
 
-def torch_rig(decoder: Decoder, padded: bool = False) -> Rig:
+def torch_rig(decoder: Decoder, padded: bool = False, graphs: bool = False) -> Rig:
     def make(slots: int = 1, max_length: int | None = None) -> TorchExecutor:
+        if graphs:
+            return GraphExecutor(decoder, slots, max_length)
         return TorchExecutor(decoder, slots, max_length, padded=padded)
 
     @torch.no_grad()

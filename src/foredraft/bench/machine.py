@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..models.eight_bit import EightBitLinear
 from ..runtime import Executor, TorchExecutor
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
@@ -46,6 +47,9 @@ def weight_bytes(executor: Executor) -> int | None:
         return int(told)
     if not isinstance(executor, TorchExecutor):
         return None
+    small = [part for part in executor.decoder.modules() if isinstance(part, EightBitLinear)]
+    if small:
+        return sum(part.weight.numel() for part in small)
     config = executor.decoder.config
     looked_up = 0 if config.tied_head else config.vocab_size * config.hidden_size
     return (config.num_parameters - looked_up) * executor.dtype.itemsize

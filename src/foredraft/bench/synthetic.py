@@ -25,6 +25,8 @@ from ..draft.synthetic import SyntheticDrafter
 from ..engine import Engine, Method, Request
 from ..errors import UsageError
 from ..models import Decoder, pack, random_decoder, shape
+from ..models.eight_bit import DTYPES as EIGHT_BIT
+from ..models.eight_bit import eight_bit_decoder, rounded
 from ..provenance import provenance, write_json
 from ..recipes.loading import DTYPES, Place
 from ..runtime import Rows, executor_for
@@ -58,9 +60,12 @@ class EngineOrder:
     device: str = "auto"
     seed: int = 0
     out: Path | None = None
+    weights: str = "wide"  # or int8 or fp8, with a scale per output
 
     def __post_init__(self) -> None:
         shape(self.shape)
+        if self.weights != "wide" and self.weights not in EIGHT_BIT:
+            raise UsageError(f"--weights is wide, {' or '.join(EIGHT_BIT)}, not {self.weights!r}")
         if not all(0 <= rate <= 1 for rate in self.rates) or not all(1 <= n < WIDTHS[-1] for n in self.lengths):
             raise UsageError(f"--rate must lie in 0..1 and --length in 1..{WIDTHS[-1] - 1}")
         if min(self.context, self.max_new_tokens, self.batch_size, self.rounds) < 1:
@@ -84,8 +89,15 @@ class HostDrafter(SyntheticDrafter):
 
 def loud_decoder(order: EngineOrder) -> Decoder:
     """Random weights that repeat the last token by a wide margin."""
-    place = order.place
-    decoder = random_decoder(shape(order.shape), DTYPES[place.dtype_name()], place.torch_device(), order.seed)
+    place, config = order.place, shape(order.shape)
+    dtype, device = DTYPES[place.dtype_name()], place.torch_device()
+    if order.weights != "wide":
+        torch.manual_seed(order.seed)
+        decoder = eight_bit_decoder(config, order.weights, dtype, device)
+        decoder.embedding.mul_(LOUD)
+        setattr(decoder, "head", rounded(decoder.embedding, EIGHT_BIT[order.weights]))  # noqa: B010, a stand-in
+        return decoder
+    decoder = random_decoder(config, dtype, device, order.seed)
     decoder.embedding.mul_(LOUD)
     if not decoder.config.tied_head:
         decoder.head_weight.copy_(decoder.embedding)

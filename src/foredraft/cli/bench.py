@@ -151,6 +151,7 @@ def engine(
     rounds: Annotated[int, typer.Option(help="Times that everything is measured, in turns.")] = 5,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    weights: Annotated[str, typer.Option(help="wide, or rounded to int8 or fp8 with a scale per output.")] = "wide",
     seed: Seed = 0,
     out: Out = None,
     as_json: Json = False,
@@ -160,7 +161,7 @@ def engine(
 
     order = EngineOrder(
         shape, numbers(rate, float, "--rate"), numbers(length, int, "--length"), context, max_new_tokens, batch_size,
-        rounds, dtype, device, seed, out,
+        rounds, dtype, device, seed, out, weights,
     )  # fmt: skip
     with listening() as ears:
         document = run_engine(order, ears.progress)

@@ -60,7 +60,7 @@ class Pool:
     def within(self, budgets: Seq[Budget]) -> Tensor:
         """[B, n] values, missing where a node is deeper than its sequence may draft."""
         _, _, value, depth = self.columns()
-        allowed = torch.tensor([budget.depth for budget in budgets], device=self.device)[:, None]
+        allowed = column([budget.depth for budget in budgets], self.device)
         return torch.where(depth <= allowed, value, -torch.inf)
 
     def pick(self, value: Tensor, most: int, kind: Kind, branching: int) -> DraftBatch:
@@ -106,7 +106,14 @@ class Pool:
 
 def most_nodes(nodes: int, budgets: Seq[Budget], device: torch.device) -> Tensor:
     """[B, 1] nodes that each sequence may have."""
-    return torch.tensor([[max(0, min(nodes, budget.nodes))] for budget in budgets], device=device)
+    return column([max(0, min(nodes, budget.nodes)) for budget in budgets], device)
+
+
+def column(values: Seq[int], device: torch.device) -> Tensor:
+    """[B, 1] from the host; equal values need no copy, which a device would wait for."""
+    if len(set(values)) == 1:
+        return torch.full((len(values), 1), values[0], device=device)
+    return torch.tensor(values, device=device)[:, None]
 
 
 def falling_ranks(value: Tensor) -> Tensor:

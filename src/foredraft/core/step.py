@@ -61,7 +61,8 @@ class Step:
         """
         logits = self.logits.to(torch.float32)
         values, ids = largest(logits, min(k, logits.shape[1]))
-        values = (values - torch.logsumexp(logits, dim=1, keepdim=True)).clamp(min=IMPOSSIBLE)
+        values = values - torch.logsumexp(logits, dim=1, keepdim=True)
+        values = torch.nan_to_num(values, nan=IMPOSSIBLE).clamp(min=IMPOSSIBLE)  # a broken drafter guesses too
         return values[self.rows], self.target_ids(ids)[self.rows]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,9 +110,18 @@ def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:
     """The same drafts on another device; laws stay where they are and are brought over row by row when visited."""
     if drafts.token.device == device:
         return drafts
-    columns = {name: column.to(device) for name in _BATCHED if (column := getattr(drafts, name)) is not None}
+    columns = {name: column for name in _BATCHED if (column := getattr(drafts, name)) is not None}
+    numbers = [name for name, column in columns.items() if column.dtype == torch.int64 and column.dim() == 2]
+    # Whole numbers travel together, and nobody waits for them: every copy by itself would stop a GPU's work.
+    length = drafts.length[:, None].to(torch.int64)
+    block = torch.cat([columns.pop(name) for name in numbers] + [length], dim=1)
+    if device.type == "cuda" and block.device.type == "cpu":
+        block = block.pin_memory()
+    parts = torch.split(block.to(device, non_blocking=True), [drafts.width] * len(numbers) + [1], dim=1)
+    moved: dict[str, Any] = {name: column.to(device) for name, column in columns.items()}
+    moved |= zip(numbers, parts[:-1], strict=True)
     laws = None if drafts.laws is None else LawsElsewhere(drafts.laws, drafts.token.device, device)
-    return replace(drafts, **columns, length=drafts.length.to(device), laws=laws)
+    return replace(drafts, **moved, length=parts[-1][:, 0], laws=laws)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,15 @@ from ..core.dice import Dice
 from ..core.sampling import ParamBlock
 from ..core.shape import Frontier, Shape, Step, Vocabulary
 from ..models.heads import FeatureHead
-from ..runtime import Output, Rows, TorchExecutor, executor_for
+from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
+from ..runtime.graphs import GraphExecutor
+from ..runtime.inside import Inside
+from ..runtime.recorder import Recorder
 from ..types import DraftBatch, Sequence
 from ..types.drafts import empty_drafts
 from .base import Round
 from .model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
+from .recorded import can_record, record_round, sure_block
 
 
 class FeatureDrafter(ModelDrafter):
@@ -51,6 +55,10 @@ class FeatureDrafter(ModelDrafter):
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
         if not all(s.id in self._features for s in sequences):  # a prompt of one token has no state yet
             return empty_drafts(len(sequences), self.executor.device)
+        if can_record(self.executor, self.shape, sequences):
+            made = self._recorded(sequences)
+            if made is not None:
+                return made
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
@@ -62,13 +70,52 @@ class FeatureDrafter(ModelDrafter):
             self._features |= {s.id: kept[-1:] for s, kept in zip(sequences, features, strict=True)}
         return drafts
 
+    def _recorded(self, sequences: Seq[Sequence]) -> DraftBatch | None:
+        """The whole round as one recorded function; None where it must go step by step."""
+        executor, slots = self.executor, [self._slots[s.id] for s in sequences]
+        assert isinstance(executor, GraphExecutor)
+        kept = [self._features[s.id] for s in sequences]
+        features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
+
+        def make(inside: Inside, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
+            block = sure_block(len(slots), inside.device)
+            stepper = InsideStepper(self.head, inside, slots, sequences, block, self.shape)  # type: ignore[arg-type]
+            stepper.vocabulary, stepper.given, stepper.counts = self._vocabulary, tokens, counts
+            assert given is not None
+            stepper.states = given
+            return stepper
+
+        made = record_round(executor, self.shape, slots, unread, make, id(self), features)
+        if made is None:
+            return None
+        self._features |= {s.id: line[-1:] for s, line in zip(sequences, kept, strict=True)}
+        return made.drafts
+
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
-        rows, counts = accepted_rows(round)
-        features = self.head.feature([round.out.hidden[tap][rows] for tap in self.head.taps])
-        for sequence, new in zip(round.sequences, torch.split(features, counts), strict=True):
+        if round.out.lasting and isinstance(self.executor, GraphExecutor):
+            padded = self._recorded_features(self.executor.recorder, round)
+            news = [padded[b, : n + 1] for b, n in enumerate(round.accepted)]
+        else:
+            rows, counts = accepted_rows(round)
+            features = self.head.feature([round.out.hidden[tap][rows] for tap in self.head.taps])
+            news = list(torch.split(features, counts))
+        for sequence, new in zip(round.sequences, news, strict=True):
             self._keep(sequence.id, new)
+
+    def _recorded_features(self, recorder: Recorder, round: Round) -> Tensor:
+        """[B, D + 1, d] features along the accepted paths, padded; for outputs that stay where they are."""
+        path, index = round.verdict.path, round.out.index
+        states = [round.out.hidden[tap] for tap in self.head.taps]
+
+        def body() -> Tensor:
+            rows = torch.cat((torch.zeros_like(index[:, :1]), path.clamp(min=-1) + 1), dim=1)
+            packed = index.gather(1, rows)
+            return self.head.feature([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
+
+        key = ("features", id(self), *(x.data_ptr() for x in (path, index, *states)))
+        return recorder.run(key, body, (), after=1)
 
     def _keep(self, sequence: int, new: Tensor) -> None:
         old = self._features.get(sequence)
@@ -119,16 +166,7 @@ class FeatureStepper(ModelStepper):
         return self._step(out, out.index)
 
     def _unread(self) -> tuple[list[Tensor], list[list[int]]]:
-        """Features of slots that the K/V lacks, and the token that goes with each; always at least the newest."""
-        features, tokens, known = [], [], []
-        for slot, text, kept in zip(self.slots, self.tokens, self.features, strict=True):
-            first = len(text) - 1 - len(kept)  # the slot of kept[0]; slot t goes with token t + 1
-            have = max(first, min(self.executor.length(slot), len(text) - 2))
-            features.append(kept[have - first :])
-            tokens.append(text[have + 1 :])
-            known.append(have)
-        self.executor.rollback(self.slots, known)
-        return features, tokens
+        return unread_slots(self.executor, self.slots, self.tokens, self.features)
 
     def _settle(self, who: list[int], features: list[Tensor], tokens: list[list[int]]) -> Output:
         """Read slots of verified text for good."""
@@ -138,6 +176,37 @@ class FeatureStepper(ModelStepper):
         out = self.executor.forward_embeds(rows, joined, self._taps)
         self.executor.commit(slots, [len(run) for run in tokens])
         return out
+
+
+class InsideStepper(FeatureStepper):
+    """The same inside a recorded round: what is new is read from the device."""
+
+    executor: Inside  # type: ignore[assignment]
+    given: Tensor  # [B, W] tokens
+    counts: Tensor  # [B]
+    states: Tensor  # [B, W, d] features that go with them
+
+    def root(self) -> Step:
+        embeds = self.head.embed(self.given.flatten())
+        joined = self.head.join(embeds, self.states.flatten(0, 1)).view(*self.given.shape, -1)
+        out = self.executor.read(joined, self.counts, self._taps)
+        self._back[:, 0] = self.head.back(out.hidden[self._taps[0]])
+        return self._step(out, out.index)
+
+
+def unread_slots(
+    executor: Executor, slots: Seq[int], texts: Seq[list[int]], features: Seq[Tensor]
+) -> tuple[list[Tensor], list[list[int]]]:
+    """Features of slots that the K/V lacks, and the token that goes with each; always at least the newest."""
+    missing, tokens, known = [], [], []
+    for slot, text, kept in zip(slots, texts, features, strict=True):
+        first = len(text) - 1 - len(kept)  # the slot of kept[0]; slot t goes with token t + 1
+        have = max(first, min(executor.length(slot), len(text) - 2))
+        missing.append(kept[have - first :])
+        tokens.append(text[have + 1 :])
+        known.append(have)
+    executor.rollback(slots, known)
+    return missing, tokens
 
 
 def accepted_rows(round: Round) -> tuple[Tensor, list[int]]:

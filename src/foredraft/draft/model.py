@@ -13,8 +13,11 @@ from ..core.sampling import ParamBlock
 from ..core.shape import Chain, Frontier, Shape, Step, Vocabulary
 from ..errors import ForedraftError, UsageError
 from ..runtime import FINAL, Executor, Output, Rows
+from ..runtime.graphs import GraphExecutor
+from ..runtime.inside import Inside
 from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
 from .base import QuietDrafter, Round
+from .recorded import can_record, record_round, sure_block
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -48,6 +51,7 @@ class ModelDrafter(QuietDrafter):
         self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's store
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
+        self._rows: dict[int, int] = {}  # sequence id -> scratch rows
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -75,11 +79,16 @@ class ModelDrafter(QuietDrafter):
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             self._read.pop(sequence.id, None)
+            self._rows.pop(sequence.id, None)
             slot = self._slots.pop(sequence.id, None)
             if slot is not None:
                 self._free.append(slot)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        if can_record(self.executor, self.shape, sequences):
+            drafts = self._recorded(sequences)
+            if drafts is not None:
+                return drafts
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
@@ -87,7 +96,30 @@ class ModelDrafter(QuietDrafter):
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice.to(self.executor.device))
         self._read |= {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
+        self._rows |= {s.id: stepper.rows for s in sequences}
         return drafts
+
+    def _recorded(self, sequences: Seq[Sequence]) -> DraftBatch | None:
+        """The whole round as one recorded function; None where it must go step by step."""
+        executor, slots = self.executor, [self._slots[s.id] for s in sequences]
+        assert isinstance(executor, GraphExecutor)
+        known = [min(executor.length(slot), len(s.tokens) - 1) for slot, s in zip(slots, sequences, strict=True)]
+        executor.rollback(slots, known)
+        unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
+
+        def make(inside: Inside, tokens: Tensor, counts: Tensor, features: Tensor | None) -> ModelStepper:
+            block = sure_block(len(slots), inside.device)
+            stepper = InsideStepper(inside, slots, sequences, block, self.shape)  # type: ignore[arg-type]
+            stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
+            stepper.given, stepper.counts = tokens, counts
+            return stepper
+
+        made = record_round(executor, self.shape, slots, unread, make, id(self))
+        if made is None:
+            return None
+        self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
+        self._rows |= {s.id: made.rows for s in sequences}
+        return made.drafts
 
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
@@ -95,6 +127,12 @@ class ModelDrafter(QuietDrafter):
         if not who:
             return
         slots = [self._slots[round.sequences[b].id] for b in who]
+        if self.topology is Topology.CHAIN and round.drafts.source is None:  # the host knows it all
+            held = [self._rows.pop(round.sequences[b].id) for b in who]
+            self.executor.commit(slots, [min(round.accepted[b], n) for b, n in zip(who, held, strict=True)])
+            for b in who:
+                del self._read[round.sequences[b].id]
+            return
         row_of = torch.stack([self._read.pop(round.sequences[b].id) for b in who])  # [b, reads]
         path = round.verdict.path[who].to(self.executor.device)
         if round.drafts.source is not None:
@@ -136,7 +174,7 @@ class ModelStepper:
         self.tokens = [s.tokens for s in sequences]
         self.batch, self.ids, self.device = len(slots), tuple(s.id for s in sequences), executor.device
         self.row_of = torch.full((self.batch, max(shape.numbered, 1)), -1, dtype=torch.int64, device=self.device)
-        self._rows = 0  # scratch rows so far, the same for every sequence
+        self.rows = 0  # scratch rows so far, the same for every sequence
         self._chain = shape.topology is Topology.CHAIN
 
     def root(self) -> Step:
@@ -161,9 +199,9 @@ class ModelStepper:
         """The next scratch rows, for the nodes of a frontier."""
         batch, width = frontier.token.shape
         above = torch.where(frontier.parent >= 0, self.row_of.gather(1, frontier.parent.clamp(min=0)), -1)
-        new = torch.arange(self._rows, self._rows + width, device=self.device).expand(batch, width)
+        new = torch.arange(self.rows, self.rows + width, device=self.device).expand(batch, width)
         self.row_of.scatter_(1, frontier.node, new)
-        self._rows += width
+        self.rows += width
         return Rows(
             slots=tuple(self.slots),
             counts=(width,) * batch,
@@ -175,3 +213,15 @@ class ModelStepper:
     def _step(self, out: Output, rows: Tensor) -> Step:
         logits = out.logits if self.vocab_size is None else out.logits[:, : self.vocab_size]
         return Step(logits, rows, self.block, out.hidden[FINAL], self.vocabulary)
+
+
+class InsideStepper(ModelStepper):
+    """The same inside a recorded round: what is new is read from the device."""
+
+    executor: Inside  # type: ignore[assignment]
+    given: Tensor  # [B, W] tokens
+    counts: Tensor  # [B]
+
+    def root(self) -> Step:
+        out = self.executor.read(self.given, self.counts)
+        return self._step(out, out.index)

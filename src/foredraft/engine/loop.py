@@ -17,6 +17,7 @@ from ..core.soft import soften
 from ..core.surgery import move, part
 from ..draft import Drafter, Round
 from ..runtime import Executor, Output, Rows
+from ..runtime.ground import upload
 from ..types import Event, Sequence
 from ..types.drafts import empty_drafts
 from .admission import check_request
@@ -25,6 +26,7 @@ from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
+from .swift import take_swiftly
 from .turn import Turn
 
 DiceMaker = Callable[[Seq[Sequence]], Dice]
@@ -114,6 +116,9 @@ class Engine:
         # What a step that failed half-way has left behind must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
         for turn in turns:
+            take_swiftly(self.executor, turn)  # pass and verdict at once, where that can be
+        turns = [turn for turn in turns if turn.summary is None]
+        for turn in turns:
             root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
             rows.append(Rows.trees([s.slot for s in turn.sequences], root, turn.drafts))
         begun = [(turn, row) for turn, row in zip(turns, rows, strict=True) if turn.drafts.started is not None]
@@ -132,6 +137,9 @@ class Engine:
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:
             rule = turn.method.rule
+            if turn.summary is not None:
+                turn.read_back()
+                continue
             check_pair(rule, turn.drafts.kinds, turn.drafts.topology)  # a scheduler may have changed the kind
             hidden = turn.out.states(rule.tap) if rule.needs_hidden else None
             soft = soften(turn.rows) if rule.needs_soft else None
@@ -145,7 +153,7 @@ class Engine:
     def commit(self, turns: list[Turn]) -> None:
         for turn in turns:
             keep = None
-            if turn.drafts.branching > 1:  # scratch row 0 is the root, node i lies in row i + 1
+            if turn.drafts.branching > 1 and not turn.moved:  # scratch row 0 is the root, node i lies in row i + 1
                 keep = torch.cat((torch.zeros_like(turn.verdict.path[:, :1]), turn.verdict.path + 1), dim=1)
             self.executor.commit([s.slot for s in turn.sequences], [len(v.path) + 1 for v in turn.decided], keep)
         self._clock.lap("host", _requests(turns))
@@ -190,7 +198,7 @@ class Engine:
 
     def _keyed_dice(self, sequences: Seq[Sequence]) -> KeyedDice:
         keys = [[s.seed for s in sequences], [s.round for s in sequences], [len(s.tokens) - 1 for s in sequences]]
-        return KeyedDice(*torch.tensor(keys, dtype=torch.int64, device=self.executor.device))
+        return KeyedDice(*upload(keys, self.executor.device))
 
 
 def _resume(executor: Executor, rows: Rows, turn: Turn) -> Output:

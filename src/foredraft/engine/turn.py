@@ -13,6 +13,7 @@ from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
 from .method import Method
 from .request import Request
 from .sampler import logprobs_of
+from .summary import Summary, summarise
 from .trace import trace_step
 
 DAMAGED = "the model produced NaN or allowed no token at all; its weights or the grammar may be damaged"
@@ -29,30 +30,36 @@ class Turn:
     out: Output = field(init=False)
     rows: LogitLaws = field(init=False)
     verdict: Verdict = field(init=False)
-    decided: list[TreeVerdict] = field(init=False)  # the verdict on the host
-    bad: list[list[bool]] = field(init=False)  # rows whose law was no law
+    summary: Tensor | None = field(init=False, default=None)  # what the host must know, where it is made already
+    told: list[Summary] = field(init=False)  # the same on the host
+    moved: bool = False  # whether the K/V of accepted paths lies at the front of the scratch rows already
 
     @property
     def sequences(self) -> list[Sequence]:
         return [request.sequence for request in self.requests]
 
+    @property
+    def decided(self) -> list[TreeVerdict]:
+        """The verdict on the host."""
+        return [told.verdict for told in self.told]
+
     def read_back(self) -> None:
-        self.decided = [self.verdict.row(b) for b in range(len(self.requests))]
-        self.bad = self.rows.bad.tolist()
+        """The one small copy to the host."""
+        if self.summary is None:
+            self.summary = summarise(self.drafts, self.verdict, self.rows.bad)
+        levels = self.verdict.path.shape[1]
+        self.told = [Summary.read(line, levels) for line in self.summary.tolist()]
 
     def advance(self, b: int, max_length: int) -> Event:
         """Hand one request its tokens."""
-        request, verdict = self.requests[b], self.decided[b]
+        request, told = self.requests[b], self.told[b]
+        tokens, verdict = told.tokens, told.verdict
         visited = [0, *(node + 1 for node in verdict.path)]  # rows on the accepted path; others may be void
-        if any(self.bad[b][row] for row in visited):
+        if any(told.bad[row] for row in visited):
             request.error, request.finish_reason = DAMAGED, "error"
             return Event(request.id, [], [], None, "error")
-        drafted = self.drafts.lengths()[b]
-        line = self.drafts.token[b, :drafted].tolist()
-        tokens = [line[node] for node in verdict.path] + [verdict.token]
         taken = request.take(tokens, verdict, max_length)
-        depth = int(self.drafts.depth[b, :drafted].max()) if drafted else 0
-        request.count(depth, min(len(verdict.path), taken), drafted, taken)
+        request.count(told.depth, min(len(verdict.path), taken), told.drafted, taken)
         logprobs = self._logprobs(b, tokens[:taken])
         trace = self._trace(b, tokens[:taken]) if request.trace else None
         return Event(request.id, tokens[:taken], verdict.reasons[:taken], logprobs, request.finish_reason, trace)

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from .activation import gated
+from .attend import AttendHeads
 from .config import ModelConfig
 from .linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
 from .rope import rotate, rotation_table
@@ -55,6 +57,9 @@ class Layer(nn.Module):
         qk, v = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = self._norm_heads(qk, self.q_norm, self.k_norm)
+        if isinstance(attend, AttendHeads):
+            heads = heads if self.q_norm is None else torch.cat((qk, v), dim=1)
+            return self.out.add_to(x, attend.from_heads(index, heads))
         q, k = rotate(qk, cos, sin).split_with_sizes((self.heads, self.kv_heads), dim=1)
         return self.out.add_to(x, attend(index, q, k, v))
 
@@ -69,8 +74,7 @@ class Layer(nn.Module):
     def gated(self, x: Tensor) -> Tensor:
         """The inner activations of the MLP."""
         h = F.rms_norm(x, self.mlp_norm.shape, self.mlp_norm, self.eps)
-        gate, up = self.gate_up(h).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return gated(self.gate_up(h))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
         return self.mlp(self.attention(x, cos, sin, attend, index))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..models.decoder import Decoder
+from .graphs import GraphExecutor
+from .kernels import can_attend
 from .native_executor import NativeExecutor, runs_native
 from .torch_executor import TorchExecutor
 
@@ -13,4 +15,6 @@ def executor_for(
     """An executor for our own decoder, for targets and drafters alike."""
     if runs_native(decoder):
         return NativeExecutor(decoder, max_slots, max_length, max_scratch)
+    if decoder.device.type == "cuda" and can_attend(decoder.config.head_dim):
+        return GraphExecutor(decoder, max_slots, max_length, max_scratch)
     return TorchExecutor(decoder, max_slots, max_length, max_scratch)

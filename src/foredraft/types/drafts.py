@@ -196,6 +196,9 @@ def chain_batch(
     """Chains that already lie in a padded block [B, N]."""
     batch, width = token.shape
     column = torch.arange(width, device=token.device).expand(batch, width)
-    length = torch.tensor(lengths, dtype=torch.int64, device=token.device)
+    if len(set(lengths)) == 1:  # without a copy from the host, which a device would wait for
+        length = torch.full((batch,), lengths[0], dtype=torch.int64, device=token.device)
+    else:
+        length = torch.tensor(lengths, dtype=torch.int64, device=token.device)
     zeros = torch.zeros_like(token)
     return DraftBatch(token, column - 1, column + 1, zeros, length, kind, levels=width, laws=laws, lengths_host=lengths)

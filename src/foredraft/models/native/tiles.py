@@ -73,7 +73,9 @@ class Tiles:
 
     def _scales(self) -> Tensor:
         """[kinds, columns, k-blocks]."""
-        return self.scales.permute(2, 0, 3, 1).reshape(-1 if self.scales.numel() else 0, self.columns, self.depth // DEPTH)
+        return self.scales.permute(2, 0, 3, 1).reshape(
+            -1 if self.scales.numel() else 0, self.columns, self.depth // DEPTH
+        )
 
 
 def fits(weight: Tensor) -> bool:

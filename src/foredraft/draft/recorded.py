@@ -1,0 +1,119 @@
+"""A whole round of a draft model or a head as one recorded function: reading what is new, every level, every choice.
+
+For shapes whose course does not depend on what is drafted and that roll no dice, where every sequence may draft all of
+it. The drafts are those of the steps one by one; a round then costs the host an upload and a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..core.dice import KeyedDice
+from ..core.sampling import ParamBlock
+from ..core.shape import Chain, Shape
+from ..core.step import Stepper
+from ..core.value_tree import ValueTree
+from ..runtime.graphs import GraphExecutor
+from ..runtime.ground import pinned
+from ..runtime.inside import Inside
+from ..types import Budget, DraftBatch, Sequence
+
+READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads
+MOST = 64  # sequences of a recorded round
+AFTER = 1  # rounds before one is recorded
+
+# Makes the stepper of a round: (executor, tokens [B, W], counts [B], features [B, W, d] or None).
+MakeStepper = Callable[[Inside, Tensor, Tensor, Tensor | None], "RowStepper"]
+
+
+class RowStepper(Stepper, Protocol):
+    """A stepper that knows the scratch row of each node."""
+
+    row_of: Tensor  # [B, reads]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recorded round hands back."""
+
+    drafts: DraftBatch
+    row_of: Tensor  # [B, numbered] scratch row of each node, -1 = not read
+    rows: int  # scratch rows of every sequence
+
+
+def can_record(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool:
+    """Whether a round of these sequences may be recorded."""
+    if not isinstance(executor, GraphExecutor) or len(sequences) > MOST:
+        return False
+    if type(shape) is Chain:
+        sure = shape.stop is None and all(s.params.temperature == 0 for s in sequences)
+    else:  # a tree has all its nodes where the vocabulary has enough tokens
+        sure = type(shape) is ValueTree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
+    return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)
+
+
+def record_round(
+    executor: GraphExecutor,
+    shape: Shape,
+    slots: Seq[int],
+    unread: Seq[Seq[int]],
+    make: MakeStepper,
+    owner: Hashable,
+    features: Seq[Tensor] | None = None,
+) -> Recorded | None:
+    """A round, valid until the next one; None where too much is unread.
+
+    The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens.
+    """
+    most, batch = max(map(len, unread)), len(slots)
+    width = next((size for size in READS if size >= most), 0)
+    counts = [len(run) for run in unread]
+    lengths = [executor.length(slot) for slot in slots]
+    if not width or max(n + c for n, c in zip(lengths, counts, strict=True)) > executor.max_length:
+        return None
+
+    def body(table: Tensor, features: Tensor | None = None) -> Recorded:
+        slot, length, count = table[:3].unbind(0)
+        inside = Inside(executor, slot, length)
+        given = table[3:].T if features is None else table[3:].T[:, : features.shape[1]]
+        stepper = make(inside, given.contiguous(), count, features)
+        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_dice(count))
+        return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), stepper.row_of, inside.first)
+
+    tokens = [[run[min(i, len(run) - 1)] for run in unread] for i in range(width)]
+    inputs = [pinned([slots, lengths, counts, *tokens], executor.device)]
+    rooms: list[Seq[int]] = [inputs[0].shape]
+    if features is not None:
+        inputs.append(_padded(features))
+        rooms.append((batch, width, inputs[1].shape[2]))
+    key = ("draft", owner, shape, batch, width)
+    made = executor.recorder.run(key, body, inputs, rooms, AFTER)
+    executor.settle(slots, [n + c for n, c in zip(lengths, counts, strict=True)], made.rows)
+    return made
+
+
+def sure_block(batch: int, device: torch.device) -> ParamBlock:
+    """The options of sequences that draft their likeliest tokens, made on the device."""
+    ones = torch.ones(batch, device=device)
+    return ParamBlock(ones, ones > 0, True, True, None, None, None, None, None, None, None)
+
+
+def _no_dice(count: Tensor) -> KeyedDice:
+    """Nobody rolls them: the likeliest token needs no chance."""
+    return KeyedDice(count, count, count)
+
+
+def _deepest(shape: Shape) -> int:
+    return shape.depth if isinstance(shape, ValueTree) else shape.nodes
+
+
+def _padded(features: Seq[Tensor]) -> Tensor:
+    """[B, most, d]; what stands behind a sequence's own is not read for good."""
+    return features[0][None] if len(features) == 1 else pad_sequence(list(features), batch_first=True)

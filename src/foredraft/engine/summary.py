@@ -1,0 +1,40 @@
+"""What the host must know of a round, in one small block: the copy that every round makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..types import DraftBatch, Reason, TreeVerdict, Verdict
+
+
+def summarise(drafts: DraftBatch, verdict: Verdict, bad: Tensor) -> Tensor:
+    """[B, 4 + 3 D + 1 + N + 1] int64 on the device; `Summary.read` takes it apart."""
+    tokens = verdict.path
+    deepest = drafts.length
+    if drafts.width:
+        tokens = drafts.token.gather(1, verdict.path.clamp(min=0))
+        deepest = (drafts.depth * drafts.used()).amax(dim=1)
+    scalars = torch.stack((verdict.accepted, verdict.token, drafts.length, deepest), dim=1)
+    return torch.cat((scalars, verdict.path, tokens, verdict.reason, bad.to(torch.int64)), dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One sequence's round."""
+
+    verdict: TreeVerdict
+    tokens: list[int]  # those of the path, and the one behind it
+    drafted: int
+    depth: int  # of the deepest draft
+    bad: list[bool]  # rows whose law was no law
+
+    @classmethod
+    def read(cls, line: list[int], levels: int) -> Summary:
+        accepted, token, drafted, depth = line[:4]
+        path, tokens = line[4 : 4 + accepted], line[4 + levels : 4 + levels + accepted]
+        reasons = line[4 + 2 * levels : 5 + 2 * levels + accepted]
+        bad = [bool(x) for x in line[5 + 3 * levels :]]
+        return cls(TreeVerdict(path, token, [Reason(r) for r in reasons]), [*tokens, token], drafted, depth, bad)

@@ -1,0 +1,173 @@
+"""The executor on CUDA at its quickest: every pass is recorded and replayed with new numbers in its inputs.
+
+A pass is recorded for a bucket of (sequences, new rows, taps ..), when it is first needed. Its inputs are tokens or
+embeddings, depths, parents, and a small book of slots, lengths and scratch rows; everything else, the tree's mask
+included, is worked out on the device. So a pass costs the host a handful of calls, whatever the model's depth.
+Without CUDA the same passes run step by step on the kernels' twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.attend import AttendHeads
+from ..models.decoder import Decoder
+from .base import FINAL, Output, Placement, Rows
+from .ground import Book, Ground, Limits, survey, table_of, upload
+from .kernels import move_rows, rotate_and_store, tree_attention
+from .recorder import Recorder
+from .store import KVStore
+from .torch_executor import TorchExecutor
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_ROWS = 2048  # of a pass that is recorded; larger ones hide their launches anyway
+
+
+class TreeAttention(AttendHeads):
+    """Attention of new rows over the store, by kernels."""
+
+    def __init__(self, store: KVStore, rotations: Tensor, ground: Ground) -> None:
+        self.store, self.rotations, self.ground = store, rotations, ground
+
+    def from_heads(self, layer: int, heads: Tensor) -> Tensor:
+        return self._attend(layer, heads, self.rotations)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attend(layer, torch.cat((q, k, v), dim=1), None)
+
+    def _attend(self, layer: int, heads: Tensor, rotations: Tensor | None) -> Tensor:
+        keys, values = self.store.layer(layer)
+        query = rotate_and_store(heads, rotations, self.ground, keys, values)
+        return tree_attention(query, self.ground, keys, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What a pass is recorded for."""
+
+    batch: int
+    width: int
+    chain: bool
+    embeds: bool
+    taps: tuple[int, ...]
+
+
+class GraphExecutor(TorchExecutor):
+    """A decoder with its K/V store, whose passes are recorded on CUDA."""
+
+    def __init__(
+        self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
+    ) -> None:
+        super().__init__(decoder, max_slots, max_length, max_scratch, padded=True)
+        self.name = self.name.replace("torch-", "graphs-", 1)
+        # Which scratch rows a scratch row sees: itself and its ancestors. One slot more takes what padding writes.
+        shape = (max_slots + 1, self.max_scratch, self.max_scratch)
+        self.seen = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        self.limits = Limits(self.store.capacity, decoder.config.max_position)
+        self.recorder = Recorder(self.device)
+        self._cells = torch.arange(MOST_ROWS, device=self.device)
+
+    @torch.no_grad()
+    def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
+        return self._pass(rows, rows.token, taps) if logits else super().forward(rows, taps, logits)
+
+    @torch.no_grad()
+    def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
+        return self._pass(rows, embeds, taps) if logits else super().forward_embeds(rows, embeds, taps, logits)
+
+    def _pass(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
+        """A recorded pass; given are [T] tokens or [T, channels] embeddings."""
+        batch, width = fitting(len(rows.slots), BATCHES), fitting(max(rows.counts), WIDTHS)
+        if batch * width > MOST_ROWS:
+            return self.resume(rows, self.decoder.embed(given) if given.dim() == 1 else given, 0, taps)
+        inner = tuple(sorted(tap for tap in taps if tap != FINAL))
+        bucket = Bucket(batch, width, rows.parent is None, given.dim() == 2, inner)
+        links = torch.stack((rows.depth, rows.depth if rows.parent is None else rows.parent))
+        first = self.store.reserve(rows.slots, rows.counts)
+        table = table_of(self._columns(rows, first), batch, self.device)
+        most = batch * width
+
+        def body(table: Tensor, links: Tensor, given: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+            return self.run_cells(Book.of(table), width, given, links[0], None if bucket.chain else links[1], inner)
+
+        rooms = [(5, batch), (2, most), (most, *given.shape[1:])]
+        scores, hidden = self.recorder.run(bucket, body, (table, links, given), rooms, shared=True)
+        pick, index = self._packed(rows, width)  # the next replay overwrites this answer, so rows are copied out of it
+        return Output(pick(scores), {tap: pick(states) for tap, states in hidden.items()}, index)
+
+    def _packed(self, rows: Rows, width: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """How rows are taken out of cells, and the index of the output."""
+        batch, total = len(rows.slots), sum(rows.counts)
+        if min(rows.counts) == width:
+            return lambda cells: cells[:total].clone(), self._cells[:total].view(batch, width)
+        begins, most = self._columns(rows, rows.counts)[-1], max(rows.counts)
+        cell = [b * width + n for b, count in enumerate(rows.counts) for n in range(count)]
+        index = [
+            at + (n if n < count else 0) for at, count in zip(begins, rows.counts, strict=True) for n in range(most)
+        ]
+        both = upload([[*cell, *index]], self.device)[0]
+        return lambda cells: cells[both[:total]], both[total:].view(batch, most)
+
+    def run_cells(
+        self, book: Book, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, taps: Collection[int],
+        last: bool = False,
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        """A pass over rows that are spread out to `width` cells a sequence: logits and states of every cell.
+
+        The rows come packed, as the book says; padding repeats some row. Pure device work that changes no host record.
+        last: logits and states of each sequence's last row only.
+        """
+        batch, device = len(book.slot), book.slot.device
+        column = torch.arange(width, device=device)
+        cell = (book.begin[:, None] + torch.minimum(column, (book.count - 1)[:, None])).clamp(0, len(depth) - 1)
+        cell = cell.flatten()
+        spread = Book(book.slot, book.length, book.first, book.count, torch.arange(batch, device=device) * width)
+        links = None if parent is None else parent[cell]
+        ground = survey(spread, depth[cell], links, width, self.seen, self.limits)
+        stream = self.decoder.embed(given[cell]) if given.dim() == 1 else given[cell]
+        attend = TreeAttention(self.store, self.decoder.rotations, ground)
+        stream, hidden = self.decoder.run(stream, ground.position, attend, None, taps)
+        if last:
+            row = spread.begin + (book.count - 1).clamp(min=0)
+            stream, hidden = stream[row], {tap: states[row] for tap, states in hidden.items()}
+        hidden[FINAL] = self.decoder.finish(stream)
+        return self.decoder.logits(hidden[FINAL]), hidden
+
+    def place(self, rows: Rows) -> Placement:
+        first = self.store.reserve(rows.slots, rows.counts)
+        table = table_of(self._columns(rows, first), len(rows.slots), self.device)
+        book = Book.of(table.to(self.device, non_blocking=True))
+        ground = survey(book, rows.depth, rows.parent, max(rows.counts), self.seen, self.limits)
+        return Placement(rows, ground.position, first, TreeAttention(self.store, self.decoder.rotations, ground))
+
+    def settle(self, slots: Sequence[int], lengths: Sequence[int], scratch: int) -> None:
+        """Enter into the books what a recorded function has done: texts of these lengths, so many scratch rows."""
+        for slot, length in zip(slots, lengths, strict=True):
+            self.store.lengths[slot], self.store.scratch[slot] = length, scratch
+
+    def _columns(self, rows: Rows, first: Sequence[int]) -> list[Sequence[int]]:
+        begin, at = [], 0
+        for count in rows.counts:
+            begin.append(at)
+            at += count
+        return [rows.slots, [self.store.lengths[slot] for slot in rows.slots], first, rows.counts, begin]
+
+    @torch.no_grad()
+    def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
+        self.store.check_growth(slots, counts)
+        if keep is not None and keep.shape[1]:
+            lengths = [self.store.lengths[slot] for slot in slots]
+            zeros = [0] * len(slots)
+            book = Book.of(upload([slots, lengths, zeros, counts, zeros], self.device))
+            move_rows(self.store.data, book.slot, book.length, book.count, keep)
+        super().commit(slots, counts)
+
+
+def fitting(count: int, sizes: Sequence[int]) -> int:
+    """The smallest of the sizes that holds so many; the count itself where none does."""
+    return next((size for size in sizes if size >= count), count)

@@ -1,0 +1,123 @@
+"""Where the new rows of a pass stand, worked out on the device from a small book, and what each of them sees.
+
+Nothing here looks at a tensor's values from the host, so all of it may run inside a recorded pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.tree import ancestor_mask
+
+NOWHERE = -1  # slot of a sequence that only fills a batch, and place of a row that is not stored
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """Where each sequence of a pass stands. All [B] int64."""
+
+    slot: Tensor  # NOWHERE = padding
+    length: Tensor  # committed tokens
+    first: Tensor  # scratch rows that it held before the pass
+    count: Tensor  # its new rows; the stream may hold more for it, which then are padding
+    begin: Tensor  # row of the stream at which its new rows begin; increasing
+
+    @classmethod
+    def of(cls, table: Tensor) -> Book:
+        """From [5, B]."""
+        return cls(*table.unbind(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What kernels need to know of T rows of B sequences with at most W new rows each; int64 unless said."""
+
+    slot: Tensor  # [B]
+    length: Tensor  # [B]
+    count: Tensor  # [B]
+    begin: Tensor  # [B]
+    end: Tensor  # [B] committed tokens and scratch rows, the new ones included
+    slot_of: Tensor  # [T]
+    position: Tensor  # [T] for rotations
+    place: Tensor  # [T] row of the store that a new row is written to; NOWHERE = not at all
+    visible: Tensor  # [B, W, S] uint8: scratch rows that each new row sees
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes that bound places and positions."""
+
+    capacity: int  # rows of a slot
+    positions: int
+
+
+def survey(book: Book, depth: Tensor, parent: Tensor | None, width: int, seen: Tensor, limits: Limits) -> Ground:
+    """The ground of rows with depth [T] and parent [T] (None = chains). Enters into `seen` what the new rows see.
+
+    seen [slots + 1, S, S] says which scratch rows every scratch row sees; its last slot takes what padding writes.
+    """
+    device = depth.device
+    owner = torch.searchsorted(book.begin, torch.arange(len(depth), device=device), right=True) - 1  # [T]
+    turn = torch.arange(len(depth), device=device) - book.begin[owner]
+    place = book.length[owner] + book.first[owner] + turn
+    stored = (turn < book.count[owner]) & (place < limits.capacity)
+    column = torch.arange(width, device=device)
+    cell = (book.begin[:, None] + column).clamp(max=len(depth) - 1)  # [B, W]; beyond the count it is anybody's row
+    visible = see(seen, book.slot, book.first, None if parent is None else parent[cell], width)
+    real = column < book.count[:, None]
+    number = (book.first[:, None] + column).clamp(max=seen.shape[1] - 1)
+    seen[torch.where(real, book.slot[:, None], NOWHERE), number] = visible
+    return Ground(
+        slot=book.slot,
+        length=book.length,
+        count=book.count,
+        begin=book.begin,
+        end=(book.length + book.first + book.count).clamp(max=limits.capacity),
+        slot_of=book.slot[owner],
+        position=(book.length[owner] + depth).clamp(max=limits.positions - 1),
+        place=torch.where(stored, place, NOWHERE),
+        visible=visible,
+    )
+
+
+def see(seen: Tensor, slot: Tensor, first: Tensor, parent: Tensor | None, width: int) -> Tensor:
+    """[B, W, S] uint8: the scratch rows that each of `width` new rows sees; parent [B, W], None = they go on a chain.
+
+    New row n of sequence b has number first[b] + n. Parents are numbers too, -1 = the committed text.
+    """
+    number = first[:, None] + torch.arange(width, device=first.device)
+    column = torch.arange(seen.shape[1], device=first.device)
+    if parent is None:
+        above = seen[slot, (first - 1).clamp(min=0)] * (first > 0)[:, None].to(seen.dtype)  # [B, S]
+        run = (column >= first[:, None, None]) & (column <= number[:, :, None])
+        return above[:, None, :] | run.to(seen.dtype)
+    among = parent - first[:, None]  # parents among the new rows; what padding says is kept inside the block
+    earlier = ((parent >= 0) & (among < 0))[:, :, None].to(seen.dtype)
+    above = seen[slot[:, None], parent.clamp(min=0, max=seen.shape[1] - 1)] * earlier  # [B, W, S]
+    own = (column == number[:, :, None]).to(seen.dtype)
+    line = ancestor_mask(torch.where((among >= 0) & (among < width), among, -1)).to(torch.float32)  # [B, W, W]
+    return (line @ (above | own).to(torch.float32) > 0).to(seen.dtype)
+
+
+def table_of(columns: Sequence[Sequence[int]], batch: int, device: torch.device) -> Tensor:
+    """[5, batch] on the host, from the columns of a book as the host knows them; what is missing is padding."""
+    slot, *others = columns
+    spare = batch - len(slot)
+    end = others[-1][-1] + others[-2][-1]  # padding begins behind the last row
+    fill = [0, 0, 0, end]
+    lines = [[*slot, *[NOWHERE] * spare], *([*row, *[f] * spare] for row, f in zip(others, fill, strict=True))]
+    return pinned(lines, device)
+
+
+def upload(values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Numbers of the host on the device, without waiting for what the device is doing."""
+    return pinned(values, device).to(device, non_blocking=True)
+
+
+def pinned(values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Numbers on the host that `device` can fetch by itself; their memory is not used again before it has."""
+    return torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -1,0 +1,129 @@
+"""Recorded rounds against rounds step by step: the same texts, the same drafts, the same verdicts, in fp32.
+
+Here functions are taped and played back; on CUDA (`tests/gpu`) they are graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from foredraft.core.dice import KeyedDice
+from foredraft.core.laws import TableLaws
+from foredraft.core.rules import RULES, BatchCase, default_rule
+from foredraft.core.shape import Chain, Shape, Vocabulary
+from foredraft.core.tree import trees
+from foredraft.core.value_tree import ValueTree
+from foredraft.draft import Drafter
+from foredraft.draft.feature import FeatureDrafter
+from foredraft.draft.model import ModelDrafter
+from foredraft.engine import Engine, Method, Request
+from foredraft.engine.swift import follow
+from foredraft.models import Decoder, shallow
+from foredraft.models.heads import FeatureHead
+from foredraft.runtime import TorchExecutor
+from foredraft.runtime.graphs import GraphExecutor
+from foredraft.types import Stats
+from tests.runtime.tape import TapeRecorder
+from tests.train import toys
+
+from .runs import finish, request
+
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40)), [9, 9, 9], [13]]
+Make = Callable[[Decoder], TorchExecutor]
+WORDS = Vocabulary(torch.arange(40), torch.cat((torch.arange(40), torch.full((21,), -1))))
+
+
+def eager(decoder: Decoder) -> TorchExecutor:
+    return TorchExecutor(decoder, 3, 128)
+
+
+def taped(decoder: Decoder) -> GraphExecutor:
+    executor = GraphExecutor(decoder, 3, 128)
+    executor.recorder = TapeRecorder(executor.device)
+    return executor
+
+
+def drafter(decoder: Decoder, kind: str, shape: Shape, make: Make) -> Drafter:
+    if kind == "model":
+        return ModelDrafter(make(shallow(decoder, 1)), shape)
+    head, _ = toys.head(decoder, kind, 40)
+    assert isinstance(head, FeatureHead)
+    made = FeatureDrafter(head, shape, WORDS, 3, 128, kind)
+    made.executor = make(head)
+    return made
+
+
+def run(
+    make: Make, kind: str, shape: Shape | None, rule: str = "", **params: object
+) -> tuple[list[list[int]], Engine, list[Request]]:
+    torch.manual_seed(5)
+    decoder = toys.target()
+    method = Method("plain", RULES["sample-and-match"])
+    if shape is not None:
+        made = drafter(decoder, kind, shape, make)
+        method = Method(kind, RULES[rule] if rule else default_rule(made.kinds, made.topology), made)
+    engine = Engine(make(decoder))
+    options = {"max_new_tokens": 40} | params
+    requests = [request(prompt, method, i, **options) for i, prompt in enumerate(PROMPTS)]
+    return finish(engine, *requests), engine, requests
+
+
+def counts(stats: Stats) -> tuple[object, ...]:
+    return stats.steps, stats.drafted, stats.accepted, stats.emitted, stats.accepted_by_position
+
+
+SHAPES: list[Shape] = [Chain(4), ValueTree(nodes=8, width=3, depth=3), ValueTree(nodes=12, width=4, depth=5)]
+KINDS = [*((kind, shape) for kind in ("model", "eagle3", "eagle", "griffin") for shape in SHAPES), ("plain", None)]
+
+
+@pytest.mark.parametrize(("kind", "shape"), KINDS, ids=str)
+def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
+    """Six requests on three slots: they come and go, so batches of one to three, ragged, near their ends too."""
+    expected, _, before = run(eager, kind, shape)
+    found, engine, after = run(taped, kind, shape)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert [r.reasons for r in after] == [r.reasons for r in before]
+    owners = [engine.executor] if shape is None else [engine.executor, after[0].method.drafter.executor]  # type: ignore[union-attr]
+    for recorder in (owner.recorder for owner in owners):
+        assert recorder.played > recorder.taped > 0
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.8}, {"repetition_penalty": 1.3}, {"logprobs": 2}], ids=str)
+def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None:
+    for shape in SHAPES[:2]:
+        expected, _, before = run(eager, "model", shape, **params)
+        found, _, after = run(taped, "model", shape, **params)
+        assert found == expected
+        assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    batch, nodes, vocab = 3, 7, 4
+    drafts = []
+    for b in range(batch):
+        size = int(torch.randint(0 if b else 1, nodes + 1, (1,), generator=dice))
+        tokens: list[int] = []
+        parents: list[int] = []
+        for _ in range(size):
+            parent, token = (
+                int(torch.randint(low, high, (1,), generator=dice)) for low, high in ((-1, len(tokens)), (0, vocab))
+            )
+            if (parent, token) not in zip(parents, tokens, strict=True):
+                parents.append(parent)
+                tokens.append(token)
+        drafts.append((tokens, parents))
+    block = trees(drafts)
+    choice = torch.randint(vocab, (batch, block.width + 1), generator=dice)
+    laws = TableLaws(torch.nn.functional.one_hot(choice, vocab).float())
+    zeros = torch.zeros(batch, dtype=torch.int64)
+    found = follow(block, choice)
+    for name in ("sample-and-match", "greedy", "one-hot"):
+        expected = RULES[name].verify_batch(BatchCase(block, laws, KeyedDice(zeros, zeros, zeros)))
+        for column in ("path", "accepted", "token", "reason"):
+            assert torch.equal(getattr(found, column), getattr(expected, column)), (name, column)
