@@ -17,8 +17,8 @@ struct Weight {
     const uint8_t* scales;
 };
 constexpr int CODE_BYTES[] = {2 * TILE, TILE, TILE / 2}, SCALE_BYTES[] = {0, 4 * COLUMNS, 4 * COLUMNS};
-constexpr int PANEL = 18;  // k-blocks that are unpacked at once
-constexpr int AHEAD = 16;  // k-blocks whose bytes are asked for in advance
+constexpr int LAG = 2;     // k-blocks between unpacking and multiplying, which go on side by side
+constexpr int RING = 4;    // unpacked k-blocks that are kept, where a column block is wanted once
 
 // Every scale twice, for the two lanes of its column: columns 0 .. 7 and 8 .. 15.
 struct Lanes {
@@ -50,27 +50,26 @@ inline void unpack4(bf16* to, const uint8_t* codes, const uint8_t* scales) {
     }
 }
 
-// Tiles k .. k + count of a column block: where they lie, or unpacked into `room`.
-inline const bf16* tiles(const Weight& w, int block, int k, int count, bf16* room) {
-    const long at = long(block) * (w.depth / DEPTH) + k;
-    const uint8_t* codes = w.codes + at * CODE_BYTES[w.format];
-    if (w.format == BF16) return (const bf16*)codes;
-    const uint8_t* scales = w.scales + at * SCALE_BYTES[w.format];
-    for (int i = 0; i < count; i++) {
-        const uint8_t *code = codes + i * CODE_BYTES[w.format], *scale = scales + i * SCALE_BYTES[w.format];
-        for (int line = 0; line < CODE_BYTES[w.format]; line += 64)
-            _mm_prefetch((const char*)code + AHEAD * CODE_BYTES[w.format] + line, _MM_HINT_T0);
-        _mm_prefetch((const char*)scale + AHEAD * SCALE_BYTES[w.format], _MM_HINT_T0);
-        w.format == GRID8 ? unpack8(room + i * TILE, code, scale) : unpack4(room + i * TILE, code, scale);
-    }
-    return room;
+inline const uint8_t* codes_of(const Weight& w, int block, int k) {
+    return w.codes + (long(block) * (w.depth / DEPTH) + k) * CODE_BYTES[w.format];
+}
+inline const uint8_t* scales_of(const Weight& w, int block, int k) {
+    return w.scales + (long(block) * (w.depth / DEPTH) + k) * SCALE_BYTES[w.format];
 }
 
-// Where a thread unpacks.
+// Unpack a tile, and ask memory for the same tile of the column block that will be wanted next.
+inline void unpack(const Weight& w, int block, int next, int k, bf16* to) {
+    const char* codes = (const char*)codes_of(w, next, k);
+    for (int line = 0; line < CODE_BYTES[w.format]; line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
+    _mm_prefetch((const char*)scales_of(w, next, k), _MM_HINT_T1);
+    w.format == GRID8 ? unpack8(to, codes_of(w, block, k), scales_of(w, block, k))
+                      : unpack4(to, codes_of(w, block, k), scales_of(w, block, k));
+}
+
+// Where a thread works: unpacked tiles of up to four column blocks, and their sums.
 struct alignas(64) Room {
-    bf16 panel[4][PANEL * TILE];
     float sums[4][ROWS][COLUMNS];
-    Line<bf16> whole[2];  // column blocks that many rows want
+    Line<bf16> tiles[4];
 };
 
 template <int R, int N, class Emit> void emit_sums(int row, int rows, Room& room, Emit emit) {
@@ -80,49 +79,53 @@ template <int R, int N, class Emit> void emit_sums(int row, int rows, Room& room
             emit(row + i, n, _mm512_load_ps(room.sums[(i / ROWS) * N + n][i % ROWS]));
 }
 
-template <int R, class Emit>
-void multiply(const bf16* a, long lda, int rows, const bf16* const* b, int depth, int row, Room& room, Emit emit) {
-    Tiles<R, 2>::clear();
-    Tiles<R, 2>::add(a + row * lda, lda, rows - row, b, depth / DEPTH);
-    emit_sums<R, 2>(row, rows, room, emit);
+// Sums of R x N tiles over the whole depth. Unpacked tiles stay in the room if its rings are long enough.
+template <int R, int N>
+void unpack_and_add(const bf16* a, long lda, int rows, const Weight& w, const int* blocks, int ring, Room& room) {
+    const int depth = w.depth / DEPTH;
+    const bf16* b[N];
+    Tiles<R, N>::clear();
+    for (int k = 0; k < depth + LAG; k++) {
+        for (int n = 0; n < N && k < depth; n++) unpack(w, blocks[n], blocks[N + n], k, room.tiles[n].data + k % ring * TILE);
+        if (k < LAG) continue;
+        for (int n = 0; n < N; n++) b[n] = room.tiles[n].data + (k - LAG) % ring * TILE;
+        Tiles<R, N>::add(a + (k - LAG) * DEPTH, lda, rows, b, 1);
+    }
 }
 
-template <int R, int N, class Emit>
-void product_block(const bf16* a, long lda, int rows, const Weight& w, const int* blocks, int row, Room& room, Emit emit) {
-    using Sum = Tiles<R, N>;
-    const int depth = w.depth / DEPTH;
-    Sum::clear();
-    for (int k = 0; k < depth; k += PANEL) {
-        const int count = depth - k < PANEL ? depth - k : PANEL;
-        const bf16* b[N];
-        for (int n = 0; n < N; n++) b[n] = tiles(w, blocks[n], k, count, room.panel[n]);
-        Sum::add(a + row * lda + k * DEPTH, lda, rows - row, b, count);
-    }
-    emit_sums<R, N>(row, rows, room, emit);
+template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* const* b, int depth) {
+    Tiles<R, N>::clear();
+    Tiles<R, N>::add(a, lda, rows, b, depth / DEPTH);
 }
 
 // Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end.
 // emit(row, j, 16 sums) is called once for each; a holds whole tiles of rows, those beyond `rows` may be anything.
 template <class Block, class Emit>
 void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
-    const int wide = rows <= ROWS ? 4 : 2;
+    const int wide = rows <= ROWS ? 4 : 2, ring = rows <= 2 * ROWS ? RING : w.depth / DEPTH;
+    for (int n = 0; n < wide && w.format != BF16; n++) room.tiles[n].reserve(size_t(ring) * TILE);
     for (int j = begin; j < end; j += wide) {
-        int blocks[4];
-        for (int n = 0; n < wide; n++) blocks[n] = block(j + n < end ? j + n : end - 1);  // the last may come twice
+        int blocks[8];  // these and the next; the last may come twice
+        const bf16* b[4];
+        for (int n = 0; n < 2 * wide; n++) blocks[n] = block(j + n < end ? j + n : end - 1);
+        for (int n = 0; n < wide; n++) {
+            b[n] = w.format == BF16 ? (const bf16*)codes_of(w, blocks[n], 0) : room.tiles[n].data;
+        }
         auto each = [&](int row, int n, __m512 sum) { if (j + n < end) emit(row, j + n, sum); };
-        if (wide == 4) {
-            product_block<1, 4>(a, lda, rows, w, blocks, 0, room, each);
-        } else if (rows <= 2 * ROWS) {
-            product_block<2, 2>(a, lda, rows, w, blocks, 0, room, each);
-        } else {  // unpack once, not for every 32 rows
-            const bf16* b[2];
-            for (int n = 0; n < 2; n++) {
-                room.whole[n].reserve(w.depth * COLUMNS);
-                b[n] = tiles(w, blocks[n], 0, w.depth / DEPTH, room.whole[n].data);
+        for (int row = 0; row < rows; row += 2 * ROWS) {
+            const bf16* from = a + row * lda;
+            const int left = rows - row;
+            const bool fresh = row == 0 && w.format != BF16;  // later rows find the tiles unpacked
+            if (wide == 4) {
+                fresh ? unpack_and_add<1, 4>(from, lda, left, w, blocks, ring, room) : add<1, 4>(from, lda, left, b, w.depth);
+                emit_sums<1, 4>(row, rows, room, each);
+            } else if (left > ROWS) {
+                fresh ? unpack_and_add<2, 2>(from, lda, left, w, blocks, ring, room) : add<2, 2>(from, lda, left, b, w.depth);
+                emit_sums<2, 2>(row, rows, room, each);
+            } else {
+                add<1, 2>(from, lda, left, b, w.depth);
+                emit_sums<1, 2>(row, rows, room, each);
             }
-            for (int row = 0; row < rows; row += 2 * ROWS)
-                rows - row > ROWS ? multiply<2>(a, lda, rows, b, w.depth, row, room, each)
-                                  : multiply<1>(a, lda, rows, b, w.depth, row, room, each);
         }
     }
 }
