@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..types import Law
 from .hashing import hashed_uniform, state_of
+from .laws import sure_token
 
 
 class Purpose(IntEnum):
@@ -69,9 +70,13 @@ class KeyedDice:
         return self.uniform(self.round, purpose, node, turn) < prob
 
     def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        return law.draw(self.uniform(self.round, purpose, node, turn))
+        sure = sure_token(law)
+        return law.draw(self.uniform(self.round, purpose, node, turn)) if sure is None else sure
 
     def draw_at(self, law: Law, depth: Tensor) -> Tensor:
+        sure = sure_token(law)
+        if sure is not None:
+            return sure
         return law.race(state_of(self.seed, self.position + depth, torch.zeros_like(depth), int(Purpose.EMIT), 0))
 
     def choose(self, index: Tensor) -> KeyedDice:

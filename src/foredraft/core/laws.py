@@ -101,6 +101,16 @@ class MappedLaw:
         return MappedLaw(self.inner.to(device), self.ids.to(device), self.index.to(device))
 
 
+def sure_token(law: Law) -> Tensor | None:
+    """[B] what a law is sure of, where its form says so: then no dice need be thrown."""
+    if isinstance(law, PointLaw):
+        return law.token
+    if isinstance(law, MappedLaw):
+        inner = sure_token(law.inner)
+        return None if inner is None else law.ids[inner]
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class TableLaws:
     """Probabilities of every row written out, [B, R, V]; for tests, analysis and small drafters."""

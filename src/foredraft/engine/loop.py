@@ -26,7 +26,7 @@ from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
-from .swift import take_swiftly
+from .swift import decide_greedily, take_swiftly
 from .turn import Turn
 
 DiceMaker = Callable[[Seq[Sequence]], Dice]
@@ -131,24 +131,26 @@ class Engine:
             for turn, _ in fresh:
                 turn.out = out.part(begin, begin + len(turn.requests))
                 begin += len(turn.requests)
-        for turn in turns:
-            turn.rows = self.sampler.rows(turn.requests, turn.drafts, turn.out)
 
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:
-            rule = turn.method.rule
-            if turn.summary is not None:
-                turn.read_back()
-                continue
-            check_pair(rule, turn.drafts.kinds, turn.drafts.topology)  # a scheduler may have changed the kind
-            hidden = turn.out.states(rule.tap) if rule.needs_hidden else None
-            soft = soften(turn.rows) if rule.needs_soft else None
-            dice = self._dice(turn.sequences)
-            turn.verdict = rule.verify_batch(BatchCase(turn.drafts, turn.rows, dice, hidden, soft))
+            check_pair(
+                turn.method.rule, turn.drafts.kinds, turn.drafts.topology
+            )  # a scheduler may change it
+            if turn.summary is None and not decide_greedily(turn):
+                self.decide(turn)
             turn.read_back()  # the one small copy to the host
         seconds = self._clock.lap("verify", _requests(turns))
         if self.scheduler.spending is not None:
             self.scheduler.spending.observe(turns, seconds)
+
+    def decide(self, turn: Turn) -> None:
+        """Ask the rule."""
+        rule, rows = turn.method.rule, self.sampler.rows(turn.requests, turn.drafts, turn.out)
+        hidden = turn.out.states(rule.tap) if rule.needs_hidden else None
+        soft = soften(rows) if rule.needs_soft else None
+        turn.verdict = rule.verify_batch(BatchCase(turn.drafts, rows, self._dice(turn.sequences), hidden, soft))
+        turn.rows = rows
 
     def commit(self, turns: list[Turn]) -> None:
         for turn in turns:

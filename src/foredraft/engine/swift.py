@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from ..core.largest import largest
 from ..core.tree import ancestor_mask
 from ..runtime import FINAL, Executor, Output
 from ..runtime.graphs import WIDTHS, GraphExecutor, fitting
@@ -33,15 +34,28 @@ def take_swiftly(executor: Executor, turn: Turn) -> None:
         _take(executor, turn, turn.method.taps)
 
 
+def decide_greedily(turn: Turn) -> bool:
+    """The verdict of a turn whose pass is done, for all nodes at once, if it may be had so; says whether."""
+    if not is_greedy(turn):
+        return False
+    logits, index = turn.out.logits, turn.out.index
+    best, choice = largest(logits, 1)
+    turn.verdict = follow(turn.drafts, choice[:, 0][index])
+    turn.summary = summarise(turn.drafts, turn.verdict, ~torch.isfinite(best[:, 0])[index])
+    return True
+
+
+def is_greedy(turn: Turn) -> bool:
+    """Whether the likeliest tokens alone decide."""
+    rule = turn.method.rule
+    return not rule.lossy and not rule.needs_hidden and all(_is_plain(request) for request in turn.requests)
+
+
 def is_swift(executor: GraphExecutor, turn: Turn) -> bool:
-    if len(turn.requests) > MOST:
+    drafts = turn.drafts
+    if len(turn.requests) > MOST or len(turn.requests) * (drafts.width + 1) > MOST_ROWS:
         return False
-    drafts, rule = turn.drafts, turn.method.rule
-    if rule.lossy or rule.needs_hidden or drafts.started is not None:
-        return False
-    if len(turn.requests) * (drafts.width + 1) > MOST_ROWS or drafts.token.device != executor.device:
-        return False
-    return all(_is_plain(request) for request in turn.requests)
+    return drafts.started is None and drafts.token.device == executor.device and is_greedy(turn)
 
 
 def _is_plain(request: Request) -> bool:
@@ -103,12 +117,12 @@ def _round(
 
 
 def follow(drafts: DraftBatch, choice: Tensor) -> Verdict:
-    """The verdict that follows choice [B, N + 1], the target's token behind every row, as far as it is drafted."""
+    """The verdict that follows choice, the target's token behind every row that is used, as far as it is drafted."""
     batch, width = drafts.token.shape
     device = choice.device
     index = torch.arange(width, device=device).expand(batch, width)
     used = drafts.used()
-    hit = used & (drafts.token == choice.gather(1, drafts.parent + 1))
+    hit = used & (drafts.token == choice.gather(1, (drafts.parent + 1).clamp(max=choice.shape[1] - 1)))
     # A node is on the path if it and all its ancestors are hit; siblings differ, so there is one at each depth.
     missed = ancestor_mask(drafts.parent, levels=max(drafts.levels, 1)) & ~hit[:, None, :]
     on_path = hit & ~missed.any(dim=2)

@@ -70,6 +70,8 @@ class Rows:
 
     def index(self) -> Tensor:
         """[B, max count] int64: packed row of each (sequence, new row); padding points at the sequence's first row."""
+        if len(self.counts) == 1:
+            return torch.arange(self.counts[0], device=self.token.device)[None, :]
         starts = torch.tensor([0, *self.counts[:-1]]).cumsum(0)
         column = torch.arange(max(self.counts))[None, :]
         valid = column < torch.tensor(self.counts)[:, None]
