@@ -226,9 +226,12 @@ struct Runner {
             const Layer& layer = p.layers[index];
             tap(index);
             enter(layer);
+            begin_tiles(p.rows);
             project(layer);
             turn_and_store(layer, index);
+            begin_tiles(p.rows * (p.heads / p.kv_heads));
             attention(layer, index);
+            begin_tiles(p.rows);
             add_to_stream(b.mixed, layer.out);
             if (!layer.has_mlp) continue;
             gate(layer);
@@ -259,7 +262,6 @@ extern "C" void fd_layers(const Pass* pass) {
     Barrier barrier{p.threads};
 #pragma omp parallel num_threads(p.threads)
     {
-        begin_tiles();
         Runner{p, b, barrier, omp_get_thread_num(), room, soft}.run();
         end_tiles();
     }
@@ -282,7 +284,7 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
 #pragma omp parallel num_threads(threads)
     {
         const int me = omp_get_thread_num();
-        begin_tiles();
+        begin_tiles(rows);
         product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
         end_tiles();
     }

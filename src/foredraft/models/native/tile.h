@@ -98,9 +98,10 @@ inline bool allow_tiles() {  // the kernel gives a process its tile registers on
     static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
     return allowed;
 }
-inline void begin_tiles() {
+// Sums and left factors have `rows` rows: a product takes as many cycles.
+inline void begin_tiles(int rows) {
     struct alignas(64) { uint8_t palette = 1, start = 0, none[14] = {}; uint16_t bytes[16] = {}; uint8_t rows[16] = {}; } shape;
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
+    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = i < 6 && rows < ROWS ? rows : ROWS;
     _tile_loadconfig(&shape);
 }
 inline void end_tiles() { _tile_release(); }
@@ -148,7 +149,7 @@ template <int R, int N> struct Tiles {
 };
 #else
 inline bool allow_tiles() { return true; }
-inline void begin_tiles() {}
+inline void begin_tiles(int) {}
 inline void end_tiles() {}
 
 // The same without tile registers: sums live in memory, rows beyond `rows` are left out.
