@@ -19,6 +19,7 @@ from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
 from ..runtime.graphs import GraphExecutor
 from ..runtime.inside import Inside
 from ..runtime.recorder import Recorder
+from ..runtime.torch_executor import CHUNK
 from ..types import DraftBatch, Sequence
 from ..types.drafts import empty_drafts
 from .base import Round
@@ -146,10 +147,12 @@ class FeatureStepper(ModelStepper):
         """Read the slots that verification has settled; the newest one predicts the first draft."""
         unread, tokens = self._unread()
         while max(len(run) for run in unread) > CATCH_UP:  # a prompt: all but its last slots, in passes of their own
-            long = [b for b, run in enumerate(unread) if len(run) > CATCH_UP]
-            self._settle(long, [unread[b][:CATCH_UP] for b in long], [tokens[b][:CATCH_UP] for b in long])
-            unread = [run[CATCH_UP:] if b in long else run for b, run in enumerate(unread)]
-            tokens = [run[CATCH_UP:] if b in long else run for b, run in enumerate(tokens)]
+            cuts = [min(len(run) - 1, CHUNK) if len(run) > CATCH_UP else 0 for run in unread]
+            long = [b for b, cut in enumerate(cuts) if cut]
+            parts = [unread[b][: cuts[b]] for b in long], [tokens[b][: cuts[b]] for b in long]
+            self._settle(long, *parts, logits=False)
+            unread = [run[cut:] for run, cut in zip(unread, cuts, strict=True)]
+            tokens = [run[cut:] for run, cut in zip(tokens, cuts, strict=True)]
         out = self._settle(list(range(self.batch)), unread, tokens)
         last = torch.tensor([[len(run) - 1] for run in unread], device=self.device)
         rows = out.index.gather(1, last)
@@ -168,12 +171,12 @@ class FeatureStepper(ModelStepper):
     def _unread(self) -> tuple[list[Tensor], list[list[int]]]:
         return unread_slots(self.executor, self.slots, self.tokens, self.features)
 
-    def _settle(self, who: list[int], features: list[Tensor], tokens: list[list[int]]) -> Output:
+    def _settle(self, who: list[int], features: list[Tensor], tokens: list[list[int]], logits: bool = True) -> Output:
         """Read slots of verified text for good."""
         slots = [self.slots[b] for b in who]
         rows = Rows.chains(slots, tokens, self.device)
         joined = self.head.join(self.head.embed(rows.token), torch.cat(features))
-        out = self.executor.forward_embeds(rows, joined, self._taps)
+        out = self.executor.forward_embeds(rows, joined, self._taps, logits)
         self.executor.commit(slots, [len(run) for run in tokens])
         return out
 

@@ -134,9 +134,7 @@ class Engine:
 
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:
-            check_pair(
-                turn.method.rule, turn.drafts.kinds, turn.drafts.topology
-            )  # a scheduler may change it
+            check_pair(turn.method.rule, turn.drafts.kinds, turn.drafts.topology)  # a scheduler may change it
             if turn.summary is None and not decide_greedily(turn):
                 self.decide(turn)
             turn.read_back()  # the one small copy to the host
