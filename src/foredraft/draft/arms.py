@@ -44,6 +44,7 @@ class Offer:
     rate: float  # expected tokens per second
     tokens: list[int] = field(default_factory=list)  # of arms that have drafted already
     sure: int = 0  # how sure those are
+    gains: list[float] = field(default_factory=list)  # the chance that each of them is committed
     grafted: tuple[int, ...] | None = None  # key of the record of such drafts on a tree, if it was grafted
     first: bool = False  # whether the arm has not drafted for the sequence before: it reads the prompt with its drafts
     grafts: bool = False  # whether a head's tree carried something that was looked up

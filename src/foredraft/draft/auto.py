@@ -29,12 +29,14 @@ from ..types.drafts import empty_drafts
 from .arms import PLAIN, Arm, Offer, Tally, Watched
 from .base import Round
 from .bids import Bids
+from .crowd import Rest, shared_counts
 from .team import Team
 
 __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
 
 TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
 REACH = 1.5  # a new sequence tries it at once if so much more would make it the best
+CROWD = 4  # sequences from which on drafts are shared out jointly
 GRAFTED = "+lookup"  # behind the name of a head whose tree carried something that was looked up
 
 
@@ -62,6 +64,7 @@ class AutoDrafter(Team):
         self.tallies: dict[str, Tally] = {}
         self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
         self._watched: dict[int, Watched] = {}
+        self._rest = Rest()
         self._calls = self._batch = 0
         self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last, for whomever
 
@@ -71,10 +74,15 @@ class AutoDrafter(Team):
             self._watched[sequence.id] = Watched(len(sequence.tokens), [], None)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        if len(sequences) >= CROWD and self._rest.holds(len(sequences)):
+            return self._skip(sequences)
+        began = self._clock()
         for sequence in sequences:
             self._learn(sequence)
         looked = {i: arm.drafter.propose(sequences, dice) for i, arm in enumerate(self.arms) if arm.free}
         chosen = [self._choose(b, sequence, looked, len(sequences)) for b, sequence in enumerate(sequences)]
+        if len(sequences) >= CROWD:
+            self._share(sequences, chosen, began)
         self._calls, self._batch = self._calls + 1, len(sequences)
         self._last_call |= {offer.arm: self._calls for offer in chosen if offer is not None}
         parts: list[tuple[list[int], DraftBatch]] = []
@@ -89,6 +97,34 @@ class AutoDrafter(Team):
                 parts.append((who, drafts if arm.calibration is None else self._grafted(i, texts, offers, drafts)))
         self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
         return _joined(parts, len(sequences))
+
+    def _skip(self, sequences: Seq[Sequence]) -> DraftBatch:
+        """A round in which nobody even looks."""
+        for sequence in sequences:
+            watched = self._watched[sequence.id]
+            if watched.offers:
+                self._learn(sequence)
+            watched.length, watched.chosen = len(sequence.tokens), None
+        self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
+        return empty_drafts(len(sequences))
+
+    def _share(self, sequences: Seq[Sequence], chosen: list[Offer | None], began: float) -> None:
+        """Cut what was looked up for a crowd to what pays for all of them together."""
+        batch = len(sequences)
+        context = sum(len(sequence.tokens) for sequence in sequences) / batch
+        plain, alone = self.costs.seconds(1, context, batch), self.costs.seconds(batch, context)
+        free = [offer if offer is not None and offer.tokens else None for offer in chosen]
+
+        def seconds(drafts: int) -> float:  # rows of all sequences go through the same tiles
+            return plain + self.costs.seconds(batch + drafts, context) - alone
+
+        counts, gained = shared_counts([[] if o is None else o.gains[: o.count] for o in free], seconds)
+        for b, (offer, count) in enumerate(zip(free, counts, strict=True)):
+            if offer is not None:
+                offer.count = count
+                chosen[b] = self._watched[sequences[b].id].chosen = offer if count else None
+        if all(offer is None or offer.tokens for offer in chosen):  # what heads draft is not known yet
+            self._rest.looked(batch, self._clock() - began, gained, plain, seconds(sum(counts)))
 
     def observe(self, round: Round) -> None:
         """Each sequence's nodes were numbered by the one who drafted them; the others have read none."""

@@ -44,7 +44,7 @@ class Bids:
         sure = sum(chance >= limit for limit in SURE)
         gains = self.record.gains(sequence.id, (i, sure), len(tokens), FREE_PRIORS[sure])
         count, rate = best_count(gains, lambda n: self.seconds(sequence, n, batch))
-        return Offer(i, (i, sure), count, rate, tokens, sure)
+        return Offer(i, (i, sure), count, rate, tokens, sure, gains)
 
     def ask(self, i: int, sequence: Sequence, looked: Seq[Offer], fresh: bool, batch: int) -> Offer | None:
         """A drafter with a model, beside what was looked up. A fresh one must first read what others wrote."""

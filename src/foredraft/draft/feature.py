@@ -39,7 +39,8 @@ class FeatureDrafter(ModelDrafter):
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.head = head
         self.taps = frozenset(head.taps)
-        self._features: dict[int, Tensor] = {}  # sequence id -> features of the last slots, those unread included
+        # sequence id -> features of the last slots, those unread included, in parts
+        self._features: dict[int, list[Tensor]] = {}
 
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
@@ -63,19 +64,23 @@ class FeatureDrafter(ModelDrafter):
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
-        features = [self._features[s.id] for s in sequences]
+        features = self._joined(sequences)
         stepper = FeatureStepper(self.head, self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.features = self._vocabulary, features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
         if drafts.width:  # else nothing was read
-            self._features |= {s.id: kept[-1:] for s, kept in zip(sequences, features, strict=True)}
+            self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
         return drafts
+
+    def _joined(self, sequences: Seq[Sequence]) -> list[Tensor]:
+        parts = [self._features[s.id] for s in sequences]
+        return [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
 
     def _recorded(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one recorded function; None where it must go step by step."""
         executor, slots = self.executor, [self._slots[s.id] for s in sequences]
         assert isinstance(executor, GraphExecutor)
-        kept = [self._features[s.id] for s in sequences]
+        kept = self._joined(sequences)
         features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
 
         def make(inside: Inside, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
@@ -89,7 +94,7 @@ class FeatureDrafter(ModelDrafter):
         made = record_round(executor, self.shape, slots, unread, make, id(self), features)
         if made is None:
             return None
-        self._features |= {s.id: line[-1:] for s, line in zip(sequences, kept, strict=True)}
+        self._features |= {s.id: [line[-1:]] for s, line in zip(sequences, kept, strict=True)}
         return made.drafts
 
     @torch.no_grad()
@@ -119,8 +124,7 @@ class FeatureDrafter(ModelDrafter):
         return recorder.run(key, body, (), after=1)
 
     def _keep(self, sequence: int, new: Tensor) -> None:
-        old = self._features.get(sequence)
-        self._features[sequence] = new if old is None else torch.cat((old, new))
+        self._features.setdefault(sequence, []).append(new)
 
 
 class FeatureStepper(ModelStepper):
