@@ -204,7 +204,9 @@ class AutoDrafter(Team):
                 continue
             pause = TRY_EVERY << min(watched.trials.get(i, 0), 4)
             idle = self._calls - self._last_call.get(i, -2 * TRY_EVERY)
-            near = offer.rate * REACH >= aim or idle >= 2 * TRY_EVERY
+            near = offer.rate * REACH >= aim or (batch < CROWD and idle >= 2 * TRY_EVERY)
+            if batch >= CROWD and not near:  # what it would cost all of them is known well enough
+                continue
             due = watched.rounds - watched.last_try.get(i, -TRY_EVERY if near else 0) >= pause
             if due and (batch == 1 or idle >= TRY_EVERY):
                 watched.trials[i] = watched.trials.get(i, 0) + 1

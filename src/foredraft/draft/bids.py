@@ -15,7 +15,13 @@ from .arms import Arm, Offer
 SURE = (0.3, 0.55, 0.7)  # a drafter's own chance for its first token, by which its record is kept apart
 FREE_PRIORS, PAID_PRIOR = (0.2, 0.4, 0.6, 0.8), 0.6  # chance of a drafted token before anything is known
 AGREED = (0.5, 0.8, 1.1)  # times that chance, where a tree lacks the first token, holds it, or prefers it
+FEW = 4  # sequences whose drafts on a level cost no more than one's
 TREE_PRIOR = 1.5  # drafts of a tree that are accepted, before anything is known
+
+
+def growth(batch: int) -> float:
+    """How much longer a level takes for a batch than for a few: a few share the rows that products take anyway."""
+    return max(1.0, batch / FEW)
 
 
 class Bids:
@@ -37,6 +43,10 @@ class Bids:
         """Its share of a pass over so many drafts of every sequence."""
         return self.costs.seconds(drafts + 1, len(sequence.tokens), batch) / batch
 
+    def _share_of_level(self, i: int, batch: int) -> float:
+        """Seconds of one sequence's part in a level of an arm with a model, if all draft together."""
+        return self.habits[self.arms[i].name].level_seconds * growth(batch) / batch
+
     def look(self, i: int, sequence: Sequence, tokens: list[int], chance: float, batch: int) -> Offer | None:
         """A drafter that has looked something up, of whose first token it is so sure."""
         if not tokens:
@@ -54,7 +64,7 @@ class Bids:
             return None
         if arm.tree:
             return self._tree(i, sequence, length, looked, fresh, batch)
-        each = self.habits[arm.name].level_seconds / batch
+        each = self._share_of_level(i, batch)
         gains = self.record.gains(sequence.id, (i, 0), length, PAID_PRIOR)
         rate, count = max(
             (tokens / (self.seconds(sequence, n, batch) + (n + fresh) * each), n)
@@ -64,7 +74,7 @@ class Bids:
         return Offer(i, (i, 0), count, rate)
 
     def _tree(self, i: int, sequence: Sequence, length: int, looked: Seq[Offer], fresh: bool, batch: int) -> Offer:
-        arm, each = self.arms[i], self.habits[self.arms[i].name].level_seconds / batch
+        arm, each = self.arms[i], self._share_of_level(i, batch)
         key = (i, 1 + max((offer.sure for offer in looked), default=-1) if arm.calibration is not None else 0)
         usual = self._sizes.get(key) or self.habits[arm.name]
         nodes, levels = (usual.nodes, usual.levels) if usual.rounds else (arm.drafter.nodes // 2, length)
@@ -79,7 +89,7 @@ class Bids:
 
     def paying(self, i: int, sequence: Sequence, values: Seq[float], batch: int) -> int:
         """How many of a grown tree's nodes, the best first, to verify; what was read for them is paid for already."""
-        spent = self._read[i] * self.habits[self.arms[i].name].level_seconds / batch
+        spent = self._read[i] * self._share_of_level(i, batch)
         return best_count(values[: sequence.budget.nodes], lambda n: spent + self.seconds(sequence, n, batch))[0]
 
     def drafted(self, i: int, offers: Seq[Offer], seconds: float, levels: int, nodes: Seq[int]) -> None:
@@ -88,7 +98,7 @@ class Bids:
         A round in which it read a prompt as well says nothing about levels.
         """
         habit, first = self.habits[self.arms[i].name], any(offer.first for offer in offers)
-        each = habit.level_seconds if first else seconds / max(levels, 1)
+        each = habit.level_seconds if first else seconds / max(levels, 1) / growth(len(offers))
         self._read[i] = levels
         if habit.rounds or not first:
             habit.follow(each, sum(nodes) / len(nodes), levels)
