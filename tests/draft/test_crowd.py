@@ -1,4 +1,4 @@
-"""Drafts of many sequences in one pass: shared out for the best of all, and not even looked up where that does not pay."""
+"""Drafts of many sequences in one pass: shared out for the best of all, and not looked up where that does not pay."""
 
 from __future__ import annotations
 
