@@ -46,7 +46,7 @@ class Offer:
     sure: int = 0  # how sure those are
     gains: list[float] = field(default_factory=list)  # the chance that each of them is committed
     grafted: tuple[int, ...] | None = None  # key of the record of such drafts on a tree, if it was grafted
-    first: bool = False  # whether the arm has not drafted for the sequence before: it reads the prompt with its drafts
+    unread: int = 0  # tokens of a sequence that the arm has not drafted for before: it reads them with its drafts
     grafts: bool = False  # whether a head's tree carried something that was looked up
 
 

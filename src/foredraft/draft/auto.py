@@ -35,7 +35,7 @@ from .team import Team
 __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
 
 TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
-REACH = 1.5  # a new sequence tries it at once if so much more would make it the best
+REACH = 1.5  # a new sequence tries it at once if so much more would make it the best; less for a dear trial
 CROWD = 4  # sequences from which on drafts are shared out jointly
 GRAFTED = "+lookup"  # behind the name of a head whose tree carried something that was looked up
 
@@ -105,6 +105,7 @@ class AutoDrafter(Team):
             if watched.offers:
                 self._learn(sequence)
             watched.length, watched.chosen = len(sequence.tokens), None
+        self._calls += 1
         self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
         return empty_drafts(len(sequences))
 
@@ -172,7 +173,8 @@ class AutoDrafter(Team):
         free = tuple(offers)
         for i, arm in enumerate(self.arms):
             fresh = watched.last_try.get(i) != watched.rounds
-            if not arm.free and (offer := self.bids.ask(i, sequence, free, fresh, batch)) is not None:
+            unread = 0 if i in watched.last_try else len(sequence.tokens)
+            if not arm.free and (offer := self.bids.ask(i, sequence, free, fresh, batch, unread)) is not None:
                 offers.append(offer)
         best = max((o for o in offers if o.count > 0), key=lambda o: o.rate, default=None)
         plain = 1 / self.bids.seconds(sequence, 0, batch)
@@ -182,7 +184,6 @@ class AutoDrafter(Team):
         watched.length, watched.offers, watched.chosen = len(sequence.tokens), offers, best
         watched.rounds += 1
         if best is not None:
-            best.first = best.arm not in watched.last_try
             watched.last_try[best.arm] = watched.rounds
         return best
 
@@ -202,12 +203,14 @@ class AutoDrafter(Team):
                 watched.trials[i] = 0
             if offer is best or self.arms[i].free:
                 continue
-            pause = TRY_EVERY << min(watched.trials.get(i, 0), 4)
+            price = self.bids.reading(i, offer.unread) * plain / batch  # of a trial, in plain passes
+            pause = (1 + price) * (TRY_EVERY << min(watched.trials.get(i, 0), 4))
             idle = self._calls - self._last_call.get(i, -2 * TRY_EVERY)
-            near = offer.rate * REACH >= aim or (batch < CROWD and idle >= 2 * TRY_EVERY)
+            reach = 1 + (REACH - 1) / (1 + price)
+            near = offer.rate * reach >= aim or (batch < CROWD and idle >= 2 * TRY_EVERY * (1 + price))
             if batch >= CROWD and not near:  # what it would cost all of them is known well enough
                 continue
-            due = watched.rounds - watched.last_try.get(i, -TRY_EVERY if near else 0) >= pause
+            due = watched.rounds - watched.last_try.get(i, -pause if near else 0) >= pause
             if due and (batch == 1 or idle >= TRY_EVERY):
                 watched.trials[i] = watched.trials.get(i, 0) + 1
                 offer.count = max(offer.count, min(2, self.arms[i].longest))

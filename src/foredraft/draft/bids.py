@@ -15,6 +15,9 @@ from .arms import Arm, Offer
 SURE = (0.3, 0.55, 0.7)  # a drafter's own chance for its first token, by which its record is kept apart
 FREE_PRIORS, PAID_PRIOR = (0.2, 0.4, 0.6, 0.8), 0.6  # chance of a drafted token before anything is known
 AGREED = (0.5, 0.8, 1.1)  # times that chance, where a tree lacks the first token, holds it, or prefers it
+TOKENS_A_LEVEL = 16  # of a prompt that are read in the time of a level of drafts, before any prompt was
+SHORT = 128  # tokens of a prompt whose reading is not weighed
+HORIZON = 32  # rounds over which reading a prompt must pay
 FEW = 4  # sequences whose drafts on a level cost no more than one's
 TREE_PRIOR = 1.5  # drafts of a tree that are accepted, before anything is known
 
@@ -34,6 +37,7 @@ class Bids:
         self.habits = {arm.name: Habit(self._level(arm)) for arm in self.arms if not arm.free}
         self._sizes: dict[tuple[int, ...], Habit] = {}  # of trees, by what they had to build on
         self._read: dict[int, int] = {}  # arm -> levels that it read this round
+        self._token_seconds = {name: habit.level_seconds / TOKENS_A_LEVEL for name, habit in self.habits.items()}
 
     def _level(self, arm: Arm) -> float:
         """Seconds of a level before any was timed."""
@@ -56,30 +60,40 @@ class Bids:
         count, rate = best_count(gains, lambda n: self.seconds(sequence, n, batch))
         return Offer(i, (i, sure), count, rate, tokens, sure, gains)
 
-    def ask(self, i: int, sequence: Sequence, looked: Seq[Offer], fresh: bool, batch: int) -> Offer | None:
-        """A drafter with a model, beside what was looked up. A fresh one must first read what others wrote."""
+    def reading(self, i: int, tokens: int) -> float:
+        """Seconds in which an arm with a model reads a prompt; a short one is nobody's concern."""
+        return max(0, tokens - SHORT) * self._token_seconds[self.arms[i].name]
+
+    def ask(
+        self, i: int, sequence: Sequence, looked: Seq[Offer], fresh: bool, batch: int, unread: int = 0
+    ) -> Offer | None:
+        """A drafter with a model, beside what was looked up. A fresh one must first read what others wrote, and one
+        that has never drafted for the sequence all of it."""
         arm = self.arms[i]
         length = min(arm.longest, sequence.budget.depth)
         if length <= 0 or len(sequence.tokens) >= arm.drafter.max_length:
             return None
         if arm.tree:
-            return self._tree(i, sequence, length, looked, fresh, batch)
-        each = self._share_of_level(i, batch)
+            return self._tree(i, sequence, length, looked, fresh, batch, unread)
+        each, first = self._share_of_level(i, batch), self.reading(i, unread) / HORIZON
         gains = self.record.gains(sequence.id, (i, 0), length, PAID_PRIOR)
         rate, count = max(
-            (tokens / (self.seconds(sequence, n, batch) + (n + fresh) * each), n)
+            (tokens / (self.seconds(sequence, n, batch) + (n + fresh) * each + first), n)
             for n, tokens in enumerate(accumulate(gains, initial=1.0))
             if n  # what it is worth if it drafts at all
         )
-        return Offer(i, (i, 0), count, rate)
+        return Offer(i, (i, 0), count, rate, unread=unread)
 
-    def _tree(self, i: int, sequence: Sequence, length: int, looked: Seq[Offer], fresh: bool, batch: int) -> Offer:
+    def _tree(
+        self, i: int, sequence: Sequence, length: int, looked: Seq[Offer], fresh: bool, batch: int, unread: int
+    ) -> Offer:
         arm, each = self.arms[i], self._share_of_level(i, batch)
         key = (i, 1 + max((offer.sure for offer in looked), default=-1) if arm.calibration is not None else 0)
         usual = self._sizes.get(key) or self.habits[arm.name]
         nodes, levels = (usual.nodes, usual.levels) if usual.rounds else (arm.drafter.nodes // 2, length)
         seconds = self.seconds(sequence, round(nodes), batch) + (min(levels, length) + fresh) * each
-        return Offer(i, key, length, (1 + self.yields.expected(sequence.id, key)) / seconds)
+        seconds += self.reading(i, unread) / HORIZON
+        return Offer(i, key, length, (1 + self.yields.expected(sequence.id, key)) / seconds, unread=unread)
 
     def gains_on_tree(self, sequence: int, offer: Offer, agreed: int) -> list[float]:
         """Chances of looked-up tokens, given what a head thinks of the first of them; keeps in mind what was asked."""
@@ -97,9 +111,13 @@ class Bids:
 
         A round in which it read a prompt as well says nothing about levels.
         """
-        habit, first = self.habits[self.arms[i].name], any(offer.first for offer in offers)
+        habit, unread = self.habits[self.arms[i].name], sum(offer.unread for offer in offers)
+        first = unread > 0
         each = habit.level_seconds if first else seconds / max(levels, 1) / growth(len(offers))
         self._read[i] = levels
+        if first and habit.rounds:
+            rest = max(0.0, seconds - levels * habit.level_seconds * growth(len(offers))) / unread
+            self._token_seconds[self.arms[i].name] += 0.3 * (rest - self._token_seconds[self.arms[i].name])
         if habit.rounds or not first:
             habit.follow(each, sum(nodes) / len(nodes), levels)
         tariff = self.arms[i].tariff
