@@ -102,7 +102,9 @@ def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int) -> None:
+@pytest.mark.parametrize("twins", [False, True])
+def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: bool) -> None:
+    """Also where siblings carry the same token: the first of them counts."""
     dice = torch.Generator().manual_seed(seed)
     batch, nodes, vocab = 3, 7, 4
     drafts = []
@@ -114,7 +116,7 @@ def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int) -> None:
             parent, token = (
                 int(torch.randint(low, high, (1,), generator=dice)) for low, high in ((-1, len(tokens)), (0, vocab))
             )
-            if (parent, token) not in zip(parents, tokens, strict=True):
+            if twins or (parent, token) not in zip(parents, tokens, strict=True):
                 parents.append(parent)
                 tokens.append(token)
         drafts.append((tokens, parents))

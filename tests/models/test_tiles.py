@@ -14,11 +14,13 @@ from torch import Tensor
 from foredraft.models import native
 from foredraft.models.linear import Linear, TiledLinear, can_tile
 from foredraft.models.native import Tiles
-from foredraft.models.native.library import SWITCH
+from foredraft.models.native.compiled import SWITCH
 from foredraft.models.native.tiles import BF16, GRID4, GRID8
 
 COLUMNS, DEPTH = 80, 96
-needs_library = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler and a CPU with bf16 products")
+needs_library = pytest.mark.skipif(
+    native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products"
+)
 
 
 def rough() -> Tensor:
@@ -72,7 +74,7 @@ def test_one_number_off_the_grid_is_kept(make: Callable[[], Tensor]) -> None:
     assert torch.equal(tiles.dense(), weight.bfloat16()) and tiles.format == BF16
 
 
-@needs_library
+@needs_code
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 70])
 @pytest.mark.parametrize(("make", "form"), CASES)
 def test_products_are_right_and_rows_do_not_know_each_other(make: Callable[[], Tensor], form: int, rows: int) -> None:
@@ -93,7 +95,7 @@ def test_products_are_right_and_rows_do_not_know_each_other(make: Callable[[], T
     assert wide(x[:0]).shape == (0, COLUMNS) and wide(x[None]).shape == (1, rows, COLUMNS)
 
 
-@needs_library
+@needs_code
 def test_numbers_do_not_depend_on_threads() -> None:
     torch.manual_seed(4)
     plain = Linear(64, 160, torch.float32, "cpu").requires_grad_(False)
@@ -109,13 +111,13 @@ def test_numbers_do_not_depend_on_threads() -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-@needs_library
+@needs_code
 def test_the_same_without_tile_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CPUs that multiply bf16 but have no tiles."""
-    module = importlib.import_module("foredraft.models.native.library")
+    module = importlib.import_module("foredraft.models.native.compiled")
     monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-mno-amx-bf16", "-mno-amx-tile"))
     monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
-    plain = native.library.__wrapped__()  # type: ignore[attr-defined]
+    plain = native.compiled.__wrapped__()  # type: ignore[attr-defined]
     torch.manual_seed(5)
     for make, form in CASES:
         tiles, x = Tiles.of(weight := make()), torch.randn(50, DEPTH).bfloat16()
@@ -138,6 +140,6 @@ def test_without_a_compiler_there_is_no_library(
     monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv(variable, value)
     with caplog.at_level(logging.WARNING, "foredraft"):
-        assert native.library.__wrapped__() is None  # type: ignore[attr-defined]
+        assert native.compiled.__wrapped__() is None  # type: ignore[attr-defined]
     assert len(caplog.records) == (variable == "CXX")
     assert all("\n" not in record.getMessage() for record in caplog.records)

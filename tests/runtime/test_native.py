@@ -16,7 +16,7 @@ from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
 from foredraft.runtime.native_executor import NativeExecutor
 from foredraft.runtime.torch_executor import CHUNK
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler and a CPU with bf16 products")
+pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
 CPU = torch.device("cpu")
 VOCAB, LAYERS = 96, 3
 LLAMA = ModelConfig("llama", VOCAB, 96, LAYERS, 6, 2, 32, 160, max_position=512, tied_head=True)

@@ -103,20 +103,19 @@ def test_slow_readers_hold_up_nobody(tiny: Path) -> None:
 def test_bad_requests_leave_a_running_stream_alone(tiny: Path) -> None:
     """Somebody streams while others send everything that is wrong; the stream comes whole and unchanged."""
     bodies = [b"{", b"\xff\xfe", b"[]", b'{"model": 5}', b"x" * 3000, b'{"model": "tiny", "prompt": [[]]}']
-    with serving(tiny_llm(tiny, pause=0.01), Limits(body_bytes=2000)) as server, httpx.Client(timeout=30) as other:
+    with serving(tiny_llm(tiny, pause=0.05), Limits(body_bytes=2000)) as server, httpx.Client(timeout=30) as other:
         expected = server.post("completions", **LONG).json()["choices"][0]["token_ids"]
         body = {"model": MODEL, **LONG, "stream": True, "nobody knows": {"this": "field"}}
         with other.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
-            lines, refused, meanwhile = stream.iter_lines(), 0, 0
+            lines, refused = stream.iter_lines(), 0
             first = next(lines)
-            while server.running or refused < len(bodies):
-                meanwhile += server.running
+            while server.running:
                 status = server.client.post("/v1/completions", content=bodies[refused % len(bodies)]).status_code
                 assert status in (400, 413)
                 refused += 1
             documents = [json.loads(line[6:]) for line in (first, *lines) if line.startswith("data: {")]
         assert [token for each in documents for token in each["choices"][0]["token_ids"]] == expected
-        assert meanwhile >= 2, "the stream was over before anybody disturbed it"
+        assert refused > len(bodies)
         assert server.metric("refusals_total", status="400") + server.metric("refusals_total", status="413") == refused
 
 

@@ -123,7 +123,8 @@ def follow(drafts: DraftBatch, choice: Tensor) -> Verdict:
     index = torch.arange(width, device=device).expand(batch, width)
     used = drafts.used()
     hit = used & (drafts.token == choice.gather(1, (drafts.parent + 1).clamp(max=choice.shape[1] - 1)))
-    # A node is on the path if it and all its ancestors are hit; siblings differ, so there is one at each depth.
+    hit &= ~_has_elder_twin(drafts, hit)
+    # A node is on the path if it and all its ancestors are hit: one at each depth.
     missed = ancestor_mask(drafts.parent, levels=max(drafts.levels, 1)) & ~hit[:, None, :]
     on_path = hit & ~missed.any(dim=2)
     path = torch.full((batch, drafts.levels + 1), -1, dtype=torch.int64, device=device)
@@ -136,3 +137,11 @@ def follow(drafts: DraftBatch, choice: Tensor) -> Verdict:
     end = torch.where(refused, int(Reason.CORRECTED), int(Reason.BONUS))
     reason = torch.zeros((batch, drafts.levels + 1), dtype=torch.int64, device=device)
     return Verdict(path, accepted, token, reason.scatter_(1, accepted[:, None], end[:, None]))
+
+
+def _has_elder_twin(drafts: DraftBatch, hit: Tensor) -> Tensor:
+    """[B, N] bool: a sibling that ranks before the node is hit too, so carries the same token. Rules take the first."""
+    if drafts.branching <= 1:
+        return torch.zeros_like(hit)
+    same = (drafts.parent[:, :, None] == drafts.parent[:, None, :]) & hit[:, None, :]
+    return (same & (drafts.order[:, None, :] < drafts.order[:, :, None])).any(dim=2)

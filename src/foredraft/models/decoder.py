@@ -168,7 +168,7 @@ class Decoder(nn.Module):
     def finish(self, x: Tensor) -> Tensor:
         """The final norm: the stream that leaves the last layer -> the features that the head reads, [T, d]."""
         if isinstance(self.head, TiledLinear) and x.dtype == torch.bfloat16:
-            return self.head.library.norm(x, self.norm, self.config.norm_eps)
+            return self.head.code.norm(x, self.norm, self.config.norm_eps)
         return F.rms_norm(x, self.norm.shape, self.norm, self.config.norm_eps)
 
     def logits(self, features: Tensor, rows: Tensor | None = None) -> Tensor:

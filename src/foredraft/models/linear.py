@@ -63,9 +63,9 @@ class TiledLinear(nn.Module):
 
     def __init__(self, linear: Linear, wide: bool = False) -> None:
         super().__init__()
-        library = native.library()
-        assert library is not None
-        self.library, self.wide = library, wide  # wide: results in float32, for logits
+        code = native.compiled()
+        assert code is not None
+        self.code, self.wide = code, wide  # wide: results in float32, for logits
         self.bias = None if linear.bias is None else linear.bias.detach().to(torch.bfloat16)
         self.tiles = native.Tiles.of(linear.weight)
         self.struct = self.tiles.struct
@@ -84,7 +84,7 @@ class TiledLinear(nn.Module):
         return part
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.library.linear(x, self.struct, self.bias, self.wide)
+        return self.code.linear(x, self.struct, self.bias, self.wide)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return residual + self(x)
@@ -125,7 +125,7 @@ def can_tile(module: nn.Module) -> bool:
     """Whether our library runs here and every product inside a module can be cut into tiles."""
     products = [part for part in module.modules() if isinstance(part, Linear)]
     here = all(product.weight.device.type == "cpu" and native.fits(product.weight) for product in products)
-    return bool(products) and here and native.library() is not None
+    return bool(products) and here and native.compiled() is not None
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -95,7 +95,7 @@ class Output:
     logits: Tensor  # [T, V]; empty where no logits were asked for
     hidden: dict[int, Tensor]  # tap -> [T, d]; FINAL is always there
     index: Tensor  # [B, max count]
-    lasting: bool = False  # whether the next round's may stand in the same memory, in which case it often does
+    lasting: bool = False  # True = it stands in memory of its own, which the next round like this one overwrites
 
     def part(self, begin: int, end: int) -> Output:
         """The same output, seen by some of its sequences."""

@@ -46,9 +46,9 @@ class NativeExecutor(TorchExecutor):
     ) -> None:
         super().__init__(decoder, max_slots, max_length, max_scratch, padded=True)  # needs no mask buffers
         self.name = "native-cpu-bf16"
-        library = native.library()
-        assert library is not None
-        self._library = library
+        code = native.compiled()
+        assert code is not None
+        self._code = code
         self._layers = (native.Layer * self.num_layers)(*(_described(cast(Layer, layer)) for layer in decoder.layers))
 
     def place(self, rows: Rows) -> Placement:
@@ -84,7 +84,7 @@ class NativeExecutor(TorchExecutor):
         order.input, order.output, order.taps = hidden.data_ptr(), out.data_ptr(), ctypes.addressof(addresses)
         order.position, order.rotations = spans.position.data_ptr(), self.decoder.rotations.data_ptr()
         order.store, order.span = store.data_ptr(), ctypes.addressof(spans.array)
-        self._library.layers(order)
+        self._code.layers(order)
         return out, tapped
 
 

@@ -1,6 +1,6 @@
 """The compiled library: built once per machine and source with the system's C++ compiler, kept in the cache folder.
 
-Where there is no compiler, or no CPU with bf16 products, `library` is None and one line in the log says why.
+Where there is no compiler, or no CPU with bf16 products, `compiled` is None and one line in the log says why.
 FOREDRAFT_NATIVE=0 turns it off.
 """
 
@@ -59,7 +59,7 @@ class Pass(ctypes.Structure):
     ]
 
 
-class Library:
+class Compiled:
     """What the library can do. Tensors are contiguous bf16 on the CPU unless said."""
 
     def __init__(self, path: Path) -> None:
@@ -93,12 +93,12 @@ class Library:
 
 
 @cache
-def library() -> Library | None:
+def compiled() -> Compiled | None:
     """The library of this machine, compiled on first use; None where it cannot be had."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        return Library(_built())
+        return Compiled(_built())
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("passes run in torch alone, several times slower on a CPU: %s", _short(error))
         return None
