@@ -18,9 +18,7 @@ from foredraft.models.native.compiled import SWITCH
 from foredraft.models.native.tiles import BF16, GRID4, GRID8
 
 COLUMNS, DEPTH = 80, 96
-needs_library = pytest.mark.skipif(
-    native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products"
-)
+needs_code = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
 
 
 def rough() -> Tensor:
