@@ -18,9 +18,9 @@ from ..errors import ForedraftError, UsageError, unknown_name
 from . import options as o
 
 if TYPE_CHECKING:
+    from ..judge.company import Company
     from ..judge.journal import Journal
     from ..judge.making import Tell
-    from ..recipes.llm import LLM
 
 PROMPT_ROOM = 1024  # tokens of a prompt for which room is kept where --max-length says nothing
 PROBLEMS = 1000  # that are drawn where --count says nothing
@@ -65,15 +65,24 @@ class Mining:
     def room(self) -> int:
         return self.max_length or self.max_new + PROMPT_ROOM
 
-    def model(self, name: str) -> LLM:
-        """A model that answers plainly, `batch` texts at a time."""
+    @property
+    def compares(self) -> bool:
+        """Whether there is a drafter: one that is named, or the one that a tuned target was trained with."""
+        from ..models.names import TUNED
+
+        return self.drafter is not None or self.target in TUNED
+
+    def company(self) -> Company:
+        """The target, which answers plainly, `batch` texts at a time, and its drafter."""
+        from ..judge.company import Company
         from ..recipes.llm import LLM
 
         with o.LoadingBar() as bar:
-            return LLM(
-                name, "plain", dtype=self.dtype, device=self.device, batch_size=self.batch, max_length=self.room,
-                progress=bar,
+            llm = LLM(
+                self.target, "plain", dtype=self.dtype, device=self.device, batch_size=self.batch,
+                max_length=self.room, progress=bar,
             )  # fmt: skip
+        return Company.of(llm, self.drafter, None, None, 1)
 
     def check(self) -> None:
         """Refuse what cannot work before any model is loaded for it."""
@@ -82,7 +91,7 @@ class Mining:
         for name in self.families:
             if name not in FAMILIES:
                 raise unknown_name("family", name, FAMILIES)
-        if self.source is Source.AUTO and self.drafter is None:
+        if self.source is Source.AUTO and not self.compares:
             raise UsageError("--source auto compares two models; name the second one with --drafter")
         if self.source is Source.FILE and (self.data is None or not self.data.is_file()):
             raise UsageError("--source file reads your annotated JSON lines; name the file with --data")
@@ -96,7 +105,9 @@ def mine(
     target: Annotated[
         str, typer.Option("--target", "--model", "-m", help="The model that the judge is for.")
     ] = o.DEFAULT_MODEL,
-    drafter: Annotated[str | None, typer.Option(help="The model whose tokens will be judged.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="Whose tokens are judged (default: the target's own).")
+    ] = None,
     task: Annotated[
         str, typer.Option(help="auto: gsm8k, arc-easy, arc-challenge, mmlu, mbpp, humaneval, checked.")
     ] = "gsm8k",
@@ -156,19 +167,17 @@ def _make(order: Mining) -> dict[str, Any]:
 
 
 def _checked(order: Mining, tell: Tell) -> dict[str, str]:
-    from ..judge.authors import same_words, sampled
+    from ..judge.authors import sampled
     from ..judge.checked import CheckedLabels, Mixture, exercises
     from ..judge.families import FAMILIES
     from ..judge.making import make_checked
 
     work = exercises(order.count or PROBLEMS, order.seed, order.families or tuple(FAMILIES))
     journal = _journal(order)
-    target = order.model(order.target)
-    models = [target]
-    if order.drafter is not None:
-        models.append(order.model(order.drafter))
-        same_words(*models)
-    writers = [sampled(model, order.max_new) for model in models]
+    company = order.company()
+    target = company.llm
+    arms = [company.target(), company.alone()] if order.compares else [company.target()]
+    writers = [sampled(arm, target.target.eos_ids, order.max_new) for arm in arms]
     labels = CheckedLabels(target.tokenizer, target.target.eos_ids, writers, Mixture((0.0, order.temperature)))
     make_checked(labels, work, journal, order.batch, tell)
     return {}
@@ -178,19 +187,14 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
     from ..judge.authors import EngineTarget, ExecutorDrafter
     from ..judge.making import make_mined
     from ..judge.mining import Limits
-    from ..recipes.loading import Place
-    from ..recipes.recipe import Workshop, draft_executor
     from .judge_tasks import load_quests
 
     limits = Limits(order.max_new, order.rare, inf if order.stretch is None else order.stretch)
     questions = load_quests(order.task, order.data, order.count, order.seed)
     journal = _journal(order)
-    target = order.model(order.target)
-    place = Place(order.dtype, order.device, order.batch, order.room)
-    models = (
-        EngineTarget(target),
-        ExecutorDrafter(draft_executor(Workshop(target.target, place), order.drafter)),
-    )
+    company = order.company()
+    target = company.llm
+    models = EngineTarget(target), ExecutorDrafter(company.alone().engine.executor)
     quests = questions.quests(target.tokenizer)
     make_mined(quests, limits, models, target.target.eos_ids, journal, order.batch, tell)
     return questions.hashes

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ..engine import Request
-from ..errors import ForedraftError, UsageError
+from ..errors import ForedraftError
 from ..recipes.llm import LLM
 from ..runtime import Executor, Rows
 from ..types import SamplingParams
+from ..types import Sequence as Text
+from .checked import Writer
 from .mining import Guess, Write, Written
+from .trial import Arm, run
 
 ROWS = 2048  # places whose logits are held at a time
 
@@ -71,10 +74,10 @@ class ExecutorDrafter:
         found: list[list[int]] = [[] for _ in asked]
         for who, runs in self._passes([text[n:] for text, n in zip(texts, known, strict=True)]):
             out = self.executor.forward(Rows.chains(who, runs, self.executor.device))
-            self.executor.commit(who, [len(run) for run in runs])
+            self.executor.commit(who, [len(line) for line in runs])
             guessed = iter(out.logits.argmax(-1).tolist())
-            for slot, run in zip(who, runs, strict=True):
-                found[slot] += [next(guessed) for _ in run]
+            for slot, line in zip(who, runs, strict=True):
+                found[slot] += [next(guessed) for _ in line]
         return found
 
     def _passes(self, texts: list[list[int]]) -> Iterator[tuple[list[int], list[list[int]]]]:
@@ -85,23 +88,17 @@ class ExecutorDrafter:
             yield who, [texts[slot][at : at + size] for slot in who]
 
 
-def sampled(llm: LLM, max_new: int) -> Callable[[Sequence[list[int]], Sequence[float], Sequence[int]], list[list[int]]]:
-    """A model as a writer of answers: prompts, temperatures and seeds in, answers with their closing tokens out."""
+def sampled(arm: Arm, stop_ids: frozenset[int], max_new: int) -> Writer:
+    """An arm as a writer of answers: prompts, temperatures and seeds in, answers with their closing tokens out."""
 
     def write(prompts: Sequence[list[int]], heat: Sequence[float], seeds: Sequence[int]) -> list[list[int]]:
-        params = [SamplingParams(t, seed=s, max_new_tokens=max_new) for t, s in zip(heat, seeds, strict=True)]
-        done = llm.generate(list(prompts), params)
-        if error := next((each.error for each in done if each.error), None):
+        requests = []
+        for number, (prompt, temperature, seed) in enumerate(zip(prompts, heat, seeds, strict=True)):
+            params = SamplingParams(temperature, seed=seed, max_new_tokens=max_new)
+            requests.append(Request(Text(number, list(prompt), len(prompt), params, seed), arm.method, stop_ids))
+        run(arm.engine, requests)
+        if error := next((each.error for each in requests if each.error), None):
             raise ForedraftError(error)
-        return [each.token_ids for each in done]
+        return [each.sequence.output for each in requests]
 
     return write
-
-
-def same_words(target: LLM, drafter: LLM) -> None:
-    """Refuse a drafter whose ids mean other words."""
-    if drafter.tokenizer.vocab_hash() != target.tokenizer.vocab_hash():
-        raise UsageError(
-            f"drafter {drafter.target.name!r} has another tokenizer than {target.target.name!r};"
-            " choose one of the same family"
-        )
