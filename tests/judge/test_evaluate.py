@@ -270,3 +270,22 @@ def test_wrong_orders_cost_one_line(model: Path, tmp_path: Path, call: CALL) -> 
     ):
         code, out, err = call(*argv)
         assert code == 2 and said in err and err.count("\n") == 1 and not out, err
+
+
+def test_agreement_compares_with_the_targets_own_answers(company: Company) -> None:
+    """The target agrees with itself; a question to which it has no answer is left out."""
+    from foredraft.judge.agreement import Question, agreements
+
+    court = company.court(24, 1)
+    texts = draw(3, 5)
+    asked = [
+        Question("first word", texts[0].question, lambda text: text.split()[0] if text.split() else "-"),
+        Question("whole text", texts[1].question, str),
+        Question("never", texts[2].question, lambda text: None),
+    ]
+    found = agreements(court, company.target(), asked)
+    assert [each.family for each in found] == ["first word", "whole text"]
+    order = EvalOrder(limit=2, max_new_tokens=24, attributed=1, task="words")
+    document = evaluate(order, company, problems=found)
+    assert document["four"]["target"]["accuracy"] == document["four"]["standard"]["accuracy"] == 1.0
+    assert not found[1].solved("something else")

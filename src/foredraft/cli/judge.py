@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ from .judge_pair import pair
 if TYPE_CHECKING:
     from ..judge.company import Company
     from ..judge.evaluate import EvalOrder
+    from ..judge.problem import Asked
     from ..judge.transcript import Transcript
     from ..judge.trial import Tell
 
@@ -211,6 +212,10 @@ def evaluate(
         bool, typer.Option("--sweep", help="Thresholds, draft lengths and other relaxed rules too.")
     ] = False,
     lengths: Annotated[str, typer.Option(help="Draft lengths of the sweep.")] = "5,10,15,20,25,32,40",
+    task: Annotated[
+        str, typer.Option(help="checked: fresh problems; gsm8k, ..: agreement with the target's own answers.")
+    ] = "checked",
+    data: Annotated[Path | None, typer.Option(envvar="FOREDRAFT_DATA", help="Data folder of other tasks.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for eval.json and the picture; an unfinished run in it goes on.")
     ] = None,
@@ -222,15 +227,16 @@ def evaluate(
 
     if limit < 1:
         raise UsageError("--limit must be at least 1")
-    order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size)
+    order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size, task=task)
     steps = numbers(lengths, int, "--lengths")
     company = company_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
     _warn_if_off(company)
     transcript = None if out is None else transcript_of(order, company, out)
+    problems = _asked(order, company, data)
     with telling("answering") as tell:
-        document = run_four(order, company, tell, transcript)
+        document = run_four(order, company, tell, transcript, problems)
         if sweep:
-            document["sweep"] = _sweep(order, company, tell, transcript, steps)
+            document["sweep"] = _sweep(order, company, tell, transcript, steps, problems)
     if out is not None:
         _write(out, document)
     if not as_json:
@@ -246,14 +252,31 @@ def _warn_if_off(company: Company) -> None:
         o.errors.print("this judge has no threshold and is off; calibrate it first", style="dim")
 
 
+def _asked(order: EvalOrder, company: Company, data: Path | None) -> Sequence[Asked] | None:
+    """The questions of a data set that the target has an answer to; None for freshly drawn problems."""
+    from ..judge.agreement import agreements
+    from ..judge.evaluate import CHECKED
+    from .judge_tasks import held_out
+
+    if order.task == CHECKED:
+        return None
+    court = company.court(order.max_new_tokens, order.at_once)
+    found = agreements(court, company.target(), held_out(order.task, data, order.limit))
+    if not found:
+        raise UsageError(f"the target gives no final answer to any of these questions of {order.task}")
+    o.errors.print(f"the target has a final answer to {len(found)} of {order.limit} questions", style="dim")
+    return found
+
+
 def _sweep(
-    order: EvalOrder, company: Company, tell: Tell, transcript: Transcript | None, lengths: tuple[int, ...]
-) -> dict[str, Any]:
+    order: EvalOrder, company: Company, tell: Tell, transcript: Transcript | None, lengths: tuple[int, ...],
+    problems: Sequence[Asked] | None,
+) -> dict[str, Any]:  # fmt: skip
     from ..judge.evaluate import Sweep, at_equal_accuracy, best_lengths
     from ..recipes.judging import find_judge
 
     ladder = find_judge(company.llm.target, company.judge).spec.ladder
-    found = Sweep(order, company, tell, transcript).run(ladder, lengths)
+    found = Sweep(order, company, tell, transcript, problems).run(ladder, lengths)
     return found | {"at_equal_accuracy": at_equal_accuracy(found), "best_lengths": best_lengths(found)}
 
 

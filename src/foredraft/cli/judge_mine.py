@@ -105,9 +105,7 @@ def mine(
     target: Annotated[
         str, typer.Option("--target", "--model", "-m", help="The model that the judge is for.")
     ] = o.DEFAULT_MODEL,
-    drafter: Annotated[
-        str | None, typer.Option(help="Whose tokens are judged (default: the target's own).")
-    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="Whose tokens are judged (default: the target's own).")] = None,
     task: Annotated[
         str, typer.Option(help="auto: gsm8k, arc-easy, arc-challenge, mmlu, mbpp, humaneval, checked.")
     ] = "gsm8k",

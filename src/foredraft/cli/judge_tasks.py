@@ -9,8 +9,10 @@ from pathlib import Path
 from ..bench import formats as f
 from ..bench.questions import Question
 from ..bench.scoring import score
+from ..bench.tasks import TASKS as TEST_TASKS
 from ..bench.tasks import Task, load
 from ..errors import UsageError, unknown_name
+from ..judge import agreement
 from ..judge.checked import Exercise, exercises
 from ..judge.extract import Extract, answer_line
 from ..judge.mining import Quest
@@ -69,3 +71,12 @@ def _quest(task: str, asked: Question | Exercise, tokenizer: Tokenizer) -> Quest
 
 def _scored(question: Question) -> Extract:
     return lambda text: score(question, text).answer
+
+
+def held_out(task: str, data: Path | None, limit: int) -> list[agreement.Question]:
+    """Evenly spread questions of a task's test split, with what reads the final answers."""
+    scored = {name: each for name, each in TEST_TASKS.items() if each.group == "quality"}
+    if task not in scored:
+        raise unknown_name("task", task, (CHECKED, *scored))
+    asked = load(scored[task], data, limit).questions
+    return [agreement.Question(task, each.turns[0], _scored(each)) for each in asked]

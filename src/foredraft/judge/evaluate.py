@@ -17,7 +17,7 @@ from ..recipes.judging import find_judge
 from .attribution import attribute
 from .company import JUDGE, NAMES, STANDARD, Company
 from .families import FAMILIES, draw
-from .problem import Problem
+from .problem import Asked
 from .transcript import Transcript
 from .trial import Arm, Court, Notes, Tally, Tell
 
@@ -29,6 +29,7 @@ RIVALS = {
     "lenience": ("lenience:0.5", "lenience:0.2", "lenience:0.05", "lenience:0.01"),
 }
 POINT = 0.01  # of accuracy
+CHECKED = "checked"  # the task of problems with a checker
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,19 @@ class EvalOrder:
     max_new_tokens: int = 256
     at_once: int = 1
     attributed: int = 50  # answers of each arm whose perplexity is measured
+    task: str = CHECKED  # or a data set, whose answers are compared with the target's own
 
 
 def evaluate(
-    order: EvalOrder, company: Company, tell: Tell | None = None, transcript: Transcript | None = None
-) -> dict[str, Any]:
-    """The four arms; the document holds their figures under "four" and everything else beside."""
-    problems, court = fresh(order), company.court(order.max_new_tokens, order.at_once)
+    order: EvalOrder, company: Company, tell: Tell | None = None, transcript: Transcript | None = None,
+    problems: Sequence[Asked] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The four arms; the document holds their figures under "four" and everything else beside.
+
+    problems: to be answered instead of freshly drawn ones.
+    """
+    court = company.court(order.max_new_tokens, order.at_once)
+    problems = fresh(order) if problems is None else problems
     arms = company.four()
     tallies = court.turns(arms, problems, tell, _notes(transcript, "four"))
     return {
@@ -73,11 +80,11 @@ def _notes(transcript: Transcript | None, name: str) -> Notes | None:
     return None if transcript is None else (transcript, name)
 
 
-def fresh(order: EvalOrder) -> list[Problem]:
+def fresh(order: EvalOrder) -> Sequence[Asked]:
     return draw(order.limit, order.seed, order.families)
 
 
-def by_family(tallies: dict[str, Tally], problems: Sequence[Problem]) -> dict[str, dict[str, dict[str, float | None]]]:
+def by_family(tallies: dict[str, Tally], problems: Sequence[Asked]) -> dict[str, dict[str, dict[str, float | None]]]:
     """Accuracy and accepted tokens of every arm on every family: where a judge is out of its depth shows here."""
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for family in dict.fromkeys(problem.family for problem in problems):
@@ -103,9 +110,11 @@ class Sweep:
     company: Company
     tell: Tell | None = None
     transcript: Transcript | None = None
+    problems: Sequence[Asked] | None = None  # instead of freshly drawn ones
 
     def run(self, thresholds: Sequence[float], lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
-        court, problems = self.company.court(self.order.max_new_tokens, self.order.at_once), fresh(self.order)
+        court = self.company.court(self.order.max_new_tokens, self.order.at_once)
+        problems = fresh(self.order) if self.problems is None else self.problems
         curve = self._rows("thresholds", court, problems, [self.company.judging(t) for t in thresholds])
         rules = [rule for family in RIVALS.values() for rule in family]
         rivals = self._rows("rivals", court, problems, [self.company.arm(rule, rule) for rule in rules])
@@ -120,7 +129,7 @@ class Sweep:
             "lengths": by_length,
         }
 
-    def _rows(self, name: str, court: Court, problems: Sequence[Problem], arms: list[Arm]) -> list[dict[str, Any]]:
+    def _rows(self, name: str, court: Court, problems: Sequence[Asked], arms: list[Arm]) -> list[dict[str, Any]]:
         """One row an arm; the target's accuracy and speed in the same turns stand in each."""
         notes = _notes(self.transcript, name)
         tallies = court.turns([self.company.target(), *arms], problems, self.tell, notes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 MEND = ", no, "  # stands between a slip and its correction
 
@@ -48,6 +49,18 @@ class Check:
     right: int  # letters
     whole: bool  # the text is a solution from beginning to end
     begun: bool  # it is the beginning of one, or the whole of it
+
+
+class Asked(Protocol):
+    """Whatever can be asked and whose answer can be told right from wrong."""
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def question(self) -> str: ...
+
+    def solved(self, text: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ..errors import ForedraftError
 from ..models import Tokenizer
 from ..types import SamplingParams
 from ..types import Sequence as Text
-from .problem import Problem
+from .problem import Asked
 from .spelling import ask
 from .transcript import Answer, Transcript
 
@@ -79,7 +79,7 @@ class Court:
     params: SamplingParams
     at_once: int = 1
 
-    def answers(self, arm: Arm, problems: Sequence[Problem]) -> list[Answer]:
+    def answers(self, arm: Arm, problems: Sequence[Asked]) -> list[Answer]:
         """All problems by one arm, as many at a time as the engine has slots for."""
         numbers = count()
         requests = []
@@ -90,19 +90,22 @@ class Court:
         run(arm.engine, requests)
         return [self._answer(problem, request) for problem, request in zip(problems, requests, strict=True)]
 
-    def _answer(self, problem: Problem, request: Request) -> Answer:
+    def _answer(self, problem: Asked, request: Request) -> Answer:
         if request.error is not None:
             raise ForedraftError(request.error)
         text, stats = request.sequence, request.stats
-        ended = text.output[-1:] and text.output[-1] in self.stop_ids
-        written = self.tokenizer.decode(text.output[:-1] if ended else text.output)
         return Answer(
-            problem.solved(written), text.tokens[: text.prompt_length], text.output, request.reasons, stats.steps,
-            stats.drafted, stats.accepted,
+            problem.solved(self.text(text.output)), text.tokens[: text.prompt_length], text.output, request.reasons,
+            stats.steps, stats.drafted, stats.accepted,
         )  # fmt: skip
 
+    def text(self, output: Sequence[int]) -> str:
+        """What tokens say, without the one that ends them."""
+        ended = len(output) > 0 and output[-1] in self.stop_ids
+        return self.tokenizer.decode(list(output[:-1] if ended else output))
+
     def turns(
-        self, arms: Sequence[Arm], problems: Sequence[Problem], tell: Tell | None = None, notes: Notes | None = None
+        self, arms: Sequence[Arm], problems: Sequence[Asked], tell: Tell | None = None, notes: Notes | None = None
     ) -> dict[str, Tally]:
         """Every arm on every problem, in turns, timed. Before its first turn an arm answers one that is not counted.
 
@@ -120,7 +123,7 @@ class Court:
         return tallies
 
     def _turn(
-        self, arm: Arm, part: Sequence[Problem], first: int, warm: set[str], notes: Notes | None
+        self, arm: Arm, part: Sequence[Asked], first: int, warm: set[str], notes: Notes | None
     ) -> tuple[list[Answer], float]:
         who = "" if notes is None else f"{notes[1]}/{arm.name}"
         if notes is not None and (known := notes[0].get(who, first)) is not None:
@@ -148,7 +151,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
             engine.cancel(request)
 
 
-def parts(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:
+def parts(problems: Sequence[Asked], size: int) -> Iterator[Sequence[Asked]]:
     return (problems[i : i + size] for i in range(0, len(problems), size))
 
 

@@ -1,0 +1,48 @@
+"""Questions of a data set, where an answer counts as solved if it ends as the target's own does.
+
+A small target seldom finds what a data set calls right; whether a judge changes its answers can still be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .extract import Extract
+from .problem import Asked
+from .trial import Arm, Court
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and how a final answer is read out of a text."""
+
+    family: str  # the data set
+    question: str
+    extract: Extract
+
+    def solved(self, text: str) -> bool:
+        return self.extract(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The same, and the final answer that the target gives."""
+
+    family: str
+    question: str
+    extract: Extract
+    answer: str
+
+    def solved(self, text: str) -> bool:
+        return self.extract(text) == self.answer
+
+
+def agreements(court: Court, target: Arm, questions: Sequence[Question]) -> list[Asked]:
+    """Let the target answer; questions to which it finds no final answer are left out."""
+    found: list[Asked] = []
+    for question, given in zip(questions, court.answers(target, questions), strict=True):
+        answer = question.extract(court.text(given.output))
+        if answer is not None:
+            found.append(Agreement(question.family, question.question, question.extract, answer))
+    return found
