@@ -13,7 +13,18 @@ from foredraft.core.evidence import evidence
 from foredraft.errors import UsageError
 from foredraft.judge.curve import auc, careful, curve, ladder
 from foredraft.judge.features import extract
-from foredraft.judge.fit import TEST, TRAIN, VALIDATION, check_labels, fit, scores, shuffled_auc, split_of
+from foredraft.judge.fit import (
+    RIGHT_PER_WRONG,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    check_labels,
+    fit,
+    scores,
+    shuffled_auc,
+    split_of,
+    thin,
+)
 from foredraft.judge.record import RIGHT, UNCOUNTED, WRONG, LabelledText, write_records
 from foredraft.judge.training import TrainOrder, parse_reads, train
 from foredraft.models.judges import read_spec
@@ -171,3 +182,15 @@ def test_orders_that_cannot_be_met_are_refused(target: Loaded, tmp_path: Path) -
         train(TrainOrder((path,), reads=parse_reads("target+draft")), target, None, tmp_path / "judge")
     with pytest.raises(UsageError, match="no file of labels"):
         TrainOrder((tmp_path / "none.jsonl",)).records()
+
+
+def test_right_tokens_are_set_aside_where_they_abound() -> None:
+    right = torch.ones(1000, dtype=torch.bool)
+    right[::200] = False  # 5 wrong ones, 4 of them to learn from
+    split = torch.full((1000,), TRAIN)
+    split[800:] = VALIDATION
+    thinned = thin(split, right)
+    assert int(((thinned == TRAIN) & right).sum()) == 4 * RIGHT_PER_WRONG
+    assert torch.equal((thinned == TRAIN) & ~right, (split == TRAIN) & ~right)
+    assert torch.equal(thinned[800:], split[800:])
+    assert torch.equal(thin(split, torch.zeros_like(right)), split)  # wrong ones are never too many

@@ -20,7 +20,8 @@ from ..models.judges import JudgeHead, fold
 from .curve import auc
 
 PENALTIES = tuple(10.0**-k for k in range(1, 8))
-TRAIN, VALIDATION, TEST = 0, 1, 2
+TRAIN, VALIDATION, TEST, SPARE = 0, 1, 2, 3
+RIGHT_PER_WRONG = 40  # tokens to learn from; both classes weigh the same, so more right ones say little more
 EPOCHS, PATIENCE, BATCH = 50, 6, 4096
 
 
@@ -41,6 +42,17 @@ def split_of(groups: Sequence[str], seed: int = 0) -> Tensor:
             share = int(hashlib.sha256(f"{seed}/{group}".encode()).hexdigest()[:12], 16) / 16**12
             places[group] = TRAIN if share < 0.8 else VALIDATION if share < 0.9 else TEST
     return torch.tensor([places[group] for group in groups])
+
+
+def thin(split: Tensor, right: Tensor, seed: int = 0) -> Tensor:
+    """The split with most right tokens of the training part set aside where they are far more than the wrong ones."""
+    here = (split == TRAIN) & right
+    most = RIGHT_PER_WRONG * int(((split == TRAIN) & ~right).sum())
+    chosen = here.nonzero()[:, 0]
+    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+    thinned = split.clone()
+    thinned[chosen[order[most:]]] = SPARE
+    return thinned
 
 
 def check_labels(right: Tensor, split: Tensor) -> None:
@@ -152,9 +164,9 @@ def shuffled_auc(rows: Tensor, right: Tensor, split: Tensor, penalty: float, rep
     The mean over some deals, each fitted on its training part and measured on all the rest.
     """
     generator = torch.Generator().manual_seed(seed)
-    found, rest = [], split != TRAIN
+    found, rest, here = [], split != TRAIN, rows.device
     for _ in range(repeats):
         dealt = right[torch.randperm(len(right), generator=generator)]
-        head = fit(rows, dealt, split, "linear", penalties=(penalty,)).head
-        found.append(auc(scores(head, rows[rest]).numpy(), dealt[rest].numpy()))
+        head = fit(rows, dealt.to(here), split.to(here), "linear", penalties=(penalty,)).head
+        found.append(auc(scores(head, rows[rest.to(here)]).numpy(), dealt[rest].numpy()))
     return sum(found) / len(found)

@@ -29,7 +29,7 @@ from ..recipes.loading import Loaded
 from ..runtime import FINAL, Executor
 from .curve import auc, careful, curve, ladder
 from .features import Features, Tell, extract
-from .fit import TEST, VALIDATION, Fitted, check_labels, fit, scores, shuffled_auc, split_of
+from .fit import TEST, VALIDATION, Fitted, check_labels, fit, scores, shuffled_auc, split_of, thin
 from .record import LabelledText, read_records
 
 PROBE_TOKENS = 32
@@ -141,9 +141,10 @@ def train(
     features = extract(target.executor, records, taps, EVIDENCE in reading, own, tell)
     split = split_of(features.of(lambda record: record.group), order.seed)
     check_labels(features.right, split)
+    split = thin(split, features.right, order.seed)
     variants = fit_all(order, features, split, taps, target.device)
     best = max(variants, key=lambda variant: variant.fitted.validation_auc)
-    report = measure(features, split, best)
+    report = measure(features, split, best, target.device)
     report.figures["variants"] = [variant.row() for variant in variants]
     save_judge(out, _judge(order, best, report, target, own, records))
     return report
@@ -163,7 +164,7 @@ def fit_all(
     return found
 
 
-def measure(features: Features, split: Tensor, best: Variant) -> Report:
+def measure(features: Features, split: Tensor, best: Variant, device: torch.device) -> Report:
     """The chosen head on held-out groups: AUC, by domain too, the control, and the curve of false accepts.
 
     The ladder of thresholds comes from the validation part, the curve from the test part.
@@ -177,7 +178,7 @@ def measure(features: Features, split: Tensor, best: Variant) -> Report:
     figures = {
         "validation_auc": best.fitted.validation_auc,
         "test_auc": auc(value[test], right[test]),
-        "shuffled_auc": shuffled_auc(rows, features.right, split, best.fitted.penalty),
+        "shuffled_auc": shuffled_auc(rows.to(device), features.right, split, best.fitted.penalty),
         "test_auc_by_domain": {
             str(name): auc(value[test & (domain == name)], right[test & (domain == name)]) for name in np.unique(domain)
         },

@@ -35,7 +35,7 @@ def fold(head: JudgeHead, mean: Tensor, scale: Tensor) -> JudgeHead:
 
     W (x - m) / s + b = (W / s) x + (b - (W / s) m): the first product takes it all.
     """
-    folded = JudgeHead(head.width, head.units)
+    folded = JudgeHead(head.width, head.units).to(mean.device)
     folded.load_state_dict(head.state_dict())
     first = folded.outer if folded.inner is None else folded.inner
     weight = first.weight.double() / scale.double()
