@@ -20,7 +20,7 @@ from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method, Request
-from foredraft.engine.swift import follow
+from foredraft.engine.greedy import follow
 from foredraft.models import Decoder, shallow
 from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
@@ -90,6 +90,19 @@ def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
     owners = [engine.executor] if shape is None else [engine.executor, after[0].method.drafter.executor]  # type: ignore[union-attr]
     for recorder in (owner.recorder for owner in owners):
         assert recorder.played > recorder.taped > 0
+
+
+def test_turns_of_one_step_that_look_alike_are_kept_apart() -> None:
+    """Two methods, one request each: recordings of the same shape, played in the same step."""
+
+    def texts(make: Make) -> list[list[int]]:
+        torch.manual_seed(5)
+        engine = Engine(make(toys.target()))
+        methods = [Method(name, RULES["sample-and-match"]) for name in ("one", "two")]
+        asked = zip(methods, (PROMPTS[0], PROMPTS[3]), strict=True)
+        return finish(engine, *(request(text, method, i, max_new_tokens=40) for i, (method, text) in enumerate(asked)))
+
+    assert texts(taped) == texts(eager)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.8}, {"repetition_penalty": 1.3}, {"logprobs": 2}], ids=str)

@@ -12,7 +12,7 @@ from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method
-from foredraft.models import Decoder, ModelConfig, random_decoder, shallow
+from foredraft.models import Decoder, ModelConfig, early, flow, random_decoder, shallow
 from foredraft.models.eight_bit import eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loading import settle
@@ -69,6 +69,25 @@ def test_passes_agree_with_the_eager_executor() -> None:
     for expected, found in zip(seen_by(eager), seen_by(graphs), strict=True):
         assert (expected - found).abs().max() < 2e-3
     assert [graphs.length(slot) for slot in (3, 0, 2)] == [eager.length(slot) for slot in (3, 0, 2)]
+
+
+@pytest.mark.parametrize("ahead", [0, 64], ids=["in turn", "early"])
+@pytest.mark.parametrize("way", ["narrow", "wide"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flows_agree_with_layers(dtype: torch.dtype, way: str, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms and sums inside products or beside them; kernels that begin early or not; one row and several."""
+    if way == "wide":
+        monkeypatch.setattr(flow, "fits", lambda x, *products: False)
+    monkeypatch.setattr(early, "MOST_ROWS", ahead)
+    model = random_decoder(SMALL, dtype, CUDA, seed=3)
+    out = []
+    for made in (TorchExecutor(model, 4, 256), GraphExecutor(model, 4, 256)):
+        made.prefill([0], [list(range(3, 90))])
+        single = made.forward(Rows.chains([0], [[5]], CUDA), taps=(1, 3)).logits.float()
+        made.rollback([0], [87])
+        out.append(torch.cat((single, *(part.float() for part in seen_by(made) if part.shape[1] == SMALL.vocab_size))))
+    far = 1e-4 if dtype == torch.float32 else 0.05
+    assert (out[0] - out[1]).abs().max() < far * out[0].abs().max()
 
 
 def test_the_executor_is_chosen_and_outlives_modes() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from foredraft.models.activation import gated_fused, gated_twin
-from foredraft.models.eight_bit import EightBitLinear, multiply_fused, multiply_twin
+from foredraft.models.eight_bit import DTYPES, EightBitLinear
+from foredraft.models.stream import Plan, multiply_fused, multiply_twin
 from foredraft.runtime import kernels as k
 from foredraft.runtime.ground import Book, Ground, Limits, survey
 
@@ -87,15 +88,21 @@ def test_accepted_rows_move_to_the_front() -> None:
     assert torch.equal(*moved) and not torch.equal(moved[0], noise(2, 2, 3, 2, 20, 16))
 
 
+WHOLE, SPLIT = Plan(32, 64, 1, 2, 3), Plan(16, 32, 4, 4, 3)
+PLANNED = [("int8", None), ("wide", None), ("fp8", WHOLE), ("int8", SPLIT), ("wide", SPLIT)]
+
+
 @pytest.mark.parametrize("rows", [1, 5, 33])
-@pytest.mark.parametrize("kind", ["int8", "wide"])
-def test_weights_are_streamed(rows: int, kind: str) -> None:
-    x, before = noise(rows, 300), noise(rows, 70)
-    made = EightBitLinear.random(300, 70, torch.int8, DEVICE)
-    weight, scale = (made.weight, made.scale) if kind == "int8" else (noise(70, 300), None)
+@pytest.mark.parametrize(("kind", "plan"), PLANNED, ids=str)
+def test_weights_are_streamed(rows: int, kind: str, plan: Plan | None) -> None:
+    """Alone and onto a residual, with the same counters; of the four that share 90 inputs one has none to add."""
+    x, before = noise(rows, 90), noise(rows, 70)
+    made = EightBitLinear.random(90, 70, DTYPES.get(kind, torch.int8), DEVICE)
+    weight, scale = (noise(70, 90), None) if kind == "wide" else (made.weight, made.scale)
     for residual in (None, before):
-        found = multiply_fused(x, weight, scale, residual)
+        found = multiply_fused(x, weight, scale, residual, plan, made.arrivals)
         assert (found - multiply_twin(x, weight, scale, residual)).abs().max() < 1e-4
+        assert not made.arrivals.any()
 
 
 def test_activations() -> None:

@@ -184,3 +184,53 @@ def test_heads_agree_with_torch(kind: str) -> None:
         found.append([out.logits, out.hidden[1]])
     for got, true in zip(*found, strict=True):
         assert near(got, true)
+
+
+def paired(slots: int = 1) -> tuple[Eagle3Head, NativeExecutor]:
+    target = loud(LLAMA)
+    pack(target, torch.bfloat16)
+    torch.manual_seed(6)
+    head = Eagle3Head(target, SPEC, torch.arange(0, VOCAB, 2))
+    head.turn.weight.data.normal_(0.0, 0.1)
+    settle(head, torch.bfloat16)
+    executor = executor_for(head, slots, 200)
+    assert isinstance(executor, NativeExecutor) and executor.reads_pairs
+    return head, executor
+
+
+@pytest.mark.parametrize("count", [1, 8, 17, 40])
+def test_pairs_are_looked_up_as_torch_joins_them(count: int) -> None:
+    """The same bits as from a joined stream, layers, norm, turn and output rows apart."""
+    head, executor = paired()
+    table = torch.randn((9, 96)).bfloat16()
+    which, rows = torch.randint(9, (count,)), Rows.chains([0], [text(count)], CPU)
+    out = executor.forward_pairs(rows, table, which, (1,))
+    executor.rollback([0], [0])
+    stream, _ = executor.forward_layers(executor.place(rows), head.join(head.embed(rows.token), table[which]), range(1))
+    features, logits = executor.head(stream)
+    assert torch.equal(out.hidden[1], stream) and torch.equal(out.hidden[FINAL], features)
+    assert torch.equal(out.logits, logits)
+    executor.rollback([0], [0])
+    silent = executor.forward_pairs(rows, table[which], None, (1,), logits=False)
+    assert torch.equal(silent.hidden[FINAL], features) and silent.logits.shape == (0, 48)
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    for executor in (pair(LLAMA)[0], paired()[1]):
+        for token in (-1, VOCAB):
+            rows = Rows.chains([0], [[3, token]], CPU)
+            with pytest.raises(IndexError, match="vocabulary"):
+                if executor.reads_pairs:
+                    executor.forward_pairs(rows, torch.zeros((2, 96)))
+                else:
+                    executor.forward(rows)
+            executor.rollback([0], [0])
+
+
+def test_a_pass_that_is_done_may_be_finished() -> None:
+    """Streams that have passed all layers still get their norm and logits."""
+    executor, _ = pair(LLAMA)
+    rows = Rows.chains([0], [text(5)], CPU)
+    whole = executor.forward(rows, taps=(LAYERS,))
+    executor.rollback([0], [0])
+    assert torch.equal(executor.resume(rows, whole.hidden[LAYERS], LAYERS).logits, whole.logits)

@@ -18,7 +18,8 @@ from torch import Tensor
 from .dice import Dice, KeyedDice, Purpose
 from .hashing import hashed_uniform
 from .laws import DenseLaw
-from .step import IMPOSSIBLE, Step
+from .step import Step
+from .top_kernels import IMPOSSIBLE
 
 _TURNS = 1 << 16  # more draws than any node has, so that (node, turn) makes one key
 _LEAST = 1e-7  # of a law that must be left for another draw; what rounding leaves of less is not the law any more

@@ -7,6 +7,7 @@ does not depend on its batch mates, and a round can be replayed from its keys al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -84,3 +85,35 @@ class KeyedDice:
 
     def to(self, device: torch.device) -> KeyedDice:
         return KeyedDice(self.seed.to(device), self.round.to(device), self.position.to(device))
+
+
+class LateDice(KeyedDice):
+    """The same, whose keys are brought to the device when somebody rolls: greedy requests never do."""
+
+    __slots__ = ("_bring", "_brought")
+    _bring: Callable[[], Tensor]
+    _brought: Tensor | None
+
+    def __init__(self, bring: Callable[[], Tensor]) -> None:
+        """bring() is [3, B]: seeds, rounds, positions."""
+        object.__setattr__(self, "_bring", bring)
+        object.__setattr__(self, "_brought", None)
+
+    def _keys(self) -> Tensor:
+        brought = self._brought
+        if brought is None:
+            brought = self._bring()
+            object.__setattr__(self, "_brought", brought)
+        return brought
+
+    @property
+    def seed(self) -> Tensor:
+        return self._keys()[0]
+
+    @property
+    def round(self) -> Tensor:
+        return self._keys()[1]
+
+    @property
+    def position(self) -> Tensor:
+        return self._keys()[2]

@@ -16,8 +16,7 @@ from ..types import Law, Laws
 from .largest import largest
 from .laws import LazyLaws, MappedLaw
 from .sampling import LogitLaws, ParamBlock, law_of
-
-IMPOSSIBLE = -1e4  # log-probability that stands for zero
+from .top_kernels import IMPOSSIBLE, can_search, likeliest_fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,19 @@ class Step:
 
         A smaller vocabulary gives fewer; an impossible token gets a very small value, so that values stay finite.
         """
+        values, ids = self.top_rows(k)
+        return values[self.rows], ids[self.rows]
+
+    def top_rows(self, k: int) -> tuple[Tensor, Tensor]:
+        """The same for every packed row, [M, k]."""
+        k = min(k, self.logits.shape[1])
+        if can_search(self.logits, k):
+            return likeliest_fused(self.logits, k, None if self.vocabulary is None else self.vocabulary.ids)
         logits = self.logits.to(torch.float32)
-        values, ids = largest(logits, min(k, logits.shape[1]))
+        values, ids = largest(logits, k)
         values = values - torch.logsumexp(logits, dim=1, keepdim=True)
         values = torch.nan_to_num(values, nan=IMPOSSIBLE).clamp(min=IMPOSSIBLE)  # a broken drafter guesses too
-        return values[self.rows], self.target_ids(ids)[self.rows]
+        return values, self.target_ids(ids)
 
 
 def draft_laws(steps: Seq[Step], row_of: Tensor) -> Laws:
@@ -86,6 +93,7 @@ class Frontier:
     token: Tensor
     parent: Tensor  # indices, -1 = root
     depth: Tensor  # 1 = child of the root
+    above: Tensor | None = None  # column of the parent in the frontier before (0 = the root); None = it may be anywhere
 
 
 class Stepper(Protocol):

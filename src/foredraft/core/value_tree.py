@@ -15,8 +15,10 @@ from torch import Tensor
 from ..types import Budget, DraftBatch, Kind, Topology
 from ..types.drafts import empty_drafts
 from .dice import Dice
+from .host_pool import on_host
 from .pool import Pool
-from .step import Stepper
+from .step import Step, Stepper
+from .tree_kernels import Growth, can_grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,16 @@ class ValueTree:
     def numbered(self) -> int:
         return self.width + (self.depth - 1) * self.width**2
 
+    @on_host
     def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
         depth = min(self.depth, max(budget.depth for budget in budgets))
         if max(budget.chain for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
         pool = Pool(stepper)
-        value, token = (found[:, 0] for found in pool.root().top(self.width))  # [B, k]
+        root = pool.root()
+        if can_grow(root, self.width) and self._whole(budgets):
+            return self.grow_fused(stepper, root)
+        value, token = (found[:, 0] for found in root.top(self.width))  # [B, k]
         node = pool.add(torch.full_like(token, -1), token, value, 1)
         for level in range(2, depth + 1):
             if not self.goes_on(pool, value, level):
@@ -54,6 +60,20 @@ class ValueTree:
             best = value.topk(min(self.width, value.shape[1]), dim=1).indices.sort(dim=1).values
             node, value = made.gather(1, best), value.gather(1, best)
         return pool.best(self.nodes, self.within(pool, budgets), self.kind, self.width)
+
+    def grow_fused(self, stepper: Stepper, root: Step) -> DraftBatch:
+        """The same by kernels, where every sequence may have the whole tree."""
+        growth = Growth.begin(stepper.batch, self.numbered, self.width, stepper.device)
+        growth.add(root)
+        for _ in range(2, self.depth + 1):
+            growth.add(stepper.expand(growth.frontier()))
+        return growth.best(self.nodes, self.kind)
+
+    def _whole(self, budgets: Seq[Budget]) -> bool:
+        """Whether nothing that a sequence is told, and no rule of a subclass, makes its tree smaller."""
+        if type(self) is not ValueTree:
+            return False
+        return self.numbered >= self.nodes and all(b.nodes >= self.nodes and b.depth >= self.depth for b in budgets)
 
     def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool:
         """Whether another level shall be read, given the values [B, w] of those that it would be read behind."""

@@ -72,6 +72,16 @@ class QuietDrafter:
         pass
 
 
+def foresee(drafter: Drafter, out: Output, verdict: Verdict) -> None:
+    """Let a drafter begin with what it will observe, while the device still works on it; few have use for that.
+
+    Nobody may look at values here: the host has not waited for them yet.
+    """
+    early = getattr(drafter, "foresee", None)
+    if early is not None:
+        early(out, verdict)
+
+
 def weighs_costs(drafter: Drafter) -> bool:
     """Whether a drafter chooses the size of its drafts by what they cost and bring; few do, so few say so."""
     return bool(getattr(drafter, "weighs_costs", False))

@@ -18,9 +18,10 @@ from ..models.heads import FeatureHead
 from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
 from ..runtime.graphs import GraphExecutor
 from ..runtime.inside import Inside
+from ..runtime.native_executor import NativeExecutor
 from ..runtime.recorder import Recorder
 from ..runtime.torch_executor import CHUNK
-from ..types import DraftBatch, Sequence
+from ..types import DraftBatch, Sequence, Verdict
 from ..types.drafts import empty_drafts
 from .base import Round
 from .model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
@@ -41,6 +42,7 @@ class FeatureDrafter(ModelDrafter):
         self.taps = frozenset(head.taps)
         # sequence id -> features of the last slots, those unread included, in parts
         self._features: dict[int, list[Tensor]] = {}
+        self._foreseen: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
 
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
@@ -65,7 +67,9 @@ class FeatureDrafter(ModelDrafter):
         params = [draft_params(s.params, self.topology) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
-        stepper = FeatureStepper(self.head, self.executor, slots, sequences, block, self.shape)
+        paired = isinstance(self.executor, NativeExecutor) and self.executor.reads_pairs
+        kind = PairedStepper if paired else FeatureStepper
+        stepper = kind(self.head, self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.features = self._vocabulary, features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
         if drafts.width:  # else nothing was read
@@ -73,8 +77,15 @@ class FeatureDrafter(ModelDrafter):
         return drafts
 
     def _joined(self, sequences: Seq[Sequence]) -> list[Tensor]:
-        parts = [self._features[s.id] for s in sequences]
-        return [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
+        """Features of each sequence's last slots, those that the K/V lacks among them."""
+        joined = []
+        for s in sequences:
+            parts, read = self._features[s.id], self.executor.length(self._slots[s.id])
+            first = len(s.tokens) - 1 - sum(map(len, parts))
+            while len(parts) > 1 and first + len(parts[0]) <= read:
+                first += len(parts.pop(0))
+            joined.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return joined
 
     def _recorded(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one recorded function; None where it must go step by step."""
@@ -101,7 +112,7 @@ class FeatureDrafter(ModelDrafter):
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
         if round.out.lasting and isinstance(self.executor, GraphExecutor):
-            padded = self._recorded_features(self.executor.recorder, round)
+            padded = self._padded_features(round.out, round.verdict)
             news = [padded[b, : n + 1] for b, n in enumerate(round.accepted)]
         else:
             rows, counts = accepted_rows(round)
@@ -110,10 +121,26 @@ class FeatureDrafter(ModelDrafter):
         for sequence, new in zip(round.sequences, news, strict=True):
             self._keep(sequence.id, new)
 
-    def _recorded_features(self, recorder: Recorder, round: Round) -> Tensor:
-        """[B, D + 1, d] features along the accepted paths, padded; for outputs that stay where they are."""
-        path, index = round.verdict.path, round.out.index
-        states = [round.out.hidden[tap] for tap in self.head.taps]
+    @torch.no_grad()
+    def foresee(self, out: Output, verdict: Verdict) -> None:
+        """The features of accepted paths before the host knows them; for outputs that stay where they are."""
+        if out.lasting and isinstance(self.executor, GraphExecutor):
+            self._foreseen = [*self._others(out), (out, self._recorded_features(self.executor.recorder, out, verdict))]
+
+    def _padded_features(self, out: Output, verdict: Verdict) -> Tensor:
+        if len(self._others(out)) == len(self._foreseen):  # whoever runs the round does not let drafters foresee
+            self.foresee(out, verdict)
+        found = next(features for seen, features in self._foreseen if seen is out)
+        self._foreseen = self._others(out)
+        return found
+
+    def _others(self, out: Output) -> list[tuple[Output, Tensor]]:
+        return [entry for entry in self._foreseen if entry[0] is not out]
+
+    def _recorded_features(self, recorder: Recorder, out: Output, verdict: Verdict) -> Tensor:
+        """[B, D + 1, d] features along the accepted paths, padded; a copy, which later rounds do not overwrite."""
+        path, index = verdict.path, out.index
+        states = [out.hidden[tap] for tap in self.head.taps]
 
         def body() -> Tensor:
             rows = torch.cat((torch.zeros_like(index[:, :1]), path.clamp(min=-1) + 1), dim=1)
@@ -121,7 +148,7 @@ class FeatureDrafter(ModelDrafter):
             return self.head.feature([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
 
         key = ("features", id(self), *(x.data_ptr() for x in (path, index, *states)))
-        return recorder.run(key, body, (), after=1)
+        return recorder.run(key, body, (), after=1).clone()
 
     def _keep(self, sequence: int, new: Tensor) -> None:
         self._features.setdefault(sequence, []).append(new)
@@ -131,6 +158,8 @@ class FeatureStepper(ModelStepper):
     """One round of a feature head over its sequences."""
 
     features: list[Tensor]
+    tracks = False
+    _back: Tensor  # [B, w, d] what the head handed back behind the newest nodes
 
     def __init__(
         self,
@@ -143,9 +172,8 @@ class FeatureStepper(ModelStepper):
     ) -> None:
         super().__init__(executor, slots, sequences, block, shape)
         self.head, self._taps = head, (head.config.num_layers,)
-        self._back = torch.zeros(  # what the head handed back behind each node; row 0 is the root
-            (self.batch, max(shape.numbered, 1) + 1, head.config.hidden_size), dtype=head.dtype, device=self.device
-        )
+        self._rooms, self._reads = max(shape.numbered, 1) + 1, shape.reads
+        self._backs: Tensor | None = None  # [B, rooms, d] of every node, root first, for parents that may be anywhere
 
     def root(self) -> Step:
         """Read the slots that verification has settled; the newest one predicts the first draft."""
@@ -160,17 +188,29 @@ class FeatureStepper(ModelStepper):
         out = self._settle(list(range(self.batch)), unread, tokens)
         last = torch.tensor([[len(run) - 1] for run in unread], device=self.device)
         rows = out.index.gather(1, last)
-        self._back[:, 0] = self.head.back(out.hidden[self._taps[0]][rows[:, 0]])
+        self._back = self.head.back(out.hidden[self._taps[0]][rows[:, 0]])[:, None]
         return self._step(out, rows)
 
     def expand(self, frontier: Frontier) -> Step:
-        above = (frontier.parent + 1)[:, :, None].expand(-1, -1, self._back.shape[2])
-        embeds = self.head.embed(frontier.token.reshape(-1))
-        joined = self.head.join(embeds, self._back.gather(1, above).flatten(0, 1))
-        out = self.executor.forward_embeds(self._place(frontier), joined, self._taps)
-        back = self.head.back(out.hidden[self._taps[0]])[out.index]
-        self._back.scatter_(1, (frontier.node + 1)[:, :, None].expand_as(back), back)
+        out = self._read(self._place(frontier), self._features_above(frontier).flatten(0, 1))
+        self._back = self.head.back(out.hidden[self._taps[0]]).view(*frontier.token.shape, -1)
+        if self._backs is not None:
+            self._backs.scatter_(1, (frontier.node + 1)[:, :, None].expand_as(self._back), self._back)
         return self._step(out, out.index)
+
+    def _features_above(self, frontier: Frontier) -> Tensor:
+        """[B, w, d] what the head handed back behind the parents."""
+        if frontier.above is not None:
+            return self._back.gather(1, frontier.above[:, :, None].expand(-1, -1, self._back.shape[2]))
+        if self._backs is None:
+            self._backs = self._back.new_zeros((self.batch, self._rooms, self._back.shape[2]))
+            self._backs[:, :1] = self._back
+        return self._backs.gather(1, (frontier.parent + 1)[:, :, None].expand(-1, -1, self._backs.shape[2]))
+
+    def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:
+        """A pass over pairs of tokens and features [T, d]."""
+        joined = self.head.join(self.head.embed(rows.token), features)
+        return self.executor.forward_embeds(rows, joined, self._taps, logits)
 
     def _unread(self) -> tuple[list[Tensor], list[list[int]]]:
         return unread_slots(self.executor, self.slots, self.tokens, self.features)
@@ -179,16 +219,43 @@ class FeatureStepper(ModelStepper):
         """Read slots of verified text for good."""
         slots = [self.slots[b] for b in who]
         rows = Rows.chains(slots, tokens, self.device)
-        joined = self.head.join(self.head.embed(rows.token), torch.cat(features))
-        out = self.executor.forward_embeds(rows, joined, self._taps, logits)
+        out = self._read(rows, torch.cat(features), logits)
         self.executor.commit(slots, [len(run) for run in tokens])
         return out
+
+
+class PairedStepper(FeatureStepper):
+    """The same on an executor that looks tokens and features up by itself: a level is one call."""
+
+    executor: NativeExecutor
+    _table: Tensor  # [B, reads + 1, d] what the head handed back behind the root and behind every scratch row
+
+    def root(self) -> Step:
+        step = super().root()
+        batch, _, size = self._back.shape
+        self._table = self._back.new_empty((batch, self._reads + 1, size))
+        self._table[:, :1] = self._back
+        self._begin = torch.arange(1, batch * (self._reads + 1) + 1, self._reads + 1)[:, None]  # of scratch row 0
+        return step
+
+    def expand(self, frontier: Frontier) -> Step:
+        first, (batch, width) = self.rows + 1, frontier.token.shape
+        rows = self._place(frontier)
+        above = frontier.parent if rows.parent is None else rows.parent.view(batch, width)
+        which = (above + self._begin).flatten()
+        out = self.executor.forward_pairs(rows, self._table.flatten(0, 1), which, self._taps)
+        self._table[:, first : first + width] = out.hidden[self._taps[0]].view(batch, width, -1)
+        return self._step(out, out.index)
+
+    def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:
+        return self.executor.forward_pairs(rows, features, None, self._taps, logits)
 
 
 class InsideStepper(FeatureStepper):
     """The same inside a recorded round: what is new is read from the device."""
 
     executor: Inside  # type: ignore[assignment]
+    recorded = True  # shapes must do all in tensors
     given: Tensor  # [B, W] tokens
     counts: Tensor  # [B]
     states: Tensor  # [B, W, d] features that go with them
@@ -197,7 +264,7 @@ class InsideStepper(FeatureStepper):
         embeds = self.head.embed(self.given.flatten())
         joined = self.head.join(embeds, self.states.flatten(0, 1)).view(*self.given.shape, -1)
         out = self.executor.read(joined, self.counts, self._taps)
-        self._back[:, 0] = self.head.back(out.hidden[self._taps[0]])
+        self._back = self.head.back(out.hidden[self._taps[0]])[:, None]
         return self._step(out, out.index)
 
 

@@ -15,8 +15,10 @@ from ..errors import ForedraftError, UsageError
 from ..runtime import FINAL, Executor, Output, Rows
 from ..runtime.graphs import GraphExecutor
 from ..runtime.inside import Inside
+from ..runtime.native_executor import NativeExecutor
 from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
 from .base import QuietDrafter, Round
+from .native_step import NativeStep
 from .recorded import can_record, record_round, sure_block
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
@@ -166,6 +168,7 @@ class ModelStepper:
 
     vocabulary: Vocabulary | None = None
     vocab_size: int | None = None
+    tracks = True  # whether somebody will ask for the scratch row of every node
 
     def __init__(
         self, executor: Executor, slots: list[int], sequences: Seq[Sequence], block: ParamBlock, shape: Shape
@@ -173,9 +176,12 @@ class ModelStepper:
         self.executor, self.slots, self.block = executor, slots, block
         self.tokens = [s.tokens for s in sequences]
         self.batch, self.ids, self.device = len(slots), tuple(s.id for s in sequences), executor.device
-        self.row_of = torch.full((self.batch, max(shape.numbered, 1)), -1, dtype=torch.int64, device=self.device)
+        nobody = torch.full((self.batch, max(shape.numbered, 1) + 1), -1, dtype=torch.int64, device=self.device)
+        self._row_below, self.row_of = nobody, nobody[:, 1:]  # scratch row of every node; the former has the root too
         self.rows = 0  # scratch rows so far, the same for every sequence
+        self._front: int | None = None  # first of those of the newest frontier; None = only the root was read
         self._chain = shape.topology is Topology.CHAIN
+        self._native = isinstance(executor, NativeExecutor)
 
     def root(self) -> Step:
         """Read what was committed since the last round, the pending token included."""
@@ -198,27 +204,36 @@ class ModelStepper:
     def _place(self, frontier: Frontier) -> Rows:
         """The next scratch rows, for the nodes of a frontier."""
         batch, width = frontier.token.shape
-        above = torch.where(frontier.parent >= 0, self.row_of.gather(1, frontier.parent.clamp(min=0)), -1)
-        new = torch.arange(self.rows, self.rows + width, device=self.device).expand(batch, width)
-        self.row_of.scatter_(1, frontier.node, new)
-        self.rows += width
+        above = None if self._chain else self._rows_above(frontier).reshape(-1)
+        if self.tracks or frontier.above is None:
+            new = torch.arange(self.rows, self.rows + width, device=self.device).expand(batch, width)
+            self.row_of.scatter_(1, frontier.node, new)
+        self._front, self.rows = self.rows, self.rows + width
         return Rows(
             slots=tuple(self.slots),
             counts=(width,) * batch,
             token=frontier.token.reshape(-1),
             depth=frontier.depth.reshape(-1) - 1,
-            parent=None if self._chain else above.reshape(-1),
+            parent=above,
         )
+
+    def _rows_above(self, frontier: Frontier) -> Tensor:
+        """[B, w] scratch rows of the parents, -1 = the committed text."""
+        if frontier.above is None:
+            return self._row_below.gather(1, frontier.parent + 1)
+        return frontier.parent if self._front is None else frontier.above + self._front  # of the root's children -1
 
     def _step(self, out: Output, rows: Tensor) -> Step:
         logits = out.logits if self.vocab_size is None else out.logits[:, : self.vocab_size]
-        return Step(logits, rows, self.block, out.hidden[FINAL], self.vocabulary)
+        kind = NativeStep if self._native else Step
+        return kind(logits, rows, self.block, out.hidden[FINAL], self.vocabulary)
 
 
 class InsideStepper(ModelStepper):
     """The same inside a recorded round: what is new is read from the device."""
 
     executor: Inside  # type: ignore[assignment]
+    recorded = True  # shapes must do all in tensors
     given: Tensor  # [B, W] tokens
     counts: Tensor  # [B]
 

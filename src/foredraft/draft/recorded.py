@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -99,8 +100,9 @@ def record_round(
     return made
 
 
+@lru_cache(maxsize=64)
 def sure_block(batch: int, device: torch.device) -> ParamBlock:
-    """The options of sequences that draft their likeliest tokens, made on the device."""
+    """The options of sequences that draft their likeliest tokens, made on the device once, before anyone records."""
     ones = torch.ones(batch, device=device)
     return ParamBlock(ones, ones > 0, True, True, None, None, None, None, None, None, None)
 

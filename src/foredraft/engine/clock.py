@@ -28,7 +28,7 @@ class Clock:
         """Book the time since the last lap as `part` (prefill, draft, verify or host); returns it."""
         now = self.now()
         elapsed, self._last = now - self._last, now
-        name = f"{part}_seconds"
+        name, share = f"{part}_seconds", elapsed / max(1, len(requests))
         for request in requests:
-            setattr(request.stats, name, getattr(request.stats, name) + elapsed / len(requests))
+            setattr(request.stats, name, getattr(request.stats, name) + share)
         return elapsed

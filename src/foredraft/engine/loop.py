@@ -8,17 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 import torch
 
-from ..core.dice import Dice, KeyedDice
+from ..core.dice import Dice, KeyedDice, LateDice
 from ..core.rules import BatchCase, check_pair
 from ..core.soft import soften
 from ..core.surgery import move, part
 from ..draft import Drafter, Round
+from ..draft.base import foresee
 from ..runtime import Executor, Output, Rows
 from ..runtime.ground import upload
-from ..types import Event, Sequence
+from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
 from .admission import check_request
 from .clock import Clock
@@ -95,7 +97,8 @@ class Engine:
     def propose(self, turns: list[Turn]) -> None:
         """Each drafter is asked once, for all sequences that it drafts for, whatever their rules are."""
         for turn in turns:
-            turn.drafts = empty_drafts(len(turn.requests), self.executor.device)
+            if not turn.drafting:
+                turn.drafts = _no_drafts(len(turn.requests), self.executor.device)
         for drafter, members in _by_drafter(turns):
             sequences = [s for turn in members for s in turn.sequences]
             started, begin = self._clock.now(), 0
@@ -115,8 +118,10 @@ class Engine:
         running = [s for turn in turns for s in turn.sequences]
         # What a step that failed half-way has left behind must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
+        take_swiftly(self.executor, turns)  # pass and verdict at once, where that can be
         for turn in turns:
-            take_swiftly(self.executor, turn)  # pass and verdict at once, where that can be
+            if turn.summary is not None and turn.method.drafter is not None:
+                foresee(turn.method.drafter, turn.out, turn.verdict)  # while the device is busy
         turns = [turn for turn in turns if turn.summary is None]
         for turn in turns:
             root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
@@ -156,14 +161,17 @@ class Engine:
             if turn.drafts.branching > 1 and not turn.moved:  # scratch row 0 is the root, node i lies in row i + 1
                 keep = torch.cat((torch.zeros_like(turn.verdict.path[:, :1]), turn.verdict.path + 1), dim=1)
             self.executor.commit([s.slot for s in turn.sequences], [len(v.path) + 1 for v in turn.decided], keep)
-        self._clock.lap("host", _requests(turns))
 
     def observe(self, turns: list[Turn]) -> None:
-        for turn in turns:
-            if turn.method.drafter is not None:
-                accepted = [len(v.path) for v in turn.decided]
-                turn.method.drafter.observe(Round(turn.sequences, turn.drafts, turn.out, turn.verdict, accepted))
-        self._clock.lap("draft", _requests(turns))
+        observing = [turn for turn in turns if turn.method.drafter is not None]
+        if not observing:
+            return
+        self._clock.lap("host", _requests(turns))
+        for turn in observing:
+            assert turn.method.drafter is not None
+            accepted = [len(v.path) for v in turn.decided]
+            turn.method.drafter.observe(Round(turn.sequences, turn.drafts, turn.out, turn.verdict, accepted))
+        self._clock.lap("draft", _requests(observing))
 
     def advance(self, turns: list[Turn]) -> list[Event]:
         events = []
@@ -198,7 +206,13 @@ class Engine:
 
     def _keyed_dice(self, sequences: Seq[Sequence]) -> KeyedDice:
         keys = [[s.seed for s in sequences], [s.round for s in sequences], [len(s.tokens) - 1 for s in sequences]]
-        return KeyedDice(*upload(keys, self.executor.device))
+        return LateDice(lambda: upload(keys, self.executor.device))
+
+
+@lru_cache(maxsize=64)
+def _no_drafts(batch: int, device: torch.device) -> DraftBatch:
+    """Nobody writes into drafts, so rounds without any share them."""
+    return empty_drafts(batch, device)
 
 
 def _resume(executor: Executor, rows: Rows, turn: Turn) -> Output:

@@ -81,10 +81,11 @@ class Request:
 
     def _until_stop(self, tokens: list[int], max_length: int) -> int:
         room = min(self.sequence.room, max_length - len(self.sequence.tokens))
-        for i, token in enumerate(tokens[:room], start=1):
-            if token in self.stop_ids:
-                self.finish_reason = "stop"
-                return i
+        if not self.stop_ids.isdisjoint(tokens):
+            for i, token in enumerate(tokens[:room], start=1):
+                if token in self.stop_ids:
+                    self.finish_reason = "stop"
+                    return i
         if len(tokens) >= room:
             self.finish_reason = "length"
         return min(len(tokens), room)
@@ -96,6 +97,8 @@ class Request:
         stats.drafted += drafted
         stats.accepted += accepted
         stats.emitted += emitted
+        if not depths:
+            return
         for line, upto in ((stats.drafted_by_position, depths), (stats.accepted_by_position, accepted)):
             line += [0] * (depths - len(line))
             for position in range(upto):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..runtime import Executor
 from ..types import Budget
+from ..types.drafts import NO_BUDGET
 from .request import Request
 from .sharing import Sharing
 from .slots import SlotPool
@@ -78,14 +79,16 @@ class Scheduler:
         for request in writing:
             drafting = request.sequence.budget.chain > 0
             key = (id(request.method), drafting)
-            turns.setdefault(key, Turn(request.method, [], drafting)).requests.append(request)
+            if key not in turns:
+                turns[key] = Turn(request.method, [], drafting)
+            turns[key].requests.append(request)
         return list(turns.values())
 
     def _budget(self, request: Request) -> Budget:
         """The last token of a request needs no draft behind it, and no draft fits behind the context."""
         sequence, drafter = request.sequence, request.method.drafter
         if drafter is None:
-            return Budget(0, 0)
+            return NO_BUDGET
         ends = min(self.max_length, drafter.max_length) - len(sequence.tokens)
         longest = request.method.draft_length or ends
         return Budget(min(drafter.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends, longest)))

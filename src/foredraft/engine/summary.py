@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..types import DraftBatch, Reason, TreeVerdict, Verdict
 
+_REASONS = list(Reason)
+
 
 def summarise(drafts: DraftBatch, verdict: Verdict, bad: Tensor) -> Tensor:
     """[B, 4 + 3 D + 1 + N + 1] int64 on the device; `Summary.read` takes it apart."""
@@ -21,7 +23,7 @@ def summarise(drafts: DraftBatch, verdict: Verdict, bad: Tensor) -> Tensor:
     return torch.cat((scalars, verdict.path, tokens, verdict.reason, bad.to(torch.int64)), dim=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request and round
 class Summary:
     """One sequence's round."""
 
@@ -29,12 +31,12 @@ class Summary:
     tokens: list[int]  # those of the path, and the one behind it
     drafted: int
     depth: int  # of the deepest draft
-    bad: list[bool]  # rows whose law was no law
+    bad: list[int]  # 1 for each row whose law was no law
 
     @classmethod
     def read(cls, line: list[int], levels: int) -> Summary:
         accepted, token, drafted, depth = line[:4]
         path, tokens = line[4 : 4 + accepted], line[4 + levels : 4 + levels + accepted]
         reasons = line[4 + 2 * levels : 5 + 2 * levels + accepted]
-        bad = [bool(x) for x in line[5 + 3 * levels :]]
-        return cls(TreeVerdict(path, token, [Reason(r) for r in reasons]), [*tokens, token], drafted, depth, bad)
+        verdict = TreeVerdict(path, token, [_REASONS[r] for r in reasons])
+        return cls(verdict, [*tokens, token], drafted, depth, line[5 + 3 * levels :])

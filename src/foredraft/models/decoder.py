@@ -19,8 +19,11 @@ from ..errors import UsageError
 from .activation import gated
 from .attend import AttendHeads
 from .config import ModelConfig
+from .flow import flow_of
 from .linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
+from .norm import norm
 from .rope import rotate, rotation_table
+from .stream import StreamedLinear, can_stream
 
 Device = torch.device | str
 FINAL = -1  # the tap behind the final norm: the features that the LM head reads
@@ -53,19 +56,33 @@ class Layer(nn.Module):
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
         """x plus the attention half; `index` is what `attend` is told."""
         h, x = self.enter(x)
-        heads = self.qkv(h).view(len(x), -1, self.head_dim)  # [T, H + 2 Hkv, D]
+        return self.out.add_to(x, self.mixed(self.qkv(h), cos, sin, attend, index))
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and the stream that it is added to. Drafters' layers differ here."""
+        return norm(x, self.attn_norm, self.eps), x
+
+    @property
+    def entrance(self) -> Tensor | None:
+        """The norm in front of the attention, where it is all that `enter` does."""
+        return self.attn_norm if type(self).enter is Layer.enter else None
+
+    @property
+    def usual(self) -> bool:
+        """Whether everything but `enter` is done as here."""
+        verbs = ("forward", "attention", "mixed", "mlp", "gated")
+        return all(getattr(type(self), verb) is getattr(Layer, verb) for verb in verbs)
+
+    def mixed(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
+        """The product of `qkv` -> what the heads bring together, [T, H * D]."""
+        heads = qkv.view(len(qkv), -1, self.head_dim)  # [T, H + 2 Hkv, D]
         qk, v = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = self._norm_heads(qk, self.q_norm, self.k_norm)
         if isinstance(attend, AttendHeads):
-            heads = heads if self.q_norm is None else torch.cat((qk, v), dim=1)
-            return self.out.add_to(x, attend.from_heads(index, heads))
+            return attend.from_heads(index, heads if self.q_norm is None else torch.cat((qk, v), dim=1))
         q, k = rotate(qk, cos, sin).split_with_sizes((self.heads, self.kv_heads), dim=1)
-        return self.out.add_to(x, attend(index, q, k, v))
-
-    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention reads, and the stream that it is added to. Drafters' layers differ here."""
-        return F.rms_norm(x, self.attn_norm.shape, self.attn_norm, self.eps), x
+        return attend(index, q, k, v)
 
     def mlp(self, x: Tensor) -> Tensor:
         """x plus the MLP half."""
@@ -73,8 +90,7 @@ class Layer(nn.Module):
 
     def gated(self, x: Tensor) -> Tensor:
         """The inner activations of the MLP."""
-        h = F.rms_norm(x, self.mlp_norm.shape, self.mlp_norm, self.eps)
-        return gated(self.gate_up(h))
+        return gated(self.gate_up(norm(x, self.mlp_norm, self.eps)))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
         return self.mlp(self.attention(x, cos, sin, attend, index))
@@ -155,12 +171,18 @@ class Decoder(nn.Module):
         Tap k is the stream that enters layer k: 0 = embeddings, num_layers = what leaves the last layer.
         """
         span = range(len(self.layers)) if layers is None else layers
-        cos, sin = self.rotation(positions)
+        parts = [cast(Layer, self.layers[index]) for index in span]
+        turned = isinstance(attend, AttendHeads)  # it turns heads by itself, and nobody looks at cos and sin
+        cos, sin = (x, x) if turned else self.rotation(positions)
+        flow = flow_of(attend, x)
         tapped: dict[int, Tensor] = {}
-        for index in span:
+        for index, layer, after in zip(span, parts, [*parts[1:], None], strict=True):
             if index in taps:
                 tapped[index] = x
-            x = self.layers[index](x, cos, sin, attend, index)
+            if flow is not None and layer.usual:
+                x = flow.through(layer, index, x, after.entrance if after is not None and after.usual else None)
+            else:
+                x = layer(x, cos, sin, attend, index)
         if span and span[-1] + 1 in taps:
             tapped[span[-1] + 1] = x
         return x, tapped
@@ -169,7 +191,7 @@ class Decoder(nn.Module):
         """The final norm: the stream that leaves the last layer -> the features that the head reads, [T, d]."""
         if isinstance(self.head, TiledLinear) and x.dtype == torch.bfloat16:
             return self.head.code.norm(x, self.norm, self.config.norm_eps)
-        return F.rms_norm(x, self.norm.shape, self.norm, self.config.norm_eps)
+        return norm(x, self.norm, self.config.norm_eps)
 
     def logits(self, features: Tensor, rows: Tensor | None = None) -> Tensor:
         """[T, d] -> [T, V], or [T, len(rows)] for chosen vocabulary rows (which copies those rows at every call)."""
@@ -188,7 +210,7 @@ def shallow(decoder: Decoder, k: int) -> Decoder:
 
 
 def pack(decoder: Decoder, dtype: torch.dtype) -> bool:
-    """Bring a decoder to its precision for inference, in place, with quick products on a CPU; says whether it has them.
+    """Bring a decoder to its precision for inference, in place, with quick products; says whether it has them.
 
     Quick products exist in bf16 alone. Weights that still have float32 precision may be stored in fewer bytes. Without
     our library an untied head stays plain, since drafters look its rows up.
@@ -200,6 +222,9 @@ def pack(decoder: Decoder, dtype: torch.dtype) -> bool:
         decoder.to(dtype)
         return True
     decoder.to(dtype)
+    if can_stream(decoder.norm):
+        replace_products(decoder.layers, StreamedLinear)
+        return True
     if not can_pack(decoder.norm):
         return False
     replace_products(decoder.layers, PackedLinear)
@@ -208,7 +233,7 @@ def pack(decoder: Decoder, dtype: torch.dtype) -> bool:
     return True
 
 
-def replace_products(module: nn.Module, kind: type[PackedLinear] | type[TiledLinear]) -> None:
+def replace_products(module: nn.Module, kind: type[PackedLinear | TiledLinear | StreamedLinear]) -> None:
     """Put quick products in the place of every plain one inside a module."""
     for part in list(module.modules()):
         for name, child in list(part.named_children()):

@@ -20,6 +20,7 @@ from .base import FINAL, Output, Placement, Rows
 from .ground import Book, Ground, Limits, survey, table_of, upload
 from .kernels import move_rows, rotate_and_store, tree_attention
 from .recorder import Recorder
+from .spread import spread
 from .store import KVStore
 from .torch_executor import TorchExecutor
 
@@ -70,7 +71,7 @@ class GraphExecutor(TorchExecutor):
         self.seen = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.limits = Limits(self.store.capacity, decoder.config.max_position)
         self.recorder = Recorder(self.device)
-        self._cells = torch.arange(MOST_ROWS, device=self.device)
+        self.numbers = torch.arange(MOST_ROWS, device=self.device)
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
@@ -104,7 +105,7 @@ class GraphExecutor(TorchExecutor):
         """How rows are taken out of cells, and the index of the output."""
         batch, total = len(rows.slots), sum(rows.counts)
         if min(rows.counts) == width:
-            return lambda cells: cells[:total].clone(), self._cells[:total].view(batch, width)
+            return lambda cells: cells[:total].clone(), self.numbers[:total].view(batch, width)
         begins, most = self._columns(rows, rows.counts)[-1], max(rows.counts)
         cell = [b * width + n for b, count in enumerate(rows.counts) for n in range(count)]
         index = [
@@ -122,18 +123,12 @@ class GraphExecutor(TorchExecutor):
         The rows come packed, as the book says; padding repeats some row. Pure device work that changes no host record.
         last: logits and states of each sequence's last row only.
         """
-        batch, device = len(book.slot), book.slot.device
-        column = torch.arange(width, device=device)
-        cell = (book.begin[:, None] + torch.minimum(column, (book.count - 1)[:, None])).clamp(0, len(depth) - 1)
-        cell = cell.flatten()
-        spread = Book(book.slot, book.length, book.first, book.count, torch.arange(batch, device=device) * width)
-        links = None if parent is None else parent[cell]
-        ground = survey(spread, depth[cell], links, width, self.seen, self.limits)
-        stream = self.decoder.embed(given[cell]) if given.dim() == 1 else given[cell]
+        ground, laid = spread(book, width, given, depth, parent, self.seen, self.limits)
+        stream = self.decoder.embed(laid) if given.dim() == 1 else laid
         attend = TreeAttention(self.store, self.decoder.rotations, ground)
         stream, hidden = self.decoder.run(stream, ground.position, attend, None, taps)
         if last:
-            row = spread.begin + (book.count - 1).clamp(min=0)
+            row = ground.begin + (book.count - 1).clamp(min=0)
             stream, hidden = stream[row], {tap: states[row] for tap, states in hidden.items()}
         hidden[FINAL] = self.decoder.finish(stream)
         return self.decoder.logits(hidden[FINAL]), hidden

@@ -28,12 +28,11 @@ class Inside:
     def read(self, given: Tensor, count: Tensor, taps: Collection[int] = ()) -> Output:
         """Read count[b] of the W given tokens [B, W], or embeddings [B, W, d], for good; the outcome of the last."""
         batch, width = given.shape[:2]
-        begin = torch.arange(batch, device=self.device) * width
-        depth = torch.arange(width, device=self.device).repeat(batch)
-        book = Book(self.slot, self.length, torch.zeros_like(count), count, begin)
+        depth = self._numbers(width).expand(batch, width).reshape(-1)
+        book = Book(self.slot, self.length, self._same(0, batch), count, self._numbers(batch * width)[::width])
         logits, hidden = self.executor.run_cells(book, width, given.flatten(0, 1), depth, None, taps, last=True)
         self.length = self.length + count
-        return Output(logits, hidden, torch.arange(batch, device=self.device)[:, None])
+        return Output(logits, hidden, self._numbers(batch)[:, None])
 
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
         """Scratch rows, as many for every sequence."""
@@ -44,9 +43,17 @@ class Inside:
 
     def _place(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
         batch, width = len(rows.slots), rows.counts[0]
-        begin = torch.arange(batch, device=self.device) * width
-        first, count = torch.full_like(begin, self.first), torch.full_like(begin, width)
-        book = Book(self.slot, self.length, first, count, begin)
+        numbers = self._numbers(batch * width)
+        book = Book(self.slot, self.length, self._same(self.first, batch), self._same(width, batch), numbers[::width])
         logits, hidden = self.executor.run_cells(book, width, given, rows.depth, rows.parent, taps)
         self.first += width
-        return Output(logits, hidden, torch.arange(batch * width, device=self.device).view(batch, width))
+        return Output(logits, hidden, numbers.view(batch, width))
+
+    def _numbers(self, count: int) -> Tensor:
+        """0, 1, .. [count]: a part of those that the executor keeps, where it keeps enough; every launch costs."""
+        kept = self.executor.numbers
+        return kept[:count] if count <= len(kept) else torch.arange(count, device=self.device)
+
+    def _same(self, value: int, batch: int) -> Tensor:
+        """[batch] times this value."""
+        return self._numbers(value + 1)[value:].expand(batch)

@@ -9,17 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..models.early import early
 from .ground import NOWHERE, Ground
 
 try:
     import triton
     import triton.language as tl
+
+    from ..models.early import wait_for_others
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
 TILE = 64  # keys that a program looks at together
+LINES = 64  # at most, of queries that a program holds: new rows times query heads of a key head
 PROGRAMS = 264  # enough to fill a large GPU twice
-MOST_SPLITS = 16  # programs among which the keys of one sequence are shared out
+MOST_SPLITS = 16  # programs among which the keys of one sequence are shared out; a power of two
+WARPS, STAGES = 4, 2
+LOG2_E = 1.4426950408889634  # the kernels work with powers of two
 
 
 def can_attend(dim: int) -> bool:
@@ -49,6 +55,7 @@ def rotate_and_store_fused(
     _rotate_and_store[(rows, count)](
         heads, heads if rotations is None else rotations, ground.position, ground.place, ground.slot_of,
         query, keys, values, count, kv_heads, keys.stride(0), keys.stride(1), D=dim, TURN=rotations is not None,
+        num_warps=max(1, dim // 128), **early(heads),
     )  # fmt: skip
     return query
 
@@ -86,7 +93,7 @@ def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Te
     rows, heads, dim = query.shape
     (batch, width, reach), kv_heads = ground.visible.shape, keys.shape[1]
     group = heads // kv_heads
-    block = max(16, min(64, triton.next_power_of_2(width * group)))
+    block = max(16, min(LINES, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
     splits = max(1, min(MOST_SPLITS, PROGRAMS // (batch * kv_heads * blocks)))
     out = torch.empty((rows, heads * dim), dtype=query.dtype, device=query.device)
@@ -95,12 +102,14 @@ def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Te
     peak, mass = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
     _attend[(batch * kv_heads, blocks, splits)](
         query, keys, values, ground.slot, ground.length, ground.count, ground.begin, ground.end, ground.visible,
-        part, peak, mass, dim**-0.5, width, kv_heads, reach, splits, keys.stride(0), keys.stride(1),
+        part, peak, mass, dim**-0.5 * LOG2_E, width, kv_heads, reach, splits, keys.stride(0), keys.stride(1),
         G=group, D=dim, ROWS=block, KEYS=TILE, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=WARPS, num_stages=STAGES, **early(query),
     )  # fmt: skip
     _merge[(batch * width, heads)](
         part, peak, mass, ground.count, ground.begin, out, width, kv_heads, splits,
-        G=group, D=dim, PADDED=rows == batch * width,
+        G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=rows == batch * width, num_warps=2,
+        **early(query),
     )  # fmt: skip
     return out
 
@@ -157,8 +166,10 @@ if triton is not None:
     @triton.jit(do_not_specialize=["count", "kv_heads"])  # type: ignore[untyped-decorator]
     def _rotate_and_store(  # type: ignore[no-untyped-def]
         heads, rotations, position, place, slot_of, query, keys, values,
-        count, kv_heads, slot_stride, head_stride, D: tl.constexpr, TURN: tl.constexpr,
+        count, kv_heads, slot_stride, head_stride, D: tl.constexpr, TURN: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            wait_for_others()
         row, head = tl.program_id(0), tl.program_id(1)
         queries = count - 2 * kv_heads
         i = tl.arange(0, D)
@@ -183,76 +194,87 @@ if triton is not None:
             goal = values + slot * slot_stride + (head - queries - kv_heads) * head_stride + at * D
             tl.store(goal + i, x, mask=stored)
 
-    @triton.jit(do_not_specialize=["width", "kv_heads", "reach", "splits"])  # type: ignore[untyped-decorator]
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _weigh(score, v, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+        """One more tile of scores (powers of two) and values: a softmax that is worked out as it goes."""
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        safe = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(score - safe[:, None])
+        fade = tl.exp2(top - safe)
+        sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None], input_precision=PRECISION)
+        return higher, total * fade + tl.sum(weight, axis=1), sums
+
+    @triton.jit(do_not_specialize=["scale", "width", "kv_heads", "reach", "splits"])  # type: ignore[untyped-decorator]
     def _attend(  # type: ignore[no-untyped-def]
         query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass,
         scale, width, kv_heads, reach, splits, slot_stride, head_stride,
         G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+        EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            wait_for_others()
         both, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         b, head = both // kv_heads, both % kv_heads
-        length, end, count = tl.load(lengths + b), tl.load(ends + b), tl.load(counts + b)
+        length, end = tl.load(lengths + b).to(tl.int32), tl.load(ends + b).to(tl.int32)
+        count = tl.load(counts + b).to(tl.int32)
+        base = tl.load(slots + b) * slot_stride + head * head_stride
         line = block * ROWS + tl.arange(0, ROWS)  # new row n and query head g of the group
         row, member = line // G, line % G
         real = row < count
-        d = tl.arange(0, D)
-        flat = (tl.load(begins + b) + row) * (kv_heads * G) + head * G + member
+        d, j = tl.arange(0, D), tl.arange(0, KEYS)
+        flat = (tl.load(begins + b).to(tl.int32) + row) * (kv_heads * G) + head * G + member
         q = tl.load(query + flat[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
         tiles = tl.cdiv(tl.cdiv(end, KEYS), splits)
         begin = split * tiles * KEYS
         stop = tl.minimum(end, begin + tiles * KEYS)
         stop = tl.where(count > 0, stop, begin)
-        base = tl.load(slots + b) * slot_stride + head * head_stride
+        text = tl.minimum(stop, tl.maximum(begin, length // KEYS * KEYS))  # tiles up to here are seen by every row
+        there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
         top = tl.full((ROWS,), -float("inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         sums = tl.zeros((ROWS, D), tl.float32)
-        for start in range(begin, stop, KEYS):
-            at = start + tl.arange(0, KEYS)
-            inside = at < stop
-            k = tl.load(keys + base + at[None, :] * D + d[:, None], mask=inside[None, :], other=0.0)
+        for start in range(begin, text, KEYS):
+            k, v = tl.load(there + start * D), tl.load(here + start * D)
             score = tl.dot(q, k, input_precision=PRECISION) * scale
+            top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
+        for start in range(text, stop, KEYS):
+            at = start + j
+            inside = at < stop
+            k = tl.load(there + start * D, mask=inside[None, :], other=0.0)
+            v = tl.load(here + start * D, mask=inside[:, None], other=0.0)
             scratch = at - length
             asked = real[:, None] & (inside & (scratch >= 0))[None, :]
             seen = tl.load(visible + (b * width + row)[:, None] * reach + scratch[None, :], mask=asked, other=0)
-            shown = (real[:, None] & (inside & (scratch < 0))[None, :]) | (seen != 0)
-            score = tl.where(shown, score, -float("inf"))
-            higher = tl.maximum(top, tl.max(score, axis=1))
-            safe = tl.where(higher == -float("inf"), 0.0, higher)
-            weight = tl.exp(score - safe[:, None])
-            fade = tl.exp(top - safe)
-            v = tl.load(values + base + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
-            sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
-            total = total * fade + tl.sum(weight, axis=1)
-            top = higher
+            score = tl.dot(q, k, input_precision=PRECISION) * scale
+            score = tl.where((inside & (scratch < 0))[None, :] | (seen != 0), score, -float("inf"))
+            top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
         written = line < width * G
         slab = (both * splits + split) * width * G + line
-        tl.store(part + slab[:, None] * D + d[None, :], sums, mask=written[:, None])
-        tl.store(peak + slab, top, mask=written)
-        tl.store(mass + slab, total, mask=written)
+        tl.store(part + slab[:, None] * D + d[None, :], tl.where(real[:, None], sums, 0.0), mask=written[:, None])
+        tl.store(peak + slab, tl.where(real, top, -float("inf")), mask=written)
+        tl.store(mass + slab, tl.where(real, total, 0.0), mask=written)
 
     @triton.jit(do_not_specialize=["width", "kv_heads", "splits"])  # type: ignore[untyped-decorator]
     def _merge(  # type: ignore[no-untyped-def]
         part, peak, mass, counts, begins, out, width, kv_heads, splits,
-        G: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
+        G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            wait_for_others()
         cell, head = tl.program_id(0), tl.program_id(1)
         b, new = cell // width, cell % width
-        d = tl.arange(0, D)
-        first = ((b * kv_heads + head // G) * splits * width + new) * G + head % G
-        top = tl.full((), -float("inf"), tl.float32)
-        for split in range(splits):
-            top = tl.maximum(top, tl.load(peak + first + split * width * G))
-        top = tl.where(top == -float("inf"), 0.0, top)
-        total = tl.zeros((), tl.float32)
-        sums = tl.zeros((D,), tl.float32)
-        for split in range(splits):
-            at = first + split * width * G
-            fade = tl.exp(tl.load(peak + at) - top)
-            total += tl.load(mass + at) * fade
-            sums += tl.load(part + at * D + d) * fade
-        merged = sums / tl.where(total > 0, total, 1.0)
+        d, split = tl.arange(0, D), tl.arange(0, SPLITS)
+        inside = split < splits
+        at = ((b * kv_heads + head // G) * splits + split) * width * G + new * G + head % G
+        parts = tl.load(part + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
+        peaks = tl.load(peak + at, mask=inside, other=-float("inf"))
+        masses = tl.load(mass + at, mask=inside, other=0.0)
         real = (new + d * 0 < tl.load(counts + b)) | PADDED  # padding's zeros, where padding has rows of its own
         row = tl.load(begins + b) + new
+        top = tl.max(peaks, axis=0)
+        fade = tl.exp2(peaks - tl.where(top == -float("inf"), 0.0, top))
+        total = tl.sum(masses * fade, axis=0)
+        merged = tl.sum(parts * fade[:, None], axis=0) / tl.where(total > 0, total, 1.0)
         tl.store(out + (row * kv_heads * G + head) * D + d, merged.to(out.dtype.element_ty), mask=real)
 
     @triton.jit(do_not_specialize=["reach"])  # type: ignore[untyped-decorator]

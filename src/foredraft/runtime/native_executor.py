@@ -17,16 +17,17 @@ from torch import Tensor
 from ..models import native
 from ..models.decoder import Decoder, Layer
 from ..models.heads.exits import Adapter
-from ..models.heads.feature import Eagle3Layer, EagleLayer
+from ..models.heads.feature import Eagle3Head, Eagle3Layer, EagleLayer
 from ..models.linear import TiledLinear
 from .attention import scratch_lines
-from .base import Placement, Rows
+from .base import FINAL, Output, Placement, Rows
 from .torch_executor import TorchExecutor
 
 ENTRIES = {Layer.enter: 0, EagleLayer.enter: 1, Eagle3Layer.enter: 2}
 MLPS = {Layer.mlp: 1, Adapter.mlp: 0}
 PRODUCTS = ("qkv", "out", "gate_up", "down")
 NORMS = ("attn_norm", "token_norm", "mlp_norm", "q_norm", "k_norm")
+NOTHING = native.Source()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class NativeExecutor(TorchExecutor):
         assert code is not None
         self._code = code
         self._layers = (native.Layer * self.num_layers)(*(_described(cast(Layer, layer)) for layer in decoder.layers))
+        self._order, self._tail = self._usual_order(), _end_of(decoder)
+        self._paired = isinstance(decoder.layers[0], Eagle3Layer)
+        table = decoder.embedding
+        self._looks_up = type(decoder).embed is Decoder.embed and table.dtype == torch.bfloat16 and table.stride(1) == 1
 
     def place(self, rows: Rows) -> Placement:
         first = self.store.reserve(rows.slots, rows.counts)
@@ -64,28 +69,118 @@ class NativeExecutor(TorchExecutor):
         position = self._positions(rows, first).contiguous()
         return Placement(rows, position, first, Spans((native.Span * len(spans))(*spans), parents, position))
 
+    @torch.no_grad()
+    def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
+        if not self._looks_up:
+            return super().forward(rows, taps, logits)
+        token = rows.token.contiguous()
+        words = native.Source.of(self.decoder.embedding, token)
+        return self._finished(self.place(rows), words, NOTHING, 0, taps, logits)
+
+    @torch.no_grad()
+    def forward_pairs(
+        self,
+        rows: Rows,
+        features: Tensor,
+        which: Tensor | None = None,
+        taps: Collection[int] = (),
+        logits: bool = True,
+    ) -> Output:
+        """The same for a head that reads [token; feature]; `which` [T] of a table of features, None = all in turn."""
+        assert self.reads_pairs
+        token, table = rows.token.contiguous(), features.to(torch.bfloat16).contiguous()
+        words = native.Source.of(self.decoder.embedding, token)
+        which = None if which is None else which.contiguous()
+        return self._finished(self.place(rows), native.Source.of(table, which), words, 0, taps, logits)
+
+    @torch.no_grad()
+    def resume(
+        self, rows: Rows, streams: Tensor, layer: int, taps: Collection[int] = (), logits: bool = True
+    ) -> Output:
+        streams = streams.to(torch.bfloat16).contiguous()
+        return self._finished(self.place(rows), *self._entering(streams), layer, taps, logits)
+
+    @torch.no_grad()
     def forward_layers(
         self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         if not layers:
             return hidden, {}
-        spans: Spans = placement.attend
         hidden = hidden.to(torch.bfloat16).contiguous()
-        out = hidden.new_empty((len(hidden), self.hidden_size))
-        wanted = [tap for tap in taps if layers.start <= tap <= layers.stop]
-        tapped = {tap: torch.empty_like(out) for tap in wanted}
+        return self._run(placement, *self._entering(hidden), layers, taps)
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether `forward_pairs` is for this model."""
+        return self._paired and self._looks_up
+
+    def _entering(self, hidden: Tensor) -> tuple[native.Source, native.Source]:
+        """A stream [T, d] and nothing, or the halves of a stream [T, 2 d] of pairs."""
+        if hidden.shape[1] == self.hidden_size:
+            return native.Source.of(hidden), NOTHING
+        token, feature = hidden.chunk(2, dim=1)
+        return native.Source.of(feature), native.Source.of(token)
+
+    def _finished(
+        self,
+        placement: Placement,
+        stream: native.Source,
+        token: native.Source,
+        layer: int,
+        taps: Collection[int],
+        logits: bool,
+    ) -> Output:
+        """A pass from some layer on to the end: one call, where the library knows what the end is."""
+        rows, layers = placement.rows, range(layer, self.num_layers)
+        if self._tail is None:
+            hidden, tapped = self._run(placement, stream, token, layers, taps)
+            features = self.decoder.finish(hidden)
+            scores = self.decoder.logits(features) if logits else features.new_empty((0, self.vocab_size))
+        else:
+            tail = native.Tail.from_buffer_copy(self._tail)
+            features = torch.empty((len(placement.position), self.hidden_size), dtype=torch.bfloat16)
+            scores = torch.empty((len(features) if logits else 0, self.vocab_size))
+            tail.features, tail.logits = features.data_ptr(), scores.data_ptr()
+            if not logits:
+                tail.words.columns = 0
+            tapped = self._run(placement, stream, token, layers, taps, tail)[1]
+        tapped[FINAL] = features
+        return Output(scores, tapped, rows.index())
+
+    def _run(
+        self,
+        placement: Placement,
+        stream: native.Source,
+        token: native.Source,
+        layers: range,
+        taps: Collection[int],
+        tail: native.Tail | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        assert token.data or layers.start or not self._paired, "a head of pairs reads tokens beside its features"
+        spans: Spans = placement.attend
+        out = torch.empty((len(spans.position), self.hidden_size), dtype=torch.bfloat16)
+        tapped = {tap: torch.empty_like(out) for tap in taps if layers.start <= tap <= layers.stop}
         addresses = (ctypes.c_void_p * (self.num_layers + 1))()
         for tap, state in tapped.items():
             addresses[tap] = state.data_ptr()
-        c, store = self.decoder.config, self.store.data
-        sizes = (len(hidden), c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size)
-        reach = (layers.start, layers.stop, store.shape[2], store.shape[4], len(spans.array), torch.get_num_threads())
-        order = native.Pass(*sizes, *reach, c.norm_eps, 0, ctypes.addressof(self._layers))
-        order.input, order.output, order.taps = hidden.data_ptr(), out.data_ptr(), ctypes.addressof(addresses)
-        order.position, order.rotations = spans.position.data_ptr(), self.decoder.rotations.data_ptr()
-        order.store, order.span = store.data_ptr(), ctypes.addressof(spans.array)
+        order = native.Pass.from_buffer_copy(self._order)
+        order.rows, order.first_layer, order.last_layer = len(out), layers.start, layers.stop
+        order.spans, order.threads = len(spans.array), torch.get_num_threads()
+        order.stream, order.token = stream, token
+        order.output, order.taps = out.data_ptr(), ctypes.addressof(addresses)
+        order.position, order.span = spans.position.data_ptr(), ctypes.addressof(spans.array)
+        order.tail = None if tail is None else ctypes.addressof(tail)
         self._code.layers(order)
         return out, tapped
+
+    def _usual_order(self) -> native.Pass:
+        """A pass as far as all are alike."""
+        c, store = self.decoder.config, self.store.data
+        sizes = (0, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size)
+        order = native.Pass(*sizes, 0, 0, store.shape[2], store.shape[4], 0, 0, c.norm_eps)
+        order.layers, order.store = ctypes.addressof(self._layers), store.data_ptr()
+        order.rotations = self.decoder.rotations.data_ptr()
+        return order
 
 
 def runs_native(decoder: Decoder) -> bool:
@@ -117,3 +212,16 @@ def _described(layer: Layer) -> native.Layer:
     bias = layer.qkv.bias
     told.qkv_bias = None if bias is None else bias.data_ptr()
     return told
+
+
+def _end_of(decoder: Decoder) -> native.Tail | None:
+    """What follows the last layer, as the library wants it told; None = it does not know it."""
+    kind, words = type(decoder), decoder.head
+    turn = decoder.turn if isinstance(decoder, Eagle3Head) else None
+    known = kind.finish in (Decoder.finish, Eagle3Head.finish) and kind.logits is Decoder.logits
+    if not known or not isinstance(words, TiledLinear) or not words.wide or decoder.norm.dtype != torch.bfloat16:
+        return None
+    if turn is not None and not isinstance(turn, TiledLinear):
+        return None
+    bias = None if words.bias is None else words.bias.data_ptr()
+    return native.Tail(decoder.norm.data_ptr(), bias, native.Weight() if turn is None else turn.struct, words.struct)

@@ -21,42 +21,17 @@ import torch
 from torch import Tensor
 
 from ..folders import cache_home
+from .structs import Pass, Weight
 
 HERE = Path(__file__).parent
-SOURCES = ("tile.h", "product.h", "attention.h", "decoder.cpp")
+SOURCES = ("tile.h", "product.h", "attention.h", "largest.h", "decoder.cpp")
 # No contraction: a level of a grid is a product and a sum, each rounded, as where the weights were made.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-fopenmp")
 SWITCH = "FOREDRAFT_NATIVE"
+MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
 
 _int, _pointer, _float = ctypes.c_int32, ctypes.c_void_p, ctypes.c_float
-
-
-def _fields(ints: str, pointers: str = "") -> list[tuple[str, type]]:
-    return [*((name, _int) for name in ints.split()), *((name, _pointer) for name in pointers.split())]
-
-
-class Weight(ctypes.Structure):
-    _fields_ = _fields("format columns depth none", "codes scales")
-
-
-class Layer(ctypes.Structure):
-    _fields_ = [
-        *_fields("enter has_mlp", "attn_norm token_norm mlp_norm q_norm k_norm qkv_bias"),
-        *((name, Weight) for name in ("qkv", "out", "gate_up", "down")),
-    ]
-
-
-class Span(ctypes.Structure):
-    _fields_ = _fields("slot begin count length first none", "parent")
-
-
-class Pass(ctypes.Structure):
-    _fields_ = [
-        *_fields("rows hidden heads kv_heads dim inner first_layer last_layer slots capacity spans threads"),
-        ("eps", _float),
-        *_fields("none", "layers input output taps position rotations store span"),
-    ]
 
 
 class Compiled:
@@ -68,12 +43,16 @@ class Compiled:
         weight = ctypes.POINTER(Weight)
         self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int]
         self._code.fd_norm.argtypes = [_pointer, _pointer, _float, _int, _int, _pointer]
+        self._code.fd_largest.argtypes = [_pointer, _int, _int, _int, _pointer, _pointer, _int]
+        search = self._code.fd_likeliest
+        search.argtypes = [_pointer, _int, _int, _int, _pointer, _float, _pointer, _pointer, _int]
         if not self._code.fd_ready():
             raise OSError("the kernel refuses tile registers")
 
     def layers(self, order: Pass) -> None:
-        """Send rows through layers; the pass holds addresses only, whoever makes it keeps what they point at."""
-        self._code.fd_layers(ctypes.byref(order))
+        """Send rows through layers, and on to their logits where the pass has a tail."""
+        if not self._code.fd_layers(ctypes.byref(order)):
+            raise IndexError("a token lies outside the vocabulary")
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool) -> Tensor:
         """x [.., depth] -> [.., columns] in bf16, or in float32 where `wide`."""
@@ -84,6 +63,29 @@ class Compiled:
         if len(rows):
             self._code.fd_linear(rows.data_ptr(), len(rows), weight, address, out.data_ptr(), int(wide), threads)
         return out.view(*x.shape[:-1], weight.columns)
+
+    def largest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k <= MOST largest entries of each row [M, V] of float32 and their places; of equal ones the first first.
+
+        What is not a number counts, and comes out, as infinite.
+        """
+        rows, size = x.shape
+        values, places = torch.empty((rows, k)), torch.empty((rows, k), dtype=torch.int64)
+        found = values.data_ptr(), places.data_ptr(), torch.get_num_threads()
+        self._code.fd_largest(x.data_ptr(), rows, size, k, *found)
+        return values, places
+
+    def likeliest(self, logits: Tensor, k: int, ids: Tensor | None, least: float) -> tuple[Tensor, Tensor]:
+        """The k <= MOST likeliest of each row [M, V] of float32: log-probabilities from `least` on, and their ids.
+
+        ids [V] int64 = what stands at each place; of equal entries the first one comes first.
+        """
+        rows, size = logits.shape
+        values, places = torch.empty((rows, k)), torch.empty((rows, k), dtype=torch.int64)
+        named = None if ids is None else ids.data_ptr()
+        found = values.data_ptr(), places.data_ptr(), torch.get_num_threads()
+        self._code.fd_likeliest(logits.data_ptr(), rows, size, k, named, least, *found)
+        return values, places
 
     def norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """x [T, d] divided by its root mean square, times the gain."""

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "largest.h"
 #include "product.h"
 
 enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2 };  // Layer, EagleLayer, Eagle3Layer
@@ -17,13 +18,28 @@ struct Span {  // the new rows of one slot
     int32_t none;
     const int32_t* parent;  // of every scratch row of the slot, -1 = committed text; null = a chain
 };
+struct Source {  // rows of bf16 numbers: those of a table that `row` names, or one after another
+    const bf16* data;
+    const int64_t* row;
+    int64_t stride, count;
+    bool inside(int r) const { return !row || (row[r] >= 0 && row[r] < count); }
+    const bf16* at(int r) const { return data + (row ? row[r] : r) * stride; }
+};
+struct Tail {  // what comes behind the last layer
+    const bf16* norm;
+    const bf16* words_bias;
+    Weight turn, words;  // without columns: left out
+    bf16* features;      // [rows, hidden]
+    float* logits;       // [rows, words.columns]
+};
 struct Pass {
     int32_t rows, hidden, heads, kv_heads, dim, inner, first_layer, last_layer, slots, capacity, spans, threads;
     float eps;
     int32_t none;
     const Layer* layers;
-    const bf16* input;  // [rows, hidden], or [rows, 2 hidden] where the first layer is PAIRED
-    bf16* output;       // [rows, hidden]
+    const Tail* tail;     // null = none
+    Source stream, token;  // what enters the first layer; the tokens beside it where that is PAIRED
+    bf16* output;          // [rows, hidden]
     bf16* const* taps;  // by layer: where to put the stream that enters it, or null
     const int64_t* position;
     const bf16* rotations;  // [positions][2][dim]: cosines, and sines whose first half is negated
@@ -50,7 +66,7 @@ static void rotate(bf16* x, const bf16* turn, int dim) {
 }
 
 struct Buffers {  // shared by the threads of a pass; rows in whole pairs of tiles
-    Line<bf16> stream, normed, qkv, mixed, gated;
+    Line<bf16> stream, normed, qkv, mixed, gated, turned;
 };
 
 struct Runner {
@@ -73,7 +89,7 @@ struct Runner {
             if (layer.enter == BARE) std::memcpy(to, x, d * 2);
             if (layer.enter == NORMED) norm(x, layer.attn_norm, p.eps, d, to);
             if (layer.enter == PAIRED) {
-                norm(p.input + r * 2 * d, layer.token_norm, p.eps, d, to);
+                norm(p.token.at(r), layer.token_norm, p.eps, d, to);
                 norm(x, layer.attn_norm, p.eps, d, to + d);
             }
         }
@@ -221,6 +237,29 @@ struct Runner {
         if (p.taps[index] && me == 0) std::memcpy(p.taps[index], b.stream.data, size_t(p.rows) * p.hidden * 2);
     }
 
+    // The final norm, the turn of those that have one, and the logits.
+    void finish(const Tail& tail) {
+        const int d = p.hidden, mine = from(p.rows), end = upto(p.rows);
+        for (int r = mine; r < end; r++) norm(&b.stream[r * d], tail.norm, p.eps, d, &b.normed[r * d]);
+        barrier.wait();
+        begin_tiles(p.rows);
+        const bf16* features = b.normed.data;
+        if (tail.turn.columns) {
+            auto emit = [&](int row, int j, __m512 sum) { narrow16(&b.turned[row * d + 16 * j], sum); };
+            const int blocks = d / COLUMNS;
+            product(features, d, p.rows, tail.turn, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+            barrier.wait();
+            features = b.turned.data;
+        }
+        std::memcpy(tail.features + long(mine) * d, features + long(mine) * d, size_t(end - mine) * d * 2);
+        auto emit = [&](int row, int j, __m512 sum) {
+            if (tail.words_bias) sum = _mm512_add_ps(sum, widen16(tail.words_bias + 16 * j));
+            _mm512_storeu_ps(tail.logits + long(row) * tail.words.columns + 16 * j, sum);
+        };
+        const int blocks = tail.words.columns / COLUMNS;
+        product(features, d, p.rows, tail.words, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+    }
+
     void run() {
         for (int index = p.first_layer; index < p.last_layer; index++) {
             const Layer& layer = p.layers[index];
@@ -239,6 +278,7 @@ struct Runner {
         }
         tap(p.last_layer);
         if (me == 0) std::memcpy(p.output, b.stream.data, size_t(p.rows) * p.hidden * 2);
+        if (p.tail) finish(*p.tail);
     }
 };
 
@@ -247,24 +287,26 @@ static thread_local Softmax soft;
 
 extern "C" int fd_ready() { return allow_tiles(); }
 
-extern "C" void fd_layers(const Pass* pass) {
+// Whether every row was to be found; if not, nothing is done.
+extern "C" int fd_layers(const Pass* pass) {
     const Pass& p = *pass;
+    for (int r = 0; r < p.rows; r++)
+        if (!p.stream.inside(r) || !p.token.inside(r)) return 0;
     static thread_local Buffers buffers;
     Buffers& b = buffers;
     const size_t rows = (p.rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
-    const bool paired = p.layers[p.first_layer].enter == PAIRED;
     const size_t qkv = (p.heads + 2 * p.kv_heads) * p.dim;
     for (auto [buffer, width] : {std::pair{&b.stream, size_t(p.hidden)}, {&b.normed, size_t(2 * p.hidden)}, {&b.qkv, qkv},
-                                 {&b.mixed, size_t(p.heads * p.dim)}, {&b.gated, size_t(p.inner)}})
+                                 {&b.mixed, size_t(p.heads * p.dim)}, {&b.gated, size_t(p.inner)}, {&b.turned, size_t(p.hidden)}})
         buffer->reserve(rows * width);
-    for (int r = 0; r < p.rows; r++)
-        std::memcpy(&b.stream[r * p.hidden], p.input + (paired ? 2 * r + 1 : r) * p.hidden, p.hidden * 2);
+    for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
     Barrier barrier{p.threads};
 #pragma omp parallel num_threads(p.threads)
     {
         Runner{p, b, barrier, omp_get_thread_num(), room, soft}.run();
         end_tiles();
     }
+    return 1;
 }
 
 // x [rows, depth] times weight', plus bias: into bf16 or float32.
@@ -288,6 +330,18 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
         product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
         end_tiles();
     }
+}
+
+// The k largest of each row of float32 numbers and their places; the k likeliest of each row of logits. See largest.h.
+extern "C" void fd_largest(const float* x, int rows, int size, int k, float* values, int64_t* places, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int r = 0; r < rows; r++) largest(x + long(r) * size, size, k, values + r * k, places + r * k);
+}
+
+extern "C" void fd_likeliest(const float* x, int rows, int size, int k, const int64_t* ids, float least, float* values,
+                             int64_t* places, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int r = 0; r < rows; r++) likeliest(x + long(r) * size, size, k, ids, least, values + r * k, places + r * k);
 }
 
 extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, int size, bf16* to) {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .compiled import Weight
+from .structs import Weight
 
 COLUMNS, DEPTH = 16, 32  # of a tile
 BF16, GRID8, GRID4 = 0, 1, 2

@@ -1,0 +1,42 @@
+"""A step whose likeliest tokens the native library finds, in two sweeps over each row of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core.laws import MappedLaw, PointLaw
+from ..core.step import Step
+from ..core.top_kernels import IMPOSSIBLE
+from ..runtime.largest import largest, searcher
+from ..types import Law
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStep(Step):
+    """The same numbers as its parent, which is the slow twin, up to rounding of the logarithms."""
+
+    def law(self, column: int) -> Law:
+        if not self.block.all_greedy:
+            return Step.law(self, column)
+        rows = self.logits if self._whole() and self.rows.shape[1] == 1 else self.logits[self.rows[:, column]]
+        law = PointLaw(largest(rows, 1)[1][:, 0], rows.shape[1])
+        return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        if not self._whole():
+            return Step.top(self, k)
+        values, ids = self.top_rows(k)
+        return values.view(*self.rows.shape, -1), ids.view(*self.rows.shape, -1)
+
+    def top_rows(self, k: int) -> tuple[Tensor, Tensor]:
+        k = min(k, self.logits.shape[1])
+        code = searcher(self.logits, k)
+        if code is None:
+            return Step.top_rows(self, k)
+        return code.likeliest(self.logits, k, None if self.vocabulary is None else self.vocabulary.ids, IMPOSSIBLE)
+
+    def _whole(self) -> bool:
+        """Whether every packed row belongs to a node: then they lie in the order of the nodes."""
+        return self.rows.numel() == len(self.logits)

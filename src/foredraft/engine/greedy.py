@@ -1,0 +1,143 @@
+"""Greedy verdicts: at temperature 0 every exact rule follows the target's likeliest tokens as far as they are drafted.
+
+`decide` works them out for a batch, with what the host must know of them: in one kernel on a GPU, else by `follow` and
+`summarise`, the slow twins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.tree import ancestor_mask
+from ..types import DraftBatch, Reason, Verdict
+from .summary import summarise
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of torch comes without it
+    triton = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict and its summary, and the scratch rows [B, D + 1] of the accepted path: the root's, then the nodes'."""
+
+    verdict: Verdict
+    summary: Tensor
+    keep: Tensor
+
+
+def decide(drafts: DraftBatch, choice: Tensor, best: Tensor) -> Decision:
+    """choice and best [B, N + 1]: the target's likeliest token behind every row, and its logit."""
+    if triton is not None and choice.is_cuda:
+        return decide_fused(drafts, choice, best)
+    return decide_twin(drafts, choice, best)
+
+
+def decide_twin(drafts: DraftBatch, choice: Tensor, best: Tensor) -> Decision:
+    verdict = follow(drafts, choice)
+    keep = torch.cat((torch.zeros_like(verdict.accepted)[:, None], verdict.path + 1), dim=1)
+    return Decision(verdict, summarise(drafts, verdict, ~torch.isfinite(best)), keep)
+
+
+def decide_fused(drafts: DraftBatch, choice: Tensor, best: Tensor) -> Decision:
+    """One program walks down the tree of each sequence."""
+    (batch, width), levels, device = drafts.token.shape, drafts.levels, drafts.token.device
+    columns = [x.contiguous() for x in (drafts.token, drafts.parent, drafts.depth, drafts.order, drafts.length)]
+    path, keep, reason = (
+        torch.empty((batch, size), dtype=torch.int64, device=device) for size in (levels, levels + 1, levels + 1)
+    )
+    accepted, token = torch.empty((2, batch), dtype=torch.int64, device=device).unbind(0)
+    summary = torch.empty((batch, 4 + 3 * levels + 1 + width + 1), dtype=torch.int64, device=device)
+    _follow[(batch,)](
+        *columns, choice.contiguous(), best.contiguous(), path, keep, reason, accepted, token, summary,
+        width, levels, summary.shape[1], CORRECTED=int(Reason.CORRECTED), BONUS=int(Reason.BONUS),
+        NODES=triton.next_power_of_2(width + 1), LEVELS=triton.next_power_of_2(levels + 1), num_warps=1,
+    )  # fmt: skip
+    return Decision(Verdict(path, accepted, token, reason), summary, keep)
+
+
+def follow(drafts: DraftBatch, choice: Tensor) -> Verdict:
+    """The verdict that follows choice, the target's token behind every row that is used, as far as it is drafted."""
+    batch, width = drafts.token.shape
+    device = choice.device
+    index = torch.arange(width, device=device).expand(batch, width)
+    used = drafts.used()
+    hit = used & (drafts.token == choice.gather(1, (drafts.parent + 1).clamp(max=choice.shape[1] - 1)))
+    hit &= ~_has_elder_twin(drafts, hit)
+    # A node is on the path if it and all its ancestors are hit: one at each depth.
+    missed = ancestor_mask(drafts.parent, levels=max(drafts.levels, 1)) & ~hit[:, None, :]
+    on_path = hit & ~missed.any(dim=2)
+    path = torch.full((batch, drafts.levels + 1), -1, dtype=torch.int64, device=device)
+    path.scatter_(1, torch.where(on_path, drafts.depth - 1, drafts.levels), torch.where(on_path, index, -1))
+    path = path[:, : drafts.levels]
+    accepted = on_path.sum(dim=1)
+    last = torch.where(on_path, index, -1).amax(dim=1) if width else torch.full_like(accepted, -1)
+    token = choice.gather(1, last[:, None] + 1)[:, 0]
+    refused = (used & (drafts.parent == last[:, None])).any(dim=1)
+    end = torch.where(refused, int(Reason.CORRECTED), int(Reason.BONUS))
+    reason = torch.zeros((batch, drafts.levels + 1), dtype=torch.int64, device=device)
+    return Verdict(path, accepted, token, reason.scatter_(1, accepted[:, None], end[:, None]))
+
+
+def _has_elder_twin(drafts: DraftBatch, hit: Tensor) -> Tensor:
+    """[B, N] bool: a sibling that ranks before the node is hit too, so carries the same token. Rules take the first."""
+    if drafts.branching <= 1:
+        return torch.zeros_like(hit)
+    same = (drafts.parent[:, :, None] == drafts.parent[:, None, :]) & hit[:, None, :]
+    return (same & (drafts.order[:, None, :] < drafts.order[:, :, None])).any(dim=2)
+
+
+if triton is not None:
+    NOBODY = tl.constexpr(2**62)
+
+    @triton.jit(do_not_specialize=["width", "levels", "line"])  # type: ignore[untyped-decorator]
+    def _follow(  # type: ignore[no-untyped-def]
+        token, parent, depth, order, length, choice, best, path, keep, reason, accepted, last, summary,
+        width, levels, line,
+        CORRECTED: tl.constexpr, BONUS: tl.constexpr, NODES: tl.constexpr, LEVELS: tl.constexpr,
+    ):  # fmt: skip
+        b = tl.program_id(0).to(tl.int64)
+        node, level = tl.arange(0, NODES), tl.arange(0, LEVELS)
+        count = tl.load(length + b)
+        used = (node < count) & (node < width)
+        own = tl.load(token + b * width + node, mask=used, other=-1)
+        above = tl.load(parent + b * width + node, mask=used, other=-2)
+        turn = tl.load(order + b * width + node, mask=used, other=0) * NODES + node  # siblings by rank
+        none = turn * 0 + NOBODY
+        deepest = tl.max(tl.load(depth + b * width + node, mask=used, other=0), axis=0)
+        at, taken = (count * 0 - 1).to(tl.int64), (count * 0).to(tl.int64)
+        told = tl.load(choice + b * (width + 1))
+        nodes = tl.full((LEVELS,), -1, tl.int64)
+        tokens = tl.zeros((LEVELS,), tl.int64)
+        first = tl.min(tl.where(used & (above == at) & (own == told), turn, none), axis=0)
+        while first < NOBODY:  # a child of the last node carries the token that the target wants
+            at = (first % NODES).to(tl.int64)
+            nodes = tl.where(level == taken, at, nodes)
+            tokens = tl.where(level == taken, told, tokens)
+            taken += 1
+            told = tl.load(choice + b * (width + 1) + at + 1)
+            first = tl.min(tl.where(used & (above == at) & (own == told), turn, none), axis=0)
+        refused = tl.max((used & (above == at)).to(tl.int32), axis=0)
+        why = tl.where(level == taken, tl.where(refused > 0, CORRECTED, BONUS), 0).to(tl.int64)
+        tl.store(path + b * levels + level, nodes, mask=level < levels)
+        tl.store(keep + b * (levels + 1) + level + 1, nodes + 1, mask=level < levels)
+        tl.store(keep + b * (levels + 1), taken * 0)
+        tl.store(reason + b * (levels + 1) + level, why, mask=level <= levels)
+        tl.store(accepted + b, taken)
+        tl.store(last + b, told)
+        here = summary + b * line
+        tl.store(here, taken)
+        tl.store(here + 1, told)
+        tl.store(here + 2, count)
+        tl.store(here + 3, deepest)
+        tl.store(here + 4 + level, nodes, mask=level < levels)
+        tl.store(here + 4 + levels + level, tokens, mask=level < levels)
+        tl.store(here + 4 + 2 * levels + level, why, mask=level <= levels)
+        score = tl.load(best + b * (width + 1) + node, mask=node <= width, other=0.0).to(tl.float32)
+        bad = (score != score) | (tl.abs(score) == float("inf"))
+        tl.store(here + 5 + 3 * levels + node, bad.to(tl.int64), mask=node <= width)

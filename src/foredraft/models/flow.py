@@ -1,0 +1,63 @@
+"""A stream on its way through layers on a GPU, where every kernel costs.
+
+A residual sum and the norm behind it are one kernel, so a half of a layer hands on the stream and its norm; in narrow
+models sums, norms and gates are part of the products. Calling the layers one by one is the slow twin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .activation import gated
+from .attend import AttendHeads
+from .narrow import fits, normed_gate, normed_product, product_added
+from .norm import add_norm
+
+if TYPE_CHECKING:
+    from .decoder import Layer
+
+
+class Flow:
+    """One pass. Layers are taken in the order of the calls."""
+
+    def __init__(self, attend: AttendHeads) -> None:
+        self.attend = attend
+        self.normed: Tensor | None = None  # the stream as the next layer's attention reads it, where it is known
+
+    def through(self, layer: Layer, index: int, x: Tensor, following: Tensor | None) -> Tensor:
+        """The stream behind a usual layer. following: the norm with which the next one begins, None = not known."""
+        if fits(x, layer.out, layer.gate_up, layer.down):
+            return self._narrow(layer, index, x)
+        normed, self.normed = self.normed, None
+        if normed is None:
+            normed, x = layer.enter(x)
+        x, normed = add_norm(x, layer.out(self._mixed(layer, index, layer.qkv(normed))), layer.mlp_norm, layer.eps)
+        inner = gated(layer.gate_up(normed))
+        if following is None:
+            return layer.down.add_to(x, inner)
+        x, self.normed = add_norm(x, layer.down(inner), following, layer.eps)
+        return x
+
+    def _narrow(self, layer: Layer, index: int, x: Tensor) -> Tensor:
+        entrance = layer.entrance
+        if entrance is not None and fits(x, layer.qkv):
+            qkv = normed_product(x, entrance, layer.eps, layer.qkv.weight)
+        else:
+            h, x = layer.enter(x)
+            qkv = layer.qkv(h)
+        x = product_added(self._mixed(layer, index, qkv), layer.out.weight, x.contiguous())
+        inner = normed_gate(x, layer.mlp_norm, layer.eps, layer.gate_up.weight)
+        return product_added(inner, layer.down.weight, x)
+
+    def _mixed(self, layer: Layer, index: int, qkv: Tensor) -> Tensor:
+        return layer.mixed(qkv, qkv, qkv, self.attend, index)  # attention that takes heads needs no cos and sin
+
+
+def flow_of(attend: object, x: Tensor) -> Flow | None:
+    """A flow for this attention, where there is one."""
+    if x.is_cuda and not torch.is_grad_enabled() and isinstance(attend, AttendHeads):
+        return Flow(attend)
+    return None

@@ -1,0 +1,55 @@
+"""The library's own structures; decoder.cpp and product.h say what their fields mean.
+
+They hold addresses only: whoever makes one keeps what it points at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+_int, _pointer, _float = ctypes.c_int32, ctypes.c_void_p, ctypes.c_float
+
+
+def _fields(ints: str, pointers: str = "") -> list[tuple[str, type]]:
+    return [*((name, _int) for name in ints.split()), *((name, _pointer) for name in pointers.split())]
+
+
+class Weight(ctypes.Structure):
+    _fields_ = _fields("format columns depth none", "codes scales")
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        *_fields("enter has_mlp", "attn_norm token_norm mlp_norm q_norm k_norm qkv_bias"),
+        *((name, Weight) for name in ("qkv", "out", "gate_up", "down")),
+    ]
+
+
+class Span(ctypes.Structure):
+    _fields_ = _fields("slot begin count length first none", "parent")
+
+
+class Source(ctypes.Structure):
+    _fields_ = [*_fields("", "data row"), ("stride", ctypes.c_int64), ("count", ctypes.c_int64)]
+
+    @classmethod
+    def of(cls, table: Tensor, row: Tensor | None = None) -> Source:
+        """Rows of a table [N, d] of bf16, each in one piece: those that `row` [T] names, or all as they lie."""
+        return cls(table.data_ptr(), None if row is None else row.data_ptr(), table.stride(0), len(table))
+
+
+class Tail(ctypes.Structure):
+    _fields_ = [*_fields("", "norm words_bias"), ("turn", Weight), ("words", Weight), *_fields("", "features logits")]
+
+
+class Pass(ctypes.Structure):
+    _fields_ = [
+        *_fields("rows hidden heads kv_heads dim inner first_layer last_layer slots capacity spans threads"),
+        ("eps", _float),
+        *_fields("none", "layers tail"),
+        ("stream", Source),
+        ("token", Source),
+        *_fields("", "output taps position rotations store span"),
+    ]

@@ -1,0 +1,21 @@
+"""The largest entries of rows, by the native library where it can: the twins are in `core.largest` and `core.step`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core import largest as plain
+from ..models import native
+
+
+def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row of [M, V] and their places, from the largest on."""
+    code = searcher(rows, k)
+    return plain.largest(rows, k) if code is None else code.largest(rows, k)
+
+
+def searcher(rows: Tensor, k: int) -> native.Compiled | None:
+    """The library, if it takes these rows."""
+    fits = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.is_contiguous()
+    return native.compiled() if fits and 0 < k <= min(native.MOST, rows.shape[1]) else None

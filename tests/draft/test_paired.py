@@ -1,0 +1,75 @@
+"""A pair-reading head on the native executor: its stepper drafts what the torch-like one drafts, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.core.cost import CostModel
+from foredraft.core.cost_tree import CostTree, Tariff
+from foredraft.core.rules import RULES, default_rule
+from foredraft.core.shape import Chain, Shape, StaticTree, Vocabulary
+from foredraft.core.value_tree import ValueTree
+from foredraft.draft import feature
+from foredraft.draft.feature import FeatureDrafter, FeatureStepper
+from foredraft.engine import Engine, Method
+from foredraft.models import ModelConfig, native, pack, random_decoder
+from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, settle
+from foredraft.runtime import FINAL, TorchExecutor, executor_for
+from tests.engine.runs import finish, request
+
+pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
+VOCAB, WORDS, LAYERS = 96, 48, 3
+CONFIG = ModelConfig("llama", VOCAB, 96, LAYERS, 6, 2, 32, 160, max_position=512, tied_head=True)
+COSTS = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))
+SHAPES: list[Shape] = [
+    Chain(4),
+    ValueTree(nodes=10, width=3, depth=4),
+    StaticTree((2, 2, 1)),
+    StaticTree((2, 1, 1), drawn=True),
+    CostTree(nodes=10, width=3, depth=4, tariff=Tariff(COSTS, 0.01)),
+]
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
+
+
+def text(shape: Shape | None, temperature: float = 0.0) -> tuple[list[list[int]], int]:
+    """What a batch of three and one that waits for a slot write, and how many tokens were drafted for them."""
+    target = random_decoder(CONFIG, seed=5)
+    for name, parameter in target.named_parameters():
+        if not name.endswith("norm"):
+            parameter.mul_(6.0)
+    pack(target, torch.bfloat16)
+    method = Method("plain", RULES["sample-and-match"])
+    if shape is not None:
+        torch.manual_seed(6)
+        spec = HeadSpec("eagle3", Identity(96, LAYERS, VOCAB, ""), WORDS, (1, FINAL), 1, 3)
+        head = Eagle3Head(target, spec, torch.arange(0, VOCAB, 2))
+        settle(head, torch.bfloat16)
+        index = torch.full((VOCAB,), -1)
+        index[::2] = torch.arange(WORDS)
+        made = FeatureDrafter(head, shape, Vocabulary(torch.arange(0, VOCAB, 2), index), 3, 128, "eagle3")
+        method = Method("eagle3", default_rule(made.kinds, made.topology), made)
+    executor: TorchExecutor = executor_for(target, 3, 128)
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature}
+    requests = [request(prompt, method, i, **options) for i, prompt in enumerate(PROMPTS)]
+    return finish(Engine(executor), *requests), sum(each.stats.drafted for each in requests)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: type(shape).__name__ + str(shape.nodes))
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_both_steppers_draft_alike(shape: Shape, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal drafts give equal texts and counts; at temperature 0 they are plain decoding's, in bf16 too."""
+    quick = text(shape, temperature)
+    seen: list[int] = []
+
+    class Slow(FeatureStepper):
+        def root(self) -> Any:
+            seen.append(self.batch)
+            return super().root()
+
+    monkeypatch.setattr(feature, "PairedStepper", Slow)
+    assert text(shape, temperature) == quick and seen and quick[1] > 0
+    if temperature == 0:
+        assert quick[0] == text(None)[0]
