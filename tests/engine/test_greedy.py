@@ -46,6 +46,16 @@ def test_a_plain_round_is_a_verdict_too() -> None:
     _agree(empty_drafts(3), torch.tensor([[5], [6], [7]]), torch.tensor([[0.5], [torch.nan], [1.0]]))
 
 
+def test_drafts_may_have_room_that_nobody_fills() -> None:
+    """Columns without a node have no row of logits."""
+    drafts = trees([([1, 1, 0], [-1, 0, 1]), ([0, 1], [-1, 0])])
+    columns = {
+        name: torch.nn.functional.pad(getattr(drafts, name), (0, 3)) for name in ("token", "parent", "depth", "order")
+    }
+    choice = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
+    _agree(replace(drafts, **columns), choice, torch.tensor([[0.5, torch.nan, 1.0, 1.0], [1.0, 1.0, 1.0, torch.inf]]))
+
+
 def _agree(drafts, choice, best) -> None:  # type: ignore[no-untyped-def]
     expected = decide_twin(drafts, choice, best)
     names = ("token", "parent", "depth", "order", "length")

@@ -32,7 +32,10 @@ class Decision:
 
 
 def decide(drafts: DraftBatch, choice: Tensor, best: Tensor) -> Decision:
-    """choice and best [B, N + 1]: the target's likeliest token behind every row, and its logit."""
+    """choice and best [B, R]: the target's likeliest token behind every row, and its logit.
+
+    R is N + 1, or less where no sequence has N nodes.
+    """
     if triton is not None and choice.is_cuda:
         return decide_fused(drafts, choice, best)
     return decide_twin(drafts, choice, best)
@@ -52,10 +55,11 @@ def decide_fused(drafts: DraftBatch, choice: Tensor, best: Tensor) -> Decision:
         torch.empty((batch, size), dtype=torch.int64, device=device) for size in (levels, levels + 1, levels + 1)
     )
     accepted, token = torch.empty((2, batch), dtype=torch.int64, device=device).unbind(0)
-    summary = torch.empty((batch, 4 + 3 * levels + 1 + width + 1), dtype=torch.int64, device=device)
+    across = choice.shape[1]
+    summary = torch.empty((batch, 4 + 3 * levels + 1 + across), dtype=torch.int64, device=device)
     _follow[(batch,)](
         *columns, choice.contiguous(), best.contiguous(), path, keep, reason, accepted, token, summary,
-        width, levels, summary.shape[1], CORRECTED=int(Reason.CORRECTED), BONUS=int(Reason.BONUS),
+        width, across, levels, summary.shape[1], CORRECTED=int(Reason.CORRECTED), BONUS=int(Reason.BONUS),
         NODES=triton.next_power_of_2(width + 1), LEVELS=triton.next_power_of_2(levels + 1), num_warps=1,
     )  # fmt: skip
     return Decision(Verdict(path, accepted, token, reason), summary, keep)
@@ -95,10 +99,10 @@ def _has_elder_twin(drafts: DraftBatch, hit: Tensor) -> Tensor:
 if triton is not None:
     NOBODY = tl.constexpr(2**62)
 
-    @triton.jit(do_not_specialize=["width", "levels", "line"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["width", "across", "levels", "line"])  # type: ignore[untyped-decorator]
     def _follow(  # type: ignore[no-untyped-def]
         token, parent, depth, order, length, choice, best, path, keep, reason, accepted, last, summary,
-        width, levels, line,
+        width, across, levels, line,
         CORRECTED: tl.constexpr, BONUS: tl.constexpr, NODES: tl.constexpr, LEVELS: tl.constexpr,
     ):  # fmt: skip
         b = tl.program_id(0).to(tl.int64)
@@ -111,7 +115,7 @@ if triton is not None:
         none = turn * 0 + NOBODY
         deepest = tl.max(tl.load(depth + b * width + node, mask=used, other=0), axis=0)
         at, taken = (count * 0 - 1).to(tl.int64), (count * 0).to(tl.int64)
-        told = tl.load(choice + b * (width + 1))
+        told = tl.load(choice + b * across)
         nodes = tl.full((LEVELS,), -1, tl.int64)
         tokens = tl.zeros((LEVELS,), tl.int64)
         first = tl.min(tl.where(used & (above == at) & (own == told), turn, none), axis=0)
@@ -120,7 +124,7 @@ if triton is not None:
             nodes = tl.where(level == taken, at, nodes)
             tokens = tl.where(level == taken, told, tokens)
             taken += 1
-            told = tl.load(choice + b * (width + 1) + at + 1)
+            told = tl.load(choice + b * across + at + 1)
             first = tl.min(tl.where(used & (above == at) & (own == told), turn, none), axis=0)
         refused = tl.max((used & (above == at)).to(tl.int32), axis=0)
         why = tl.where(level == taken, tl.where(refused > 0, CORRECTED, BONUS), 0).to(tl.int64)
@@ -138,6 +142,6 @@ if triton is not None:
         tl.store(here + 4 + level, nodes, mask=level < levels)
         tl.store(here + 4 + levels + level, tokens, mask=level < levels)
         tl.store(here + 4 + 2 * levels + level, why, mask=level <= levels)
-        score = tl.load(best + b * (width + 1) + node, mask=node <= width, other=0.0).to(tl.float32)
+        score = tl.load(best + b * across + node, mask=node < across, other=0.0).to(tl.float32)
         bad = (score != score) | (tl.abs(score) == float("inf"))
-        tl.store(here + 5 + 3 * levels + node, bad.to(tl.int64), mask=node <= width)
+        tl.store(here + 5 + 3 * levels + node, bad.to(tl.int64), mask=node < across)
