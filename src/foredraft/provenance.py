@@ -30,7 +30,7 @@ def provenance(
 ) -> dict[str, Any]:
     """A record of this process; `data` maps a name to the sha256 of what was read, `more` is taken as it is."""
     return {
-        "argv": list(sys.argv if argv is None else argv),
+        "argv": list(command() if argv is None else argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
         "python": platform.python_version(),
@@ -41,6 +41,11 @@ def provenance(
         "data": dict(data or {}),
         **more,
     }
+
+
+def command() -> list[str]:
+    """The command of this process, without where things lie on this machine."""
+    return ["foredraft", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
 
 
 def write_json(path: Path, value: Any) -> None:

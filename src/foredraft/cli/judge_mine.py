@@ -159,7 +159,6 @@ def _make(order: Mining) -> dict[str, Any]:
     }  # fmt: skip
     hashes |= {order.out.name: hashlib.sha256(order.out.read_bytes()).hexdigest()}
     card = provenance(seed=order.seed, data=hashes, settings=order.settings(), **figures)
-    card["argv"] = card["argv"][1:]  # the command, not where it lies
     write_json(order.out.with_name(f"{order.out.name}.provenance.json"), card)
     return figures
 

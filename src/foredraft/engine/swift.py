@@ -19,10 +19,12 @@ from ..runtime import FINAL, Executor, Output
 from ..runtime.graphs import WIDTHS, GraphExecutor, fitting
 from ..runtime.ground import Book, pinned
 from ..runtime.kernels import move_rows
+from ..runtime.largest import largest as quick_largest
 from ..types import DraftBatch, Verdict
 from .greedy import decide
 from .request import Request
 from .turn import Turn
+from .walk import decide_on_host
 
 MOST = 256  # sequences of a recorded round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together
@@ -43,8 +45,9 @@ def decide_greedily(turn: Turn) -> bool:
     """The verdict of a turn whose pass is done, for all nodes at once, if it may be had so; says whether."""
     if not is_greedy(turn):
         return False
-    best, choice = largest(turn.out.logits, 1)
-    made = decide(turn.drafts, choice[:, 0][turn.out.index], best[:, 0][turn.out.index])
+    best, choice = quick_largest(turn.out.logits, 1)
+    judge = decide_on_host if choice.device.type == "cpu" else decide
+    made = judge(turn.drafts, choice[:, 0][turn.out.index], best[:, 0][turn.out.index])
     turn.verdict, turn.summary = made.verdict, made.summary
     return True
 

@@ -80,7 +80,6 @@ def train_part(order: PairOrder, part: str, base: Loaded, listen: Listen) -> dic
     school.run(lambda news: listen(part, news))
     card: dict[str, Any] = {"steps": school.step, "seconds": round(school.spent, 1), "loss": round(school.recent, 4)}
     record = provenance(seed=course.seed, model=order.model, families=list(order.families))
-    record["argv"] = record["argv"][1:]  # the command, not where it lies
     save_head(order.out / part, pupil.delta, spec, record, card, order.storage)
     pupil.delta.fill(read_weights(order.out / part))
     found = pupil.solved(draw(order.final_tries, FRESH + 1, order.families))

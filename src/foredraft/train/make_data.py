@@ -70,7 +70,6 @@ def make_data(
         "prompts": len(questions),
     }
     record = provenance(seed=order.seed, data={"corpus.npz": digest}, **figures)
-    record["argv"] = record["argv"][1:]  # the command, not where it lies
     write_json(out / "provenance.json", record)
     return corpus
 

@@ -100,7 +100,6 @@ def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student
     walk = trainer.walks.get(name)
     card: dict[str, Any] = {"steps": order.plan.steps, "coverage": round(trainer.coverage, 4)}
     record = provenance(seed=order.plan.seed, data={"corpus": trainer.corpus.digest}, target=order.target)
-    record["argv"] = record["argv"][1:]  # the command, not where it lies
     save_head(folder, student.head, student.spec, record, card, order.storage)  # type: ignore[arg-type]
     if walk is not None:
         card["held_out"] = _figures(walk)
