@@ -1,0 +1,1 @@
+"""What `scripts/measure-gpu` is made of."""
