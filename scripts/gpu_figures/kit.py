@@ -22,6 +22,7 @@ from foredraft.models.eight_bit import (
     EightBitLinear,
     rounded,
 )
+from foredraft.provenance import provenance
 from foredraft.runtime import Rows
 from foredraft.runtime.graphs import GraphExecutor
 from foredraft.types import SamplingParams, Sequence
@@ -68,6 +69,7 @@ class Bench:
     def save(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         document = {"rows": [asdict(line) for line in self.lines], "notes": self.notes, "toy": self.toy}
+        document["provenance"] = provenance()
         (self.out / "gpu.json").write_text(json.dumps(document, indent=1))
 
     def config(self, name: str) -> ModelConfig:
