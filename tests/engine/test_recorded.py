@@ -92,6 +92,18 @@ def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
         assert recorder.played > recorder.taped > 0
 
 
+@pytest.mark.parametrize(("kind", "shape"), [*KINDS[:5], KINDS[-1]], ids=str)
+def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of one to three share the recordings of four, in which the others have no rows."""
+    expected, _, before = run(eager, kind, shape)
+    monkeypatch.setattr("foredraft.engine.swift.BATCHES", (4,))
+    found, engine, after = run(taped, kind, shape)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    made = [key for key in engine.executor.recorder._made if isinstance(key, tuple) and key[0] == "round"]
+    assert made and all(key[1] == 4 for key in made)
+
+
 def test_turns_of_one_step_that_look_alike_are_kept_apart() -> None:
     """Two methods, one request each: recordings of the same shape, played in the same step."""
 

@@ -104,14 +104,14 @@ def test_the_executor_is_chosen_and_outlives_modes() -> None:
 
 def drafter(model: Decoder, kind: str, shape: Shape, make: type[TorchExecutor]) -> Drafter:
     if kind == "model":
-        return ModelDrafter(make(shallow(model, 1), 4, 256), shape)
+        return ModelDrafter(make(shallow(model, 1), 5, 256), shape)
     ids = torch.arange(64, device=CUDA)
     torch.manual_seed(0)
     head = Eagle3Head(model, HeadSpec("eagle3", Identity.of(model.config, "-"), 64, (0, 1, 2)), ids)
     settle(head, torch.float32)
     index = torch.cat((ids, torch.full((32,), -1, device=CUDA)))
-    made = FeatureDrafter(head, shape, Vocabulary(ids, index), 4, 256, "eagle3")
-    made.executor = make(head, 4, 256)
+    made = FeatureDrafter(head, shape, Vocabulary(ids, index), 5, 256, "eagle3")
+    made.executor = make(head, 5, 256)
     return made
 
 
@@ -129,7 +129,7 @@ def test_rounds_are_those_of_the_eager_executor(kind: str, shape: Shape) -> None
             made = drafter(model, kind, shape, make)
             method = Method("m", default_rule(made.kinds, made.topology), made)
         requests = [request([i + 3] * (i + 1), method, i, max_new_tokens=40) for i in range(6)]
-        return finish(Engine(make(model, 4, 256)), *requests), [r.stats.accepted for r in requests]
+        return finish(Engine(make(model, 5, 256)), *requests), [r.stats.accepted for r in requests]
 
     plain, _ = run(TorchExecutor, False)
     assert run(GraphExecutor, False)[0] == plain

@@ -147,7 +147,7 @@ class FeatureDrafter(ModelDrafter):
             packed = index.gather(1, rows)
             return self.head.feature([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
 
-        key = ("features", id(self), *(x.data_ptr() for x in (path, index, *states)))
+        key = ("features", id(self), len(index), *(x.data_ptr() for x in (path, index, *states)))
         return recorder.run(key, body, (), after=1).clone()
 
     def _keep(self, sequence: int, new: Tensor) -> None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.largest import largest
 from ..runtime import FINAL, Executor, Output
-from ..runtime.graphs import WIDTHS, GraphExecutor, fitting
-from ..runtime.ground import Book, pinned
+from ..runtime.graphs import BATCHES, WIDTHS, GraphExecutor, fitting
+from ..runtime.ground import NOWHERE, Book, pinned
 from ..runtime.kernels import move_rows
 from ..runtime.largest import largest as quick_largest
-from ..types import DraftBatch, Verdict
+from ..types import DraftBatch, Sequence, Verdict
 from .greedy import decide
 from .request import Request
 from .turn import Turn
@@ -85,17 +87,35 @@ def _take(executor: GraphExecutor, turn: Turn, taken: Counter[Hashable]) -> None
     width = fitting(drafts.width + 1, WIDTHS) - 1  # so that drafts of many sizes share a recording
     levels = width if drafts.branching <= 1 else min(width, fitting(drafts.levels, WIDTHS))
     tree = drafts.branching > 1
-    known, roots = [executor.length(slot) for slot in slots], [s.tokens[-1] for s in sequences]
-    table = pinned([slots, known, counts, roots], executor.device)
+    batch = fitting(len(slots), BATCHES)  # and so do batches that shrink and grow
+    batch = batch if batch * (width + 1) <= MOST_ROWS else len(slots)
+    table = _table(executor, sequences, slots, counts, batch)
     inner = tuple(sorted(tap for tap in turn.method.taps if tap != FINAL))
-    key, rooms = ("round", len(slots), width, levels, tree, inner), [table.shape, (4, len(slots), width)]
+    key, rooms = ("round", batch, width, levels, tree, inner), [table.shape, (4, batch, width)]
     taken[key] += 1
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
         return _round(executor, table, columns, levels, tree, inner)
 
     turn.moved, inputs = True, (table, _columns(drafts))
-    turn.out, turn.verdict, turn.summary = executor.recorder.run((*key, taken[key]), body, inputs, rooms, AFTER)
+    out, verdict, summary = executor.recorder.run((*key, taken[key]), body, inputs, rooms, AFTER)
+    turn.out, turn.verdict, turn.summary = _first(len(slots), out, verdict, summary)
+
+
+def _table(executor: GraphExecutor, sequences: Seq[Sequence], slots: Seq[int], counts: Seq[int], batch: int) -> Tensor:
+    """[4, batch]: slots, lengths, new rows and last tokens; what fills the batch up has no rows."""
+    spare = batch - len(slots)
+    known, roots = [executor.length(slot) for slot in slots], [s.tokens[-1] for s in sequences]
+    fill = [0] * spare
+    return pinned([[*slots, *[NOWHERE] * spare], [*known, *fill], [*counts, *fill], [*roots, *fill]], executor.device)
+
+
+def _first(count: int, out: Output, verdict: Verdict, summary: Tensor) -> tuple[Output, Verdict, Tensor]:
+    """What belongs to the sequences of a batch that was filled up."""
+    if len(summary) == count:
+        return out, verdict, summary
+    path, accepted, token, reason = (x[:count] for x in (verdict.path, verdict.accepted, verdict.token, verdict.reason))
+    return replace(out, index=out.index[:count]), Verdict(path, accepted, token, reason), summary[:count]
 
 
 def _columns(drafts: DraftBatch) -> Tensor:
@@ -126,7 +146,9 @@ def _round(
 ) -> tuple[Output, Verdict, Tensor]:
     """Levels and `tree` bound what the drafts may be; the rest stands on the device."""
     slot, known, count, root = table.unbind(0)
-    _, batch, width = columns.shape
+    batch, width = len(slot), columns.shape[2]
+    if columns.shape[1] < batch:  # nobody is recording, and nobody has made room
+        columns = F.pad(columns, (0, 0, 0, batch - columns.shape[1]))
     index, begin, zeros, edge = _constants(batch, width, table.device)
     front = torch.cat((root[None, :, None], edge))
     token, parent, depth, _ = torch.cat((front, columns), dim=2).flatten(1).unbind(0)  # [B * (N + 1)]

@@ -141,7 +141,8 @@ def tree_attention_twin(query: Tensor, ground: Ground, keys: Tensor, values: Ten
 def move_rows(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, keep: Tensor) -> None:
     """Move scratch rows keep[b, :count[b]], which increase, to the front of the scratch rows of slot[b], in place.
 
-    data [L, 2, slots, Hkv, capacity, D]; slot, length and count are [B], keep is [B, A].
+    data [L, 2, slots, Hkv, capacity, D]; slot, length and count are [B], keep is [B, A]. Slot -1 is padding, never the
+    first of a batch.
     """
     if not data.is_cuda:
         return move_rows_twin(data, slot, length, count, keep)
@@ -156,6 +157,8 @@ def move_rows_fused(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, k
 
 
 def move_rows_twin(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, keep: Tensor) -> None:
+    who = torch.where(slot >= 0, torch.arange(len(slot), device=slot.device), 0)  # padding repeats the first sequence
+    slot, length, count, keep = (x[who] for x in (slot, length, count, keep))
     turn = torch.arange(keep.shape[1], device=data.device)
     source = length[:, None] + torch.where(turn < count[:, None], keep, turn)  # the others stay where they are
     data[:, :, slot[:, None], :, length[:, None] + turn] = data[:, :, slot[:, None], :, source]
