@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 # Shares of wrong tokens among which thresholds are laid, from strict to loose.
 RUNGS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+KEPT = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99)  # shares of right tokens, likewise: a sharp head has few wrong ones up there
 SAFE = 0.05  # false accepts of wrong tokens that an uncalibrated judge may show at most (upper bound)
 
 
@@ -34,11 +35,12 @@ def auc(scores: Sequence[float] | Array, right: Sequence[bool] | NDArray[np.bool
 
 
 def ladder(scores: Array, right: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Thresholds from strict to loose: those at which so large a share of the wrong tokens would pass."""
+    """Thresholds from strict to loose: those at which so large a share of wrong tokens, or of right ones, would pass."""
     wrong = np.sort(scores[~right])
     if not len(wrong):
         return (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
     found = [float(wrong[min(len(wrong) - 1, int(np.ceil((1 - rung) * len(wrong))) - 1)]) for rung in RUNGS]
+    found += [float(threshold) for threshold in np.quantile(scores[right], [1 - share for share in KEPT])]
     return tuple(sorted(set(found), reverse=True))
 
 
