@@ -27,6 +27,7 @@ from .timeline import Timeline, follow
 
 WARM_UP = " ".join(["Write three sentences about a harbour in the morning, then say them again in other words."] * 16)
 WARM_UP_TOKENS = 24
+LENGTHS = (0.1, 0.1, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0)  # of warm-up prompts on a GPU, against the usual one
 
 Progress = Callable[[int, int, str], None]  # answers done, answers in all, what is running
 
@@ -58,15 +59,22 @@ class Runner:
         self._reader = Reader(self.llm.target.executor)
 
     def warm_up(self) -> None:
-        """Let every lane answer once, then forget it: caches, threads and kernels are ready, and nothing is known."""
+        """Let every lane answer, then forget it: caches, threads and kernels are ready, and nothing is known.
+
+        Once on a CPU. On a GPU prompts of several lengths, twice each: rounds of every size are recorded when they come
+        for the second time, which takes longer than a hundred of them.
+        """
         for lane in self.lanes:
-            question = Question("", "", (WARM_UP,))
-            ids = question.prompt(self.llm.tokenizer, 0, ())[: lane.engine.executor.max_length // 2]
-            limit = min(WARM_UP_TOKENS, lane.engine.executor.max_length // 4)
-            params = SamplingParams(temperature=self.settings.temperature, max_new_tokens=limit)
-            size = self.settings.batch_size
-            follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
+            for length in LENGTHS if lane.engine.executor.device.type == "cuda" else (1.0,):
+                self._warm_up(lane, (WARM_UP * 2)[: int(length * len(WARM_UP))])
             lane.forget()
+
+    def _warm_up(self, lane: Lane, text: str) -> None:
+        ids = Question("", "", (text,)).prompt(self.llm.tokenizer, 0, ())[: lane.engine.executor.max_length // 2]
+        limit = min(WARM_UP_TOKENS, lane.engine.executor.max_length // 4)
+        params = SamplingParams(temperature=self.settings.temperature, max_new_tokens=limit)
+        size = self.settings.batch_size
+        follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
 
     def complete(self, tasks: list[Loaded]) -> bool:
         """Whether the ledger holds everything already."""

@@ -35,7 +35,7 @@ def auc(scores: Sequence[float] | Array, right: Sequence[bool] | NDArray[np.bool
 
 
 def ladder(scores: Array, right: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Thresholds from strict to loose: those at which so large a share of wrong tokens, or of right ones, would pass."""
+    """Thresholds from strict to loose, at which so large a share of wrong tokens, or of right ones, would pass."""
     wrong = np.sort(scores[~right])
     if not len(wrong):
         return (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-WARM_UPS = 2  # kernels are compiled and libraries choose theirs before anything is recorded
+WARM_UPS = 2  # kernels are compiled and libraries choose theirs before anything is recorded; later ones need one
 SHARE = 0.06  # of the device's memory, for everything that recordings hold
 MOST_KEYS = 4096  # that are remembered as called, or as not to be recorded
 
@@ -98,7 +98,7 @@ class Recorder:
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
+                for _ in range(1 if self._made else WARM_UPS):
                     body(*static)
             torch.cuda.current_stream(self.device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
