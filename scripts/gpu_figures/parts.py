@@ -33,10 +33,10 @@ from foredraft.models.eight_bit import (
     DTYPES,
     EightBitLinear,
     eight_bit_decoder,
-    multiply_fused,
 )
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loading import settle
+from foredraft.models.stream import multiply_fused
 from foredraft.runtime.graphs import GraphExecutor
 from foredraft.runtime.profile import Grid, measure
 from foredraft.types import DraftBatch, SamplingParams, Sequence

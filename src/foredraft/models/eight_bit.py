@@ -15,7 +15,6 @@ from .decoder import Decoder
 from .linear import Linear
 from .rope import rotation_table
 from .stream import SLICE, arrivals_for, multiply
-from .stream import multiply_fused as multiply_fused
 
 DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}

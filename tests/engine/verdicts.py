@@ -1,0 +1,53 @@
+"""Drafts with choices of a target to judge them by, and what it means that two decisions agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foredraft.core.tree import trees
+from foredraft.engine.greedy import Decision
+from foredraft.engine.summary import Summary
+from foredraft.types import DraftBatch
+
+COLUMNS = ("token", "parent", "depth", "order")
+Case = tuple[DraftBatch, Tensor, Tensor]  # drafts, the target's choice behind every row, its logit
+
+
+def rolled(seed: int, chain: bool) -> Case:
+    """Ragged trees or chains with twins among siblings, ranked in any order, and rows that are no laws."""
+    dice = torch.Generator().manual_seed(seed)
+    batch, nodes, vocab = 4, 9, 2 if chain else 3
+
+    def roll(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=dice))
+
+    made = []
+    for b in range(batch):
+        size = nodes if b == 0 else roll(0, nodes + 1)
+        parents = list(range(-1, size - 1)) if chain else [roll(-1, i) if i else -1 for i in range(size)]
+        made.append(([roll(0, vocab) for _ in range(size)], parents))
+    drafts = trees(made)
+    drafts = replace(drafts, order=torch.where(drafts.order > 0, 1000 - drafts.order, 0), levels=drafts.levels + 2)
+    choice = torch.randint(vocab, (batch, nodes + 1), generator=dice)
+    best = torch.randn((batch, nodes + 1), generator=dice)
+    best[0, 1], best[1, 0], best[2, 3] = torch.nan, torch.inf, -torch.inf
+    return drafts, choice, best
+
+
+def roomy(case: Case) -> Case:
+    """The same with columns that nobody fills, and that have no row of logits."""
+    drafts, choice, best = case
+    wide = {name: torch.nn.functional.pad(getattr(drafts, name), (0, 3)) for name in COLUMNS}
+    return replace(drafts, **wide), choice, best
+
+
+def assert_same(found: Decision, expected: Decision, levels: int) -> None:
+    for column in ("path", "accepted", "token", "reason"):
+        assert torch.equal(getattr(found.verdict, column).cpu(), getattr(expected.verdict, column)), column
+    assert torch.equal(found.keep.cpu(), expected.keep)
+    assert found.summary.shape == expected.summary.shape
+    for ours, theirs in zip(found.summary.tolist(), expected.summary.tolist(), strict=True):
+        assert Summary.read(ours, levels) == Summary.read(theirs, levels)
