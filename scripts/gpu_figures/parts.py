@@ -186,7 +186,7 @@ class Told(SyntheticDrafter):
 def batches(bench: Bench) -> None:
     decoder = bench.decoder("llama-8b")
     for batch, least in ((2, 0.0), (3, 0.0)) if bench.toy else ((64, 1.3), (256, 0.97)):
-        executor = bench.executor(decoder, batch, extra=96)
+        executor = bench.executor(decoder, batch, extra=160)
         prompt = [5 + i % 50 for i in range(bench.context)]
         executor.prefill([0], [prompt[:-1]])
         text = executor.snapshot(0)
@@ -197,7 +197,7 @@ def batches(bench: Bench) -> None:
         bench.notes[f"batch {batch}: seconds by rows"] = costs.verify[0][0]
         for slot in range(batch):
             executor.restore(slot, text)
-        new = 12 if bench.toy else 40
+        new = 12 if bench.toy else 96
         answer = [prompt[-1]] * (new + 8)
         drafter = Told({tuple(prompt): answer}, 0.7, 3)
         methods = {"plain": PLAIN, "drafts": Method("told", RULES["sample-and-match"], drafter)}
@@ -208,6 +208,7 @@ def batches(bench: Bench) -> None:
                 if turn:  # the first one records
                     rates[name].append(rate)
         gain = median(rates["drafts"]) / median(rates["plain"])
+        bench.notes[f"batch {batch}: tokens/s by run"] = rates
         bench.add(f"batch {batch}, 8B shape: plain", median(rates["plain"]), "tokens/s")
         bench.add(f"batch {batch}, 8B shape: drafts of 3 at 0.7 against plain", gain, "x", least=least)
         del executor

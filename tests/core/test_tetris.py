@@ -126,6 +126,18 @@ def test_a_drafter_that_is_too_slow_leaves_room_for_the_other() -> None:
     assert found.depths == (0, 2)
 
 
+def test_where_rows_are_even_nobody_drafts_alone() -> None:
+    """A good and a poor request: by itself the good one would draft two levels, but both pay for each."""
+    wishes = [Wish([0.9, 0.81], "one"), Wish([0.1, 0.01], "one")]
+
+    def depths(each: float, even: bool) -> tuple[int, ...]:
+        return best_depths(wishes, 2, lambda rows: 10 + each * rows, {}, even).depths
+
+    assert depths(3.0, even=False) == (2, 0)
+    assert depths(3.0, even=True) == (0, 0)
+    assert depths(1.0, even=True) == (2, 2)  # what is paid for is used
+
+
 def test_depths_fall_with_the_batch() -> None:
     def total(batch: int) -> int:
         wishes = [Wish([0.8, 0.64, 0.5, 0.4], "d")] * batch

@@ -5,11 +5,12 @@ Here functions are taped and played back; on CUDA (`tests/gpu`) they are graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
+from foredraft.core.cost import CostModel
 from foredraft.core.dice import KeyedDice
 from foredraft.core.laws import TableLaws
 from foredraft.core.rules import RULES, BatchCase, default_rule
@@ -19,8 +20,9 @@ from foredraft.core.value_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter
-from foredraft.engine import Engine, Method, Request
+from foredraft.engine import Engine, Method, Request, Sharing, Spending
 from foredraft.engine.greedy import follow
+from foredraft.engine.turn import Turn
 from foredraft.models import Decoder, shallow
 from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
@@ -104,8 +106,48 @@ def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: p
     assert made and all(key[1] == 4 for key in made)
 
 
-def test_turns_of_one_step_that_look_alike_are_kept_apart() -> None:
-    """Two methods, one request each: recordings of the same shape, played in the same step."""
+def test_turns_of_one_step_share_a_round() -> None:
+    """Three methods, a request each: without drafts, with a chain, with a tree. One pass reads the weights for all."""
+
+    def texts(make: Make) -> tuple[list[list[int]], Engine, list[Request]]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        engine = Engine(make(decoder))
+        drafters = [drafter(decoder, "model", Chain(4), make), drafter(decoder, "eagle3", SHAPES[1], make)]
+        methods = [Method(made.name, default_rule(made.kinds, made.topology), made) for made in drafters]
+        methods.append(Method("plain", RULES["sample-and-match"]))
+        asked = enumerate(zip(methods, (PROMPTS[3], PROMPTS[0], PROMPTS[2]), strict=True))
+        requests = [request(text, method, i, max_new_tokens=40) for i, (method, text) in asked]
+        return finish(engine, *requests), engine, requests
+
+    (expected, _, before), (found, engine, after) = texts(eager), texts(taped)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    recorder = engine.executor.recorder
+    longest = max(r.stats.steps for r in after)
+    assert recorder.played + (recorder.rehearsals - recorder.taped) == longest and recorder.played > longest / 2
+
+
+def test_rounds_that_are_recorded_teach_no_costs() -> None:
+    """The first round of a shape is called, the second recorded, and all others are played."""
+
+    told: list[float] = []
+
+    class Watched(Spending):
+        def observe(self, turns: Sequence[Turn], seconds: float) -> None:
+            told.append(seconds)
+
+    torch.manual_seed(5)
+    spending = Watched(CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),))))
+    engine = Engine(taped(toys.target()), sharing=Sharing(spending=spending))
+    method = Method("plain", RULES["sample-and-match"])
+    finish(engine, *(request(text, method, i, max_new_tokens=12) for i, text in enumerate(PROMPTS[:2])))
+    assert told[:2] == [0.0, 0.0] and min(told[2:]) > 0 and len(told) == 12
+
+
+def test_rounds_too_large_for_one_recording_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds of the same shape, played in the same step."""
+    monkeypatch.setattr("foredraft.engine.swift.MOST", 1)
 
     def texts(make: Make) -> list[list[int]]:
         torch.manual_seed(5)

@@ -15,6 +15,8 @@ from .tables import Prefix, TableModel
 class TableExecutor:
     """Slots hold token lists; a row's logits are the logarithms of the table's law behind its path."""
 
+    even = False
+
     def __init__(self, model: TableModel, max_slots: int = 1, max_length: int = 64, begin: int = 0) -> None:
         self.model, self.begin = model, begin  # prompt tokens that the table does not look at
         self.name, self.vocab_size, self.hidden_size, self.num_layers = "table", model.vocab, 1, 1
@@ -23,6 +25,10 @@ class TableExecutor:
         self.text: list[list[int]] = [[] for _ in range(max_slots)]
         self.scratch: list[list[tuple[int, int]]] = [[] for _ in range(max_slots)]  # (token, parent row)
         self.passes = 0
+
+    @property
+    def rehearsals(self) -> int:
+        return 0
 
     def length(self, slot: int) -> int:
         return len(self.text[slot])

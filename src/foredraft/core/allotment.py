@@ -34,18 +34,23 @@ class Allotment:
 
 
 def best_depths(
-    wishes: Sequence[Wish], writers: int, verify: Callable[[float], float], level_seconds: Mapping[str, float]
+    wishes: Sequence[Wish],
+    writers: int,
+    verify: Callable[[float], float],
+    level_seconds: Mapping[str, float],
+    even: bool = False,
 ) -> Allotment:
     """The best depths.
 
     writers: sequences of the batch, those without wishes included; verify: seconds of their pass with so many drafted
-    rows in all; level_seconds: what a drafter takes for a level. Drafters that do not pay their way are left out one by
+    rows in all; level_seconds: what a drafter takes for a level; even: the pass takes as many rows of every sequence as
+    of the one that drafts most. Drafters that do not pay their way are left out one by
     one.
     """
     drafters = {wish.drafter for wish in wishes}
-    best = _within(drafters, wishes, writers, verify, level_seconds)
+    best = _within(drafters, wishes, writers, verify, level_seconds, even)
     while drafters:
-        trials = [(_within(drafters - {d}, wishes, writers, verify, level_seconds), d) for d in sorted(drafters)]
+        trials = [(_within(drafters - {d}, wishes, writers, verify, level_seconds, even), d) for d in sorted(drafters)]
         trial, left_out = max(trials, key=lambda pair: pair[0].rate)
         if trial.rate <= best.rate:
             break
@@ -59,6 +64,7 @@ def _within(
     writers: int,
     verify: Callable[[float], float],
     level_seconds: Mapping[str, float],
+    even: bool,
 ) -> Allotment:
     """The best number of levels if they are taken from the most tokens per row downwards."""
     cells = [
@@ -71,15 +77,16 @@ def _within(
     stride = -(-len(cells) // POINTS) or 1
     depths = [0] * len(wishes)
     deepest = dict.fromkeys(drafters, 0)
-    tokens, rows, best = float(writers), 0.0, Allotment(tuple(depths), writers / verify(0.0))
+    tokens, rows, most, best = float(writers), 0.0, 0.0, Allotment(tuple(depths), writers / verify(0.0))
     for n, (density, minus_level, i) in enumerate(cells, start=1):
         wish = wishes[i]
         tokens, rows = tokens + density * wish.rows, rows + wish.rows
         depths[i] = -minus_level
+        most = max(most, depths[i] * wish.rows)
         deepest[wish.drafter] = max(deepest[wish.drafter], depths[i])
         if n % stride == 0 or n == len(cells):
             drafting = sum(levels * level_seconds.get(name, 0.0) for name, levels in deepest.items())
-            rate = tokens / (verify(rows) + drafting)
+            rate = tokens / (verify(writers * most if even else rows) + drafting)
             if rate > best.rate:
                 best = Allotment(tuple(depths), rate)
     return best

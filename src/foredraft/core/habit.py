@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FIRST = 3
+
 
 @dataclass(slots=True)
 class Habit:
-    """Running means. A young habit follows quickly, an old one slowly, and a hiccup counts as twice the usual time."""
+    """Running means. A young habit follows quickly, an old one slowly, and a hiccup counts as twice the usual time.
+
+    The first rounds may compile or record something: of them the quickest counts.
+    """
 
     level_seconds: float = 0.0
     nodes: float = 0.0  # of one sequence
@@ -23,7 +28,9 @@ class Habit:
         """A round of drafts was like this."""
         self.rounds += 1
         pace = max(0.1, 1 / self.rounds)
-        if self.rounds > 1:
+        if 1 < self.rounds <= FIRST:
+            level_seconds = self.level_seconds = min(level_seconds, self.level_seconds)
+        elif self.rounds > FIRST:
             level_seconds = min(level_seconds, 2 * self.level_seconds)
         self.level_seconds += pace * (level_seconds - self.level_seconds)
         self.nodes += pace * (nodes - self.nodes)

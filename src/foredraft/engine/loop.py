@@ -41,6 +41,7 @@ class Engine:
         self.executor = executor
         self.sampler = Sampler(executor.vocab_size, executor.device)
         self._dice = dice or self._keyed_dice
+        self._rehearsals = 0  # of the executor before the pass
         self.share(sharing or Sharing())
 
     def share(self, sharing: Sharing) -> None:
@@ -118,6 +119,7 @@ class Engine:
         running = [s for turn in turns for s in turn.sequences]
         # What a step that failed half-way has left behind must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
+        self._rehearsals = self.executor.rehearsals
         take_swiftly(self.executor, turns)  # pass and verdict at once, where that can be
         for turn in turns:
             if turn.summary is not None and turn.method.drafter is not None:
@@ -145,7 +147,8 @@ class Engine:
             turn.read_back()  # the one small copy to the host
         seconds = self._clock.lap("verify", _requests(turns))
         if self.scheduler.spending is not None:
-            self.scheduler.spending.observe(turns, seconds)
+            usual = self.executor.rehearsals == self._rehearsals  # else it tells nothing of passes to come
+            self.scheduler.spending.observe(turns, seconds if usual else 0.0)
 
     def decide(self, turn: Turn) -> None:
         """Ask the rule."""

@@ -31,7 +31,7 @@ class Scheduler:
     """First come, first served, as many at a time as there are slots."""
 
     def __init__(self, executor: Executor, sharing: Sharing) -> None:
-        self.max_length, self.max_nodes = executor.max_length, executor.max_scratch - 1
+        self.max_length, self.max_nodes, self.even = executor.max_length, executor.max_scratch - 1, executor.even
         self.prompt_budget = sharing.prompt_tokens or executor.max_slots * executor.max_length
         self.spending = sharing.spending
         self.slots = SlotPool(executor.max_slots, sharing.reuse)
@@ -75,7 +75,7 @@ class Scheduler:
         for request in writing:
             request.sequence.budget = self._budget(request)
         if self.spending is not None:
-            self.spending.plan(writing)
+            self.spending.plan(writing, self.even)
         for request in writing:
             drafting = request.sequence.budget.chain > 0
             key = (id(request.method), drafting)

@@ -50,6 +50,7 @@ class Spending:
         self._plan: dict[int, int] = {}  # request -> levels that pay
         self._age = 0
         self._fits: dict[int, int] = {}  # the same for this step
+        self._even = False
 
     def check(self, request: Request) -> None:
         """Refuse a request whose law the published score would change."""
@@ -60,8 +61,9 @@ class Spending:
 
     # --- before drafting ----------------------------------------------------------------------------------------------
 
-    def plan(self, writing: Seq[Request]) -> None:
-        """Lower the draft budgets of requests that are verified together."""
+    def plan(self, writing: Seq[Request], even: bool = False) -> None:
+        """Lower the draft budgets of requests that are verified together; even: see `Executor`."""
+        self._even = even
         planned = [request for request in writing if self._is_planned(request)]
         names = {_name(request) for request in planned}
         for name in names:
@@ -94,6 +96,7 @@ class Spending:
             batch,
             lambda rows: self.costs.seconds(1 + rows / batch, context, batch),
             level_seconds,
+            self._even,
         )
         self._plan = {request.id: depth for request, depth in zip(planned, found.depths, strict=True)}
         self._age = 0
@@ -148,11 +151,12 @@ class Spending:
             habit.valued = any(turn.drafts.value is not None for turn in turns)
 
     def observe(self, turns: Seq[Turn], seconds: float) -> None:
-        """A step's pass has taken so long, and these are its verdicts."""
+        """A step's pass has taken so long (0 = nobody can tell), and these are its verdicts."""
         batch = sum(len(turn.requests) for turn in turns)
         if not batch:
             return
-        rows = batch + sum(sum(turn.drafts.lengths()) for turn in turns)
+        lengths = [length for turn in turns for length in turn.drafts.lengths()]
+        rows = batch + (batch * max(lengths) if self._even else sum(lengths))
         context = sum(len(sequence.tokens) for turn in turns for sequence in turn.sequences) / batch
         self.costs.observe(rows / batch, context, batch, seconds)
         for turn in turns:

@@ -34,13 +34,21 @@ AFTER = 1  # rounds before one is recorded
 
 
 def take_swiftly(executor: Executor, turns: Seq[Turn]) -> None:
-    """Fill in the output, verdict and summary of every turn that may be taken as one recorded function."""
+    """Fill in the output, verdict and summary of every turn that may be taken as one recorded function.
+
+    All of them share a pass, as far as there is room: it reads every weight, however few rows it has.
+    """
     if not isinstance(executor, GraphExecutor):
         return
-    taken: Counter[Hashable] = Counter()
+    groups: list[list[Turn]] = []
     for turn in turns:
         if is_swift(executor, turn):
-            _take(executor, turn, taken)
+            if not groups or not _has_room([*groups[-1], turn]):
+                groups.append([])
+            groups[-1].append(turn)
+    taken: Counter[Hashable] = Counter()
+    for group in groups:
+        _take(executor, group, taken)
 
 
 def decide_greedily(turn: Turn) -> bool:
@@ -62,9 +70,14 @@ def is_greedy(turn: Turn) -> bool:
 
 def is_swift(executor: GraphExecutor, turn: Turn) -> bool:
     drafts = turn.drafts
-    if len(turn.requests) > MOST or len(turn.requests) * (drafts.width + 1) > MOST_ROWS:
-        return False
-    return drafts.started is None and drafts.token.device == executor.device and is_greedy(turn)
+    here = drafts.started is None and drafts.token.device == executor.device
+    return here and _has_room([turn]) and is_greedy(turn)
+
+
+def _has_room(turns: Seq[Turn]) -> bool:
+    """Whether these turns fit into one recorded round."""
+    batch, width = sum(len(turn.requests) for turn in turns), max(turn.drafts.width for turn in turns)
+    return batch <= MOST and batch * (width + 1) <= MOST_ROWS
 
 
 def _is_plain(request: Request) -> bool:
@@ -74,32 +87,32 @@ def _is_plain(request: Request) -> bool:
     return params.temperature == 0 and not penalised and not asks
 
 
-def _take(executor: GraphExecutor, turn: Turn, taken: Counter[Hashable]) -> None:
+def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -> None:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
-    Turns of one step that look alike need a recording each: playing one again would overwrite its answer.
+    Rounds of one step that look alike need a recording each: playing one again would overwrite its answer.
     """
-    drafts, sequences = turn.drafts, turn.sequences
-    slots, lengths = [s.slot for s in sequences], drafts.lengths()
-    counts = [n + 1 for n in lengths]
+    sequences, drafts = [s for turn in turns for s in turn.sequences], [turn.drafts for turn in turns]
+    slots, counts = [s.slot for s in sequences], [n + 1 for part in drafts for n in part.lengths()]
     first = executor.store.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
-    width = fitting(drafts.width + 1, WIDTHS) - 1  # so that drafts of many sizes share a recording
-    levels = width if drafts.branching <= 1 else min(width, fitting(drafts.levels, WIDTHS))
-    tree = drafts.branching > 1
+    widest = max(part.width for part in drafts)
+    width = fitting(widest + 1, WIDTHS) - 1  # so that drafts of many sizes share a recording
+    tree = any(part.branching > 1 for part in drafts)
+    levels = min(width, fitting(max(part.levels for part in drafts), WIDTHS)) if tree else width
     batch = fitting(len(slots), BATCHES)  # and so do batches that shrink and grow
     batch = batch if batch * (width + 1) <= MOST_ROWS else len(slots)
     table = _table(executor, sequences, slots, counts, batch)
-    inner = tuple(sorted(tap for tap in turn.method.taps if tap != FINAL))
+    inner = tuple(sorted({tap for turn in turns for tap in turn.method.taps if tap != FINAL}))
     key, rooms = ("round", batch, width, levels, tree, inner), [table.shape, (4, batch, width)]
     taken[key] += 1
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
         return _round(executor, table, columns, levels, tree, inner)
 
-    turn.moved, inputs = True, (table, _columns(drafts))
+    inputs = (table, torch.cat([_columns(part, widest) for part in drafts], dim=1))
     out, verdict, summary = executor.recorder.run((*key, taken[key]), body, inputs, rooms, AFTER)
-    turn.out, turn.verdict, turn.summary = _first(len(slots), out, verdict, summary)
+    _hand_out(turns, out, verdict, summary)
 
 
 def _table(executor: GraphExecutor, sequences: Seq[Sequence], slots: Seq[int], counts: Seq[int], batch: int) -> Tensor:
@@ -110,17 +123,23 @@ def _table(executor: GraphExecutor, sequences: Seq[Sequence], slots: Seq[int], c
     return pinned([[*slots, *[NOWHERE] * spare], [*known, *fill], [*counts, *fill], [*roots, *fill]], executor.device)
 
 
-def _first(count: int, out: Output, verdict: Verdict, summary: Tensor) -> tuple[Output, Verdict, Tensor]:
-    """What belongs to the sequences of a batch that was filled up."""
-    if len(summary) == count:
-        return out, verdict, summary
-    path, accepted, token, reason = (x[:count] for x in (verdict.path, verdict.accepted, verdict.token, verdict.reason))
-    return replace(out, index=out.index[:count]), Verdict(path, accepted, token, reason), summary[:count]
+def _hand_out(turns: Seq[Turn], out: Output, verdict: Verdict, summary: Tensor) -> None:
+    """To each turn what belongs to its sequences; a batch may have been filled up with others."""
+    begin = 0
+    for turn in turns:
+        own = slice(begin, begin + len(turn.requests))
+        path, accepted, token, reason = (
+            x[own] for x in (verdict.path, verdict.accepted, verdict.token, verdict.reason)
+        )
+        turn.out = replace(out, index=out.index[own], lasting=out.lasting and len(turns) == 1)
+        turn.verdict, turn.summary, turn.moved = Verdict(path, accepted, token, reason), summary[own], True
+        begin = own.stop
 
 
-def _columns(drafts: DraftBatch) -> Tensor:
-    """[4, B, N]."""
-    return torch.stack((drafts.token, drafts.parent, drafts.depth, drafts.order))
+def _columns(drafts: DraftBatch, width: int) -> Tensor:
+    """[4, B, width]."""
+    columns = torch.stack((drafts.token, drafts.parent, drafts.depth, drafts.order))
+    return columns if drafts.width == width else F.pad(columns, (0, width - drafts.width))
 
 
 @lru_cache(maxsize=256)

@@ -116,7 +116,12 @@ class Executor(Protocol):
     max_length: int  # tokens that a slot can hold; scratch rows may overhang it, but what they say means nothing
     max_slots: int
     max_scratch: int  # scratch rows that a slot can hold in one round
+    even: bool  # whether a pass costs as many rows of every sequence as of the one with most
     device: torch.device
+
+    @property
+    def rehearsals(self) -> int:
+        """Passes so far that took longer than they will the next time, since something was recorded."""
 
     def length(self, slot: int) -> int:
         """Committed tokens in the slot."""

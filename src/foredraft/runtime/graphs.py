@@ -61,6 +61,8 @@ class Bucket:
 class GraphExecutor(TorchExecutor):
     """A decoder with its K/V store, whose passes are recorded on CUDA."""
 
+    even = True  # every sequence has as many cells
+
     def __init__(
         self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
     ) -> None:
@@ -72,6 +74,10 @@ class GraphExecutor(TorchExecutor):
         self.limits = Limits(self.store.capacity, decoder.config.max_position)
         self.recorder = Recorder(self.device)
         self.numbers = torch.arange(MOST_ROWS, device=self.device)
+
+    @property
+    def rehearsals(self) -> int:
+        return self.recorder.rehearsals
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:

@@ -49,6 +49,8 @@ class Snapshot:
 class HFExecutor:
     """A Hugging Face model with one cache per slot."""
 
+    even = False
+
     def __init__(
         self, model: Any, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96, label: str = ""
     ) -> None:
@@ -91,6 +93,10 @@ class HFExecutor:
         return executor
 
     # --- running ----------------------------------------------------------------------------------------------------
+
+    @property
+    def rehearsals(self) -> int:
+        return 0
 
     def length(self, slot: int) -> int:
         return self.slots[slot].length

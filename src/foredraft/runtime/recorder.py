@@ -30,6 +30,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.off = device.type != "cuda"  # True: every function is called as it is
+        self.rehearsals = 0  # calls that were no replays, though they might have been
         self._made: OrderedDict[Hashable, Recording] = OrderedDict()
         self._calls: OrderedDict[Hashable, int] = OrderedDict()  # of functions that are not recorded yet; -1 = never
         self._pool: Any = None  # memory that recordings share whose answers are copied at once
@@ -52,7 +53,10 @@ class Recorder:
         if self.off:
             return body(*self._here(inputs))
         with self._lock:
-            made = self._made.get(key) or self._make(key, body, inputs, rooms, after, shared)
+            made = self._made.get(key)
+            if made is None:
+                self.rehearsals += 1
+                made = self._make(key, body, inputs, rooms, after, shared)
             if made is not None and key in self._made:
                 self._made.move_to_end(key)
         if made is None:

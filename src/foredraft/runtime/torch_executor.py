@@ -19,6 +19,8 @@ CHUNK = 256  # prompt tokens that go through the model at once
 class TorchExecutor:
     """A decoder with its K/V store."""
 
+    even = False
+
     def __init__(
         self,
         decoder: Decoder,
@@ -41,6 +43,10 @@ class TorchExecutor:
         if not self.padded:
             self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
         self._worker: ThreadPoolExecutor | None = None
+
+    @property
+    def rehearsals(self) -> int:
+        return 0
 
     def length(self, slot: int) -> int:
         return self.store.lengths[slot]
