@@ -6,6 +6,7 @@ Here functions are taped and played back; on CUDA (`tests/gpu`) they are graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from foredraft.models import Decoder, shallow
 from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.graphs import GraphExecutor
+from foredraft.runtime.recorder import Recorder
 from foredraft.types import Stats
 from tests.runtime.tape import TapeRecorder
 from tests.train import toys
@@ -77,6 +79,10 @@ def counts(stats: Stats) -> tuple[object, ...]:
     return stats.steps, stats.drafted, stats.accepted, stats.emitted, stats.accepted_by_position
 
 
+def keys(recorder: Recorder, kind: str) -> list[tuple[Any, ...]]:
+    return [key for key in recorder._made if isinstance(key, tuple) and key[0] == kind]
+
+
 SHAPES: list[Shape] = [Chain(4), ValueTree(nodes=8, width=3, depth=3), ValueTree(nodes=12, width=4, depth=5)]
 KINDS = [*((kind, shape) for kind in ("model", "eagle3", "eagle", "griffin") for shape in SHAPES), ("plain", None)]
 
@@ -99,11 +105,15 @@ def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: p
     """Batches of one to three share the recordings of four, in which the others have no rows."""
     expected, _, before = run(eager, kind, shape)
     monkeypatch.setattr("foredraft.engine.swift.BATCHES", (4,))
+    monkeypatch.setattr("foredraft.draft.recorded.BATCHES", (4,))
     found, engine, after = run(taped, kind, shape)
     assert found == expected
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
-    made = [key for key in engine.executor.recorder._made if isinstance(key, tuple) and key[0] == "round"]
-    assert made and all(key[1] == 4 for key in made)
+    rounds = keys(engine.executor.recorder, "round")
+    assert rounds and all(key[1] == 4 for key in rounds)
+    if shape is not None:
+        drafting = keys(after[0].method.drafter.executor.recorder, "draft")  # type: ignore[union-attr]
+        assert drafting and all(key[3] == 4 for key in drafting)
 
 
 def test_turns_of_one_step_share_a_round() -> None:

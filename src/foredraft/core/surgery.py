@@ -64,10 +64,15 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
     """The drafts of some of the sequences."""
     if list(index) == list(range(drafts.batch)):
         return drafts
-    which = torch.tensor(list(index), dtype=torch.int64, device=drafts.token.device)
+    which: Tensor | slice
+    if isinstance(index, range) and index.step == 1:  # without a copy from the host, which a device would wait for
+        which = slice(index.start, index.stop)
+        places = torch.arange(index.start, index.stop, device=drafts.token.device)
+    else:
+        which = places = torch.tensor(list(index), dtype=torch.int64, device=drafts.token.device)
     columns = {name: column[which] for name in _BATCHED if (column := getattr(drafts, name)) is not None}
     host = None if drafts.lengths_host is None else tuple(drafts.lengths_host[i] for i in index)
-    laws = None if drafts.laws is None else LawsPart(drafts.laws, which, drafts.batch)
+    laws = None if drafts.laws is None else LawsPart(drafts.laws, places, drafts.batch)
     started = drafts.started and replace(drafts.started, streams=drafts.started.streams[which])
     return replace(drafts, **columns, length=drafts.length[which], lengths_host=host, laws=laws, started=started)
 

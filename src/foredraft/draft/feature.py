@@ -25,7 +25,7 @@ from ..types import DraftBatch, Sequence, Verdict
 from ..types.drafts import empty_drafts
 from .base import Round
 from .model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
-from .recorded import can_record, record_round, sure_block
+from .recorded import can_record, filled, record_round, sure_block
 
 
 class FeatureDrafter(ModelDrafter):
@@ -95,8 +95,8 @@ class FeatureDrafter(ModelDrafter):
         features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
 
         def make(inside: Inside, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
-            block = sure_block(len(slots), inside.device)
-            stepper = InsideStepper(self.head, inside, slots, sequences, block, self.shape)  # type: ignore[arg-type]
+            block, places = sure_block(len(counts), inside.device), filled(slots, len(counts))
+            stepper = InsideStepper(self.head, inside, places, sequences, block, self.shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.given, stepper.counts = self._vocabulary, tokens, counts
             assert given is not None
             stepper.states = given

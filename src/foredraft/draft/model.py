@@ -19,7 +19,7 @@ from ..runtime.native_executor import NativeExecutor
 from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
 from .base import QuietDrafter, Round
 from .native_step import NativeStep
-from .recorded import can_record, record_round, sure_block
+from .recorded import can_record, filled, record_round, sure_block
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -110,8 +110,9 @@ class ModelDrafter(QuietDrafter):
         unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
 
         def make(inside: Inside, tokens: Tensor, counts: Tensor, features: Tensor | None) -> ModelStepper:
-            block = sure_block(len(slots), inside.device)
-            stepper = InsideStepper(inside, slots, sequences, block, self.shape)  # type: ignore[arg-type]
+            block = sure_block(len(counts), inside.device)
+            places = filled(slots, len(counts))
+            stepper = InsideStepper(inside, places, sequences, block, self.shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
             stepper.given, stepper.counts = tokens, counts
             return stepper

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,9 +21,10 @@ from ..core.dice import KeyedDice
 from ..core.sampling import ParamBlock
 from ..core.shape import Chain, Shape
 from ..core.step import Stepper
+from ..core.surgery import part
 from ..core.value_tree import ValueTree
-from ..runtime.graphs import GraphExecutor
-from ..runtime.ground import pinned
+from ..runtime.graphs import BATCHES, GraphExecutor, fitting
+from ..runtime.ground import NOWHERE, pinned
 from ..runtime.inside import Inside
 from ..types import Budget, DraftBatch, Sequence
 
@@ -73,7 +75,7 @@ def record_round(
 
     The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens.
     """
-    most, batch = max(map(len, unread)), len(slots)
+    most, batch = max(map(len, unread)), fitting(len(slots), BATCHES)  # batches that shrink and grow share recordings
     width = next((size for size in READS if size >= most), 0)
     counts = [len(run) for run in unread]
     lengths = [executor.length(slot) for slot in slots]
@@ -83,13 +85,19 @@ def record_round(
     def body(table: Tensor, features: Tensor | None = None) -> Recorded:
         slot, length, count = table[:3].unbind(0)
         inside = Inside(executor, slot, length)
-        given = table[3:].T if features is None else table[3:].T[:, : features.shape[1]]
+        given = table[3:].T
+        if features is not None:
+            given = given[:, : features.shape[1]]
+            if len(features) < batch:  # nobody is recording, and nobody has made room
+                features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
         stepper = make(inside, given.contiguous(), count, features)
         drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_dice(count))
         return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), stepper.row_of, inside.first)
 
-    tokens = [[run[min(i, len(run) - 1)] for run in unread] for i in range(width)]
-    inputs = [pinned([slots, lengths, counts, *tokens], executor.device)]
+    fill = [0] * (batch - len(slots))
+    tokens = [[run[min(i, len(run) - 1)] for run in unread] + fill for i in range(width)]
+    table = [filled(slots, batch), lengths + fill, counts + fill, *tokens]
+    inputs = [pinned(table, executor.device)]
     rooms: list[Seq[int]] = [inputs[0].shape]
     if features is not None:
         inputs.append(_padded(features))
@@ -97,7 +105,13 @@ def record_round(
     key = ("draft", owner, shape, batch, width)
     made = executor.recorder.run(key, body, inputs, rooms, AFTER)
     executor.settle(slots, [n + c for n, c in zip(lengths, counts, strict=True)], made.rows)
-    return made
+    own = range(len(slots))
+    return Recorded(part(made.drafts, own), made.row_of[: len(own)], made.rows)
+
+
+def filled(slots: Seq[int], batch: int) -> list[int]:
+    """Slots of a batch that is filled up with nobody."""
+    return [*slots, *[NOWHERE] * (batch - len(slots))]
 
 
 @lru_cache(maxsize=64)

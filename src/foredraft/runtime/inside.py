@@ -17,11 +17,12 @@ from .ground import Book
 
 
 class Inside:
-    """One round of B sequences, whose slots [B] hold texts of length [B] and no scratch rows."""
+    """One round of B sequences, whose slots [B] hold texts of length [B] and no scratch rows; slot -1 is padding."""
 
     def __init__(self, executor: GraphExecutor, slot: Tensor, length: Tensor) -> None:
         self.executor, self.slot, self.length = executor, slot, length
         self.first = 0  # scratch rows so far
+        self._counts: dict[int, Tensor] = {}  # new rows of each sequence by those of a real one
         self.device, self.vocab_size = executor.device, executor.vocab_size
         self.max_scratch, self.hidden_size = executor.max_scratch, executor.hidden_size
 
@@ -44,10 +45,18 @@ class Inside:
     def _place(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
         batch, width = len(rows.slots), rows.counts[0]
         numbers = self._numbers(batch * width)
-        book = Book(self.slot, self.length, self._same(self.first, batch), self._same(width, batch), numbers[::width])
+        book = Book(self.slot, self.length, self._same(self.first, batch), self._count(width), numbers[::width])
         logits, hidden = self.executor.run_cells(book, width, given, rows.depth, rows.parent, taps)
         self.first += width
         return Output(logits, hidden, numbers.view(batch, width))
+
+    def _count(self, width: int) -> Tensor:
+        """[B] width, and 0 for padding, of which a batch of one has none."""
+        if len(self.slot) == 1:
+            return self._same(width, 1)
+        if width not in self._counts:
+            self._counts[width] = (self.slot >= 0) * width
+        return self._counts[width]
 
     def _numbers(self, count: int) -> Tensor:
         """0, 1, .. [count]: a part of those that the executor keeps, where it keeps enough; every launch costs."""
