@@ -73,7 +73,7 @@ def test_one_number_off_the_grid_is_kept(make: Callable[[], Tensor]) -> None:
 
 
 @needs_code
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 70])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 70])
 @pytest.mark.parametrize(("make", "form"), CASES)
 def test_products_are_right_and_rows_do_not_know_each_other(make: Callable[[], Tensor], form: int, rows: int) -> None:
     torch.manual_seed(3)
@@ -121,7 +121,7 @@ def test_the_same_without_tile_registers(monkeypatch: pytest.MonkeyPatch, tmp_pa
         tiles, x = Tiles.of(weight := make()), torch.randn(50, DEPTH).bfloat16()
         assert tiles.format == form
         true = x.double() @ weight.bfloat16().double().T
-        for rows in (1, 16, 31, 50):
+        for rows in (1, 16, 31, 40, 50):
             got = plain.linear(x[:rows], tiles.struct, None, True)
             assert (got - true[:rows]).abs().max() < 1e-5 * true.abs().max()
 

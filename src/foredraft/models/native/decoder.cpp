@@ -221,9 +221,9 @@ struct Runner {
             norm(&b.stream[r * p.hidden], layer.mlp_norm, p.eps, p.hidden, &b.normed[r * p.hidden]);
         barrier.wait();
         const int blocks = p.inner / COLUMNS;
-        alignas(64) float gates[2][2 * ROWS][COLUMNS];  // gate blocks wait here for their up blocks
+        alignas(64) float gates[2][3 * ROWS][COLUMNS];  // gate blocks wait here for their up blocks
         auto emit = [&](int row, int j, __m512 sum) {
-            float* gate = gates[j / 2 % 2][row % (2 * ROWS)];
+            float* gate = gates[j / 2 % 2][row % (3 * ROWS)];
             sum = round16(sum);
             if (j % 2 == 0) return _mm512_store_ps(gate, sum);
             narrow16(&b.gated[row * p.inner + j / 2 * 16], _mm512_mul_ps(round16(silu16(_mm512_load_ps(gate))), sum));

@@ -102,7 +102,9 @@ template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* 
 // emit(row, j, 16 sums) is called once for each; a holds whole tiles of rows, those beyond `rows` may be anything.
 template <class Block, class Emit>
 void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
-    const int wide = rows <= ROWS ? 4 : 2, ring = rows <= 2 * ROWS ? RING : w.depth / DEPTH;
+    const bool triple = rows > 2 * ROWS && rows <= 3 * ROWS;
+    const int wide = rows <= ROWS ? 4 : triple ? 1 : 2, step = triple ? 3 * ROWS : 2 * ROWS;
+    const int ring = rows <= step ? RING : w.depth / DEPTH;
     for (int n = 0; n < wide && w.format != BF16; n++) room.tiles[n].reserve(size_t(ring) * TILE);
     for (int j = begin; j < end; j += wide) {
         int blocks[8];  // these and the next; the last may come twice
@@ -112,13 +114,16 @@ void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int 
             b[n] = w.format == BF16 ? (const bf16*)codes_of(w, blocks[n], 0) : room.tiles[n].data;
         }
         auto each = [&](int row, int n, __m512 sum) { if (j + n < end) emit(row, j + n, sum); };
-        for (int row = 0; row < rows; row += 2 * ROWS) {
+        for (int row = 0; row < rows; row += step) {
             const bf16* from = a + row * lda;
             const int left = rows - row;
             const bool fresh = row == 0 && w.format != BF16;  // later rows find the tiles unpacked
             if (wide == 4) {
                 fresh ? unpack_and_add<1, 4>(from, lda, left, w, blocks, ring, room) : add<1, 4>(from, lda, left, b, w.depth);
                 emit_sums<1, 4>(row, rows, room, each);
+            } else if (triple) {
+                fresh ? unpack_and_add<3, 1>(from, lda, left, w, blocks, ring, room) : add<3, 1>(from, lda, left, b, w.depth);
+                emit_sums<3, 1>(row, rows, room, each);
             } else if (left > ROWS) {
                 fresh ? unpack_and_add<2, 2>(from, lda, left, w, blocks, ring, room) : add<2, 2>(from, lda, left, b, w.depth);
                 emit_sums<2, 2>(row, rows, room, each);
