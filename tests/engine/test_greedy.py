@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
+from foredraft.core.rules.opinion import NO
 from foredraft.engine.greedy import decide_fused, decide_twin
+from foredraft.types import Reason
 from foredraft.types.drafts import empty_drafts
 
-from .verdicts import COLUMNS, Case, assert_same, rolled, roomy
+from .verdicts import COLUMNS, Case, assert_same, opinions, rolled, roomy
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -27,11 +30,23 @@ def test_the_verdict_is_that_of_the_twin(seed: int, chain: bool) -> None:
     agree(roomy(case))
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("chain", [False, True])
+def test_with_opinions_too(seed: int, chain: bool) -> None:
+    for case in (rolled(seed, chain), roomy(rolled(seed, chain))):
+        scores = opinions(seed, case[0])
+        agree(case, scores)
+        agree(case, scores.double())
+        agree(case, torch.full_like(scores, NO))
+
+
 def test_a_plain_round_is_a_verdict_too() -> None:
     agree((empty_drafts(3), torch.tensor([[5], [6], [7]]), torch.tensor([[0.5], [torch.nan], [1.0]])))
 
 
-def agree(case: Case) -> None:
+def agree(case: Case, scores: Tensor | None = None) -> None:
     drafts, choice, best = case
     there = replace(drafts, **{name: getattr(drafts, name).to(DEVICE) for name in (*COLUMNS, "length")})
-    assert_same(decide_fused(there, choice.to(DEVICE), best.to(DEVICE)), decide_twin(*case), drafts.levels)
+    sent = None if scores is None else scores.to(DEVICE)
+    found = decide_fused(there, choice.to(DEVICE), best.to(DEVICE), sent, Reason.JUDGE)
+    assert_same(found, decide_twin(*case, scores, Reason.JUDGE), drafts.levels)

@@ -6,6 +6,7 @@ Here functions are taped and played back; on CUDA (`tests/gpu`) they are graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 from foredraft.core.cost import CostModel
 from foredraft.core.dice import KeyedDice
 from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, default_rule
+from foredraft.core.rules import RULES, BatchCase, Rule, default_rule
+from foredraft.core.rules.judge import judge
 from foredraft.core.shape import Chain, Shape, Vocabulary
 from foredraft.core.tree import trees
 from foredraft.core.value_tree import ValueTree
@@ -29,7 +31,7 @@ from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.graphs import GraphExecutor
 from foredraft.runtime.recorder import Recorder
-from foredraft.types import Stats
+from foredraft.types import Reason, Stats
 from tests.runtime.tape import TapeRecorder
 from tests.train import toys
 
@@ -136,6 +138,42 @@ def test_turns_of_one_step_share_a_round() -> None:
     recorder = engine.executor.recorder
     longest = max(r.stats.steps for r in after)
     assert recorder.played + (recorder.rehearsals - recorder.taped) == longest and recorder.played > longest / 2
+
+
+def lenient(reads: tuple[str, ...], threshold: float, width: int = 24) -> Rule:
+    """A judge with a head drawn by lot."""
+    size = {"target": width, "evidence": 4}
+    torch.manual_seed(11)
+    weight = torch.randn(sum(size[part] for part in reads))
+    return judge(lambda row: row @ weight, threshold, forbidden_ids=(3, 5), floor=1e-4, reads=reads, tap=1)
+
+
+@pytest.mark.parametrize("reads", [("target",), ("evidence",), ("target", "evidence")], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=["chain", "tree"])
+def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Shape) -> None:
+    """At several thresholds, so that standard, judged and corrected tokens all occur."""
+
+    def texts(make: Make, rule: Rule, **params: object) -> tuple[list[list[int]], list[Request], Engine]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        method = Method("judged", rule, drafter(decoder, "model", shape, make))
+        engine = Engine(make(decoder))
+        requests = [request(text, method, i, **({"max_new_tokens": 40} | params)) for i, text in enumerate(PROMPTS)]
+        return finish(engine, *requests), requests, engine
+
+    seen: set[Reason] = set()
+    for threshold in (-5.0, 0.0, 5.0):
+        rule = lenient(reads, threshold, toys.target().config.hidden_size)
+        stepwise = replace(rule, opinion=None)  # the walk level by level: nobody knows that opinions can be had ahead
+        (expected, before, _), (host, between, _) = texts(eager, stepwise), texts(eager, rule)
+        found, after, engine = texts(taped, rule)
+        assert expected == host == found
+        assert [r.reasons for r in before] == [r.reasons for r in between] == [r.reasons for r in after]
+        assert keys(engine.executor.recorder, "round")
+        seen |= {reason for r in after for reason in r.reasons}
+        cut, _, engine = texts(taped, rule, top_k=4)  # laws that are cut off go step by step
+        assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.recorder, "round")
+    assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
 
 
 def test_rounds_that_are_recorded_teach_no_costs() -> None:

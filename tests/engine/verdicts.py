@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foredraft.core.rules.opinion import NO
 from foredraft.core.tree import trees
 from foredraft.engine.greedy import Decision
 from foredraft.engine.summary import Summary
@@ -42,6 +43,13 @@ def roomy(case: Case) -> Case:
     drafts, choice, best = case
     wide = {name: torch.nn.functional.pad(getattr(drafts, name), (0, 3)) for name in COLUMNS}
     return replace(drafts, **wide), choice, best
+
+
+def opinions(seed: int, drafts: DraftBatch) -> Tensor:
+    """Scores of every node, many of them equal and half of them NO; columns that nobody fills have scores too."""
+    dice = torch.Generator().manual_seed(seed)
+    scores = torch.randint(3, drafts.token.shape, generator=dice) / 4 - 0.25
+    return torch.where(torch.rand(drafts.token.shape, generator=dice) < 0.5, NO, scores)
 
 
 def assert_same(found: Decision, expected: Decision, levels: int) -> None:

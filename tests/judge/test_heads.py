@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from foredraft.core.dice import KeyedDice
-from foredraft.core.evidence import evidence
+from foredraft.core.evidence import evidence, look_ahead
 from foredraft.core.laws import TableLaws
 from foredraft.core.rules import BatchCase, Rule, judge, tree_case
+from foredraft.core.rules.opinion import NO
+from foredraft.core.rules.walk import Child, Node
+from foredraft.core.sampling import LogitLaws, ParamBlock
 from foredraft.core.surgery import keep, part
 from foredraft.core.tree import trees
 from foredraft.draft.lookup import PromptLookup
@@ -44,6 +49,56 @@ def test_evidence_by_hand() -> None:
     assert found[1] == found[2] == pytest.approx([log(0.125), log(3), log(4), entropy])
     gone = evidence(torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
     assert torch.isfinite(gone).all()  # truncation may take a token away
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_evidence_of_many_rows_is_that_of_each(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Straight from logits, in blocks that end inside a sequence; some tokens have no chance at all."""
+    monkeypatch.setattr("foredraft.core.evidence._AT_ONCE_ON_HOST", 7 * 1000)
+    generator = torch.Generator().manual_seed(3)
+    logits = (6 * torch.randn((20, 1000), generator=generator)).to(dtype)
+    logits[4, 5], logits[9, 10:900] = -torch.inf, -torch.inf
+    index, row = torch.randperm(20, generator=generator).reshape(2, 10), torch.randint(10, (2, 9), generator=generator)
+    token = torch.randint(1000, (2, 9), generator=generator)
+    block = ParamBlock.of([SamplingParams(temperature=1.0), SamplingParams(temperature=0.7)], 1000)
+    laws = LogitLaws(logits, index, block)
+    assert laws.is_softmax
+    found = look_ahead(laws, row, token)
+    for k in range(9):
+        p = laws.at(row[:, k]).dense()
+        torch.testing.assert_close(found.p[:, k], p.gather(1, token[:, k : k + 1])[:, 0], atol=1e-7, rtol=2e-5)
+        expected = evidence(p, token[:, k : k + 1])[:, 0]
+        torch.testing.assert_close(found.evidence()[:, k], expected, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.8}, {"logit_bias": {3: 2.0}}, {"temperature": 0.0}])
+def test_evidence_of_bent_laws_is_that_of_the_laws(options: dict[str, Any]) -> None:
+    logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(4))
+    block = ParamBlock.of([SamplingParams(**{"temperature": 1.0, **options})], 50)
+    laws, row, token = LogitLaws(logits, torch.arange(6)[None], block), torch.tensor([[0, 5, 2]]), logits[:3].argmin(1)
+    assert not laws.is_softmax
+    found = look_ahead(laws, row, token[None]).evidence()
+    for k, r in enumerate(row[0]):
+        assert torch.equal(found[:, k], evidence(laws.at(r[None]).dense(), token[None, k : k + 1])[:, 0])
+
+
+def test_the_table_of_opinions_is_what_the_readable_form_says() -> None:
+    """Node by node, with every part, a floor and forbidden tokens; NO on padding, and without rows behind it."""
+    rule = judge(lambda rows: torch.sin(3 * rows.sum(dim=-1)), 0.0, {4}, 0.02, EVERYTHING)
+    case = random_case(12, 7, Kind.CHOSEN, 2)
+    assert rule.opinion is not None and case.hidden is not None
+    table = rule.opinion.ahead(case)
+    for b in range(12):
+        tree = tree_case(case, b)
+        for node in (-1, 0):
+            children = [Child(i, tree.tree.token[i]) for i in tree.tree.children(node)]
+            here = Node(tree.target(node + 1), children, Kind.CHOSEN, 1, node, partial(tree.draft, 0), tree.roll)
+            expected = torch.tensor(rule.opinion.score(tree, here))
+            torch.testing.assert_close(table[b, [child.node for child in children]], expected, atol=1e-5, rtol=1e-5)
+    assert bool((table == NO).any()) and bool((table > NO).any())
+    short = replace(case.drafts, length=torch.full((12,), 2), lengths_host=(2,) * 12)
+    few = rule.opinion.ahead(replace(case, drafts=short, hidden=case.hidden[:, :3]))
+    assert torch.equal(few[:, :2], table[:, :2]) and bool((few[:, 2:] == NO).all())
 
 
 @pytest.mark.parametrize("units", [0, 5])

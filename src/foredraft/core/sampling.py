@@ -209,6 +209,14 @@ class LogitLaws:
     def __post_init__(self) -> None:
         self.bad = torch.zeros(self.index.shape, dtype=torch.bool, device=self.logits.device)
 
+    @property
+    def is_softmax(self) -> bool:
+        """Whether every law is softmax(logits / temperature) and nothing else."""
+        block = self.block
+        cut = block.top_k is not None or block.top_p is not None or block.min_p is not None
+        bent = self.counts is not None or self.mask is not None or block.bias is not None
+        return not (cut or bent or block.any_greedy)
+
     def at(self, row: Tensor) -> Law:
         packed = self.index.gather(1, row[:, None])[:, 0]
         logits = self.logits[packed].to(torch.float32)

@@ -192,24 +192,26 @@ class FeatureStepper(ModelStepper):
         return self._step(out, rows)
 
     def expand(self, frontier: Frontier) -> Step:
-        out = self._read(self._place(frontier), self._features_above(frontier).flatten(0, 1))
+        rows = self._place(frontier)
+        joined = self.head.look_up(frontier.token, *self._features_above(frontier))
+        out = self.executor.forward_embeds(rows, joined, self._taps)
         self._back = self.head.back(out.hidden[self._taps[0]]).view(*frontier.token.shape, -1)
         if self._backs is not None:
             self._backs.scatter_(1, (frontier.node + 1)[:, :, None].expand_as(self._back), self._back)
         return self._step(out, out.index)
 
-    def _features_above(self, frontier: Frontier) -> Tensor:
-        """[B, w, d] what the head handed back behind the parents."""
+    def _features_above(self, frontier: Frontier) -> tuple[Tensor, Tensor]:
+        """[B, n, d] what the head handed back behind some nodes, and which of them are the parents, [B, w]."""
         if frontier.above is not None:
-            return self._back.gather(1, frontier.above[:, :, None].expand(-1, -1, self._back.shape[2]))
+            return self._back, frontier.above
         if self._backs is None:
             self._backs = self._back.new_zeros((self.batch, self._rooms, self._back.shape[2]))
             self._backs[:, :1] = self._back
-        return self._backs.gather(1, (frontier.parent + 1)[:, :, None].expand(-1, -1, self._backs.shape[2]))
+        return self._backs, frontier.parent + 1
 
     def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:
         """A pass over pairs of tokens and features [T, d]."""
-        joined = self.head.join(self.head.embed(rows.token), features)
+        joined = self.head.look_up(rows.token[None], features[None])
         return self.executor.forward_embeds(rows, joined, self._taps, logits)
 
     def _unread(self) -> tuple[list[Tensor], list[list[int]]]:
@@ -261,8 +263,7 @@ class InsideStepper(FeatureStepper):
     states: Tensor  # [B, W, d] features that go with them
 
     def root(self) -> Step:
-        embeds = self.head.embed(self.given.flatten())
-        joined = self.head.join(embeds, self.states.flatten(0, 1)).view(*self.given.shape, -1)
+        joined = self.head.look_up(self.given, self.states).view(*self.given.shape, -1)
         out = self.executor.read(joined, self.counts, self._taps)
         self._back = self.head.back(out.hidden[self._taps[0]])[:, None]
         return self._step(out, out.index)

@@ -142,7 +142,7 @@ class Engine:
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:
             check_pair(turn.method.rule, turn.drafts.kinds, turn.drafts.topology)  # a scheduler may change it
-            if turn.summary is None and not decide_greedily(turn):
+            if turn.summary is None and not decide_greedily(turn, self.case):
                 self.decide(turn)
             turn.read_back()  # the one small copy to the host
         seconds = self._clock.lap("verify", _requests(turns))
@@ -152,11 +152,15 @@ class Engine:
 
     def decide(self, turn: Turn) -> None:
         """Ask the rule."""
-        rule, rows = turn.method.rule, self.sampler.rows(turn.requests, turn.drafts, turn.out)
+        turn.verdict = turn.method.rule.verify_batch(self.case(turn))
+
+    def case(self, turn: Turn) -> BatchCase:
+        """What the rule looks at."""
+        rule = turn.method.rule
+        turn.rows = rows = self.sampler.rows(turn.requests, turn.drafts, turn.out)
         hidden = turn.out.states(rule.tap) if rule.needs_hidden else None
         soft = soften(rows) if rule.needs_soft else None
-        turn.verdict = rule.verify_batch(BatchCase(turn.drafts, rows, self._dice(turn.sequences), hidden, soft))
-        turn.rows = rows
+        return BatchCase(turn.drafts, rows, self._dice(turn.sequences), hidden, soft)
 
     def commit(self, turns: list[Turn]) -> None:
         for turn in turns:

@@ -1,13 +1,14 @@
 """A verification round of greedy requests as one recorded function: pass, verdict and the accepted path's K/V.
 
-At temperature 0 the target's likeliest tokens decide alone (`greedy.py`). Whatever asks for more (penalties, grammars,
-log-probabilities, lossy rules) takes the steps of `Engine.step` one by one: that is the slow twin.
+At temperature 0 the target's likeliest tokens decide (`greedy.py`), alone or with a judge's opinion. Whatever asks for
+more (penalties, grammars, log-probabilities, other lossy rules) takes the steps of `Engine.step` one by one: that is
+the slow twin.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import lru_cache
@@ -16,14 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.dice import KeyedDice
 from ..core.largest import largest
+from ..core.rules import BatchCase, Rule
+from ..core.sampling import LogitLaws, ParamBlock
 from ..runtime import FINAL, Executor, Output
 from ..runtime.graphs import BATCHES, WIDTHS, GraphExecutor, fitting
 from ..runtime.ground import NOWHERE, Book, pinned
 from ..runtime.kernels import move_rows
 from ..runtime.largest import largest as quick_largest
-from ..types import DraftBatch, Sequence, Verdict
-from .greedy import decide
+from ..types import DraftBatch, Reason, Sequence, Verdict
+from .greedy import Decision, decide
 from .request import Request
 from .turn import Turn
 from .walk import decide_on_host
@@ -36,42 +40,60 @@ AFTER = 1  # rounds before one is recorded
 def take_swiftly(executor: Executor, turns: Seq[Turn]) -> None:
     """Fill in the output, verdict and summary of every turn that may be taken as one recorded function.
 
-    All of them share a pass, as far as there is room: it reads every weight, however few rows it has.
+    They share passes as far as there is room and one opinion: a pass reads every weight, however few rows it has.
     """
     if not isinstance(executor, GraphExecutor):
         return
     groups: list[list[Turn]] = []
     for turn in turns:
         if is_swift(executor, turn):
-            if not groups or not _has_room([*groups[-1], turn]):
-                groups.append([])
-            groups[-1].append(turn)
+            opinion = turn.method.rule.opinion
+            open_ = (g for g in groups if g[0].method.rule.opinion is opinion and _has_room([*g, turn]))
+            group = next(open_, None)
+            if group is None:
+                groups.append([turn])
+            else:
+                group.append(turn)
     taken: Counter[Hashable] = Counter()
     for group in groups:
         _take(executor, group, taken)
 
 
-def decide_greedily(turn: Turn) -> bool:
-    """The verdict of a turn whose pass is done, for all nodes at once, if it may be had so; says whether."""
+def decide_greedily(turn: Turn, case: Callable[[Turn], BatchCase]) -> bool:
+    """The verdict of a turn whose pass is done, for all nodes at once, if it may be had so; says whether.
+
+    case: what its rule would look at.
+    """
     if not is_greedy(turn):
         return False
     best, choice = quick_largest(turn.out.logits, 1)
     judge = decide_on_host if choice.device.type == "cpu" else decide
-    made = judge(turn.drafts, choice[:, 0][turn.out.index], best[:, 0][turn.out.index])
+    opinion = turn.method.rule.opinion
+    scores = None if opinion is None or not turn.drafts.width else opinion.ahead(case(turn))
+    reason = Reason.STANDARD if opinion is None else opinion.reason
+    made = judge(turn.drafts, choice[:, 0][turn.out.index], best[:, 0][turn.out.index], scores, reason)
     turn.verdict, turn.summary = made.verdict, made.summary
     return True
 
 
 def is_greedy(turn: Turn) -> bool:
-    """Whether the likeliest tokens alone decide."""
+    """Whether the likeliest tokens decide, alone or with an opinion that can be had ahead."""
     rule = turn.method.rule
-    return not rule.lossy and not rule.needs_hidden and all(_is_plain(request) for request in turn.requests)
+    exact = not rule.lossy and not rule.needs_hidden
+    return (exact or rule.opinion is not None) and all(_is_plain(request) for request in turn.requests)
 
 
 def is_swift(executor: GraphExecutor, turn: Turn) -> bool:
     drafts = turn.drafts
     here = drafts.started is None and drafts.token.device == executor.device
-    return here and _has_room([turn]) and is_greedy(turn)
+    told = turn.method.rule.opinion is None or (not turn.method.rule.needs_draft_states and _is_untruncated(turn))
+    return here and told and _has_room([turn]) and is_greedy(turn)
+
+
+def _is_untruncated(turn: Turn) -> bool:
+    """Whether opinions look at softmax(logits) itself."""
+    every = (request.sequence.params for request in turn.requests)
+    return all((params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0) for params in every)
 
 
 def _has_room(turns: Seq[Turn]) -> bool:
@@ -104,11 +126,12 @@ def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -
     batch = batch if batch * (width + 1) <= MOST_ROWS else len(slots)
     table = _table(executor, sequences, slots, counts, batch)
     inner = tuple(sorted({tap for turn in turns for tap in turn.method.taps if tap != FINAL}))
-    key, rooms = ("round", batch, width, levels, tree, inner), [table.shape, (4, batch, width)]
+    rule = turns[0].method.rule if turns[0].method.rule.opinion is not None else None  # exact ones are all alike here
+    key, rooms = ("round", batch, width, levels, tree, inner, rule), [table.shape, (4, batch, width)]
     taken[key] += 1
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
-        return _round(executor, table, columns, levels, tree, inner)
+        return _round(executor, table, columns, levels, tree, inner, rule)
 
     inputs = (table, torch.cat([_columns(part, widest) for part in drafts], dim=1))
     out, verdict, summary = executor.recorder.run((*key, taken[key]), body, inputs, rooms, AFTER)
@@ -161,7 +184,7 @@ def _drafts(columns: Tensor, length: Tensor, branching: int, levels: int) -> Dra
 
 
 def _round(
-    executor: GraphExecutor, table: Tensor, columns: Tensor, levels: int, tree: bool, taps: Seq[int]
+    executor: GraphExecutor, table: Tensor, columns: Tensor, levels: int, tree: bool, taps: Seq[int], rule: Rule | None
 ) -> tuple[Output, Verdict, Tensor]:
     """Levels and `tree` bound what the drafts may be; the rest stands on the device."""
     slot, known, count, root = table.unbind(0)
@@ -175,7 +198,27 @@ def _round(
     links = parent + 1 if tree else None  # by row, where the root is row 0 and has none above it
     logits, hidden = executor.run_cells(book, width + 1, token, depth, links, taps)
     best, choice = (found.view(batch, width + 1) for found in largest(logits, 1))
-    made = decide(_drafts(columns, count - 1, width if tree else 1, levels), choice, best)
+    drafts, out = _drafts(columns, count - 1, width if tree else 1, levels), Output(logits, hidden, index, lasting=True)
+    made = decide(drafts, choice, best) if rule is None else _judge(rule, drafts, out, choice, best)
     if tree:
         move_rows(executor.store.data, slot, known, made.verdict.accepted + 1, made.keep)
-    return Output(logits, hidden, index, lasting=True), made.verdict, made.summary
+    return out, made.verdict, made.summary
+
+
+def _judge(rule: Rule, drafts: DraftBatch, out: Output, choice: Tensor, best: Tensor) -> Decision:
+    """With the rule's opinion of every node; it looks at laws of temperature 1, and nobody throws dice."""
+    assert rule.opinion is not None
+    if not drafts.width:
+        return decide(drafts, choice, best)
+    laws = LogitLaws(out.logits, out.index, _warm(drafts.batch, choice.device))
+    hidden = out.states(rule.tap) if rule.needs_hidden else None
+    dice = KeyedDice(drafts.length, drafts.length, drafts.length)
+    scores = rule.opinion.ahead(BatchCase(drafts, laws, dice, hidden, laws))
+    return decide(drafts, choice, best, scores, rule.opinion.reason)
+
+
+@lru_cache(maxsize=64)
+def _warm(batch: int, device: torch.device) -> ParamBlock:
+    """The options of sequences at temperature 1; made before anyone records."""
+    ones = torch.ones(batch, device=device)
+    return ParamBlock(ones, ones < 0, False, False, None, None, None, None, None, None, None)

@@ -42,7 +42,7 @@ class Flow:
         return x
 
     def _narrow(self, layer: Layer, index: int, x: Tensor) -> Tensor:
-        entrance = layer.entrance
+        self.normed, entrance = None, layer.entrance
         if entrance is not None and fits(x, layer.qkv):
             qkv = normed_product(x, entrance, layer.eps, layer.qkv.weight)
         else:

@@ -1,10 +1,10 @@
-"""Products of a narrow model for one row on a GPU, each with what stands around it: the norm before, the gate or the
+"""Products of a narrow model for few rows on a GPU, each with what stands around it: the norm before, the gate or the
 residual sum behind.
 
 A narrow matrix is read in less time than a launch takes, so a layer's pace is its number of kernels. Every program
 works the norm out anew from the row it reads anyway: (x / rms(x) * gain) W = (x * gain) W / rms(x). Results are summed
-in float32 and rounded where the twins round, the normed row excepted. With several rows the library's tensor cores are
-quicker, whatever stands around them.
+in float32 and rounded where the twins round, the normed row excepted. The kernel here takes one row, without tensor
+cores; several go to narrow_rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from .activation import gated_twin
 from .early import early
 from .linear import Linear
+from .narrow_rows import MOST, rows_product
+from .narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
 from .norm import norm_twin
 
 try:
@@ -23,6 +25,7 @@ try:
     import triton.language as tl
 
     from .early import wait_for_others
+    from .narrow_rows import gate_of
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
@@ -35,15 +38,15 @@ INPUTS_A_WARP = 128
 
 def fits(x: Tensor, *products: object) -> bool:
     """Whether these products go this way for x [T, ..]."""
-    known = triton is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and len(x) == 1
-    return known and not torch.is_grad_enabled() and all(_narrow(product, x.dtype) for product in products)
+    known = triton is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and 1 <= len(x) <= MOST
+    return known and not torch.is_grad_enabled() and all(_narrow(product, x.dtype, len(x)) for product in products)
 
 
-def _narrow(product: object, dtype: torch.dtype) -> bool:
+def _narrow(product: object, dtype: torch.dtype, rows: int) -> bool:
     if type(product) is not Linear or product.bias is not None:
         return False
     weight = product.weight
-    small = min(weight.shape) <= WIDEST and weight.shape[1] <= MOST_INPUTS
+    small = min(weight.shape) <= WIDEST and weight.shape[1] <= (MOST_INPUTS if rows == 1 else MOST_INPUTS_OF_ROWS)
     return small and weight.dtype == dtype and weight.is_contiguous()
 
 
@@ -75,14 +78,16 @@ def product_added_twin(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 
 def _launch(x: Tensor, weight: Tensor, gain: Tensor | None, eps: float, residual: Tensor | None, gates: bool) -> Tensor:
-    rows, inputs = x.shape
+    if len(x) > 1:
+        return rows_product(x, weight, gain, eps, residual, gates)
+    inputs = x.shape[1]
     outputs = len(weight) // (2 if gates else 1)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     given = (x.contiguous(), weight, out if gain is None else gain, out if residual is None else residual, out)
     options = {"INPUTS": inputs, "OUTPUTS": outputs, "NORM": gain is not None, "GATE": gates}
     options |= {"ADD": residual is not None, **early(x)}
     columns, depth = GATE_COLUMNS if gates else COLUMNS, triton.next_power_of_2(inputs)
-    _row_product[(triton.cdiv(outputs, columns), rows)](
+    _row_product[(triton.cdiv(outputs, columns),)](
         *given, eps, **options, COLUMNS=columns, DEPTH=depth, num_warps=max(1, min(16, depth // INPUTS_A_WARP))
     )
     return out
@@ -90,20 +95,13 @@ def _launch(x: Tensor, weight: Tensor, gain: Tensor | None, eps: float, residual
 
 if triton is not None:
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _gated(gate, up, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-        """silu(gate) * up, rounded where torch rounds."""
-        gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-        return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
-
     @triton.jit(do_not_specialize=["eps"])  # type: ignore[untyped-decorator]
     def _row_product(  # type: ignore[no-untyped-def]
         x, weight, gain, residual, out, eps,
         INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
         NORM: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
-        """Some outputs of one row: everything is asked for at once, so memory is waited for once."""
-        row = tl.program_id(1)
+        """Some outputs of the row: everything is asked for at once, so memory is waited for once."""
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         k = tl.arange(0, DEPTH)
         shown, inside = column < OUTPUTS, k < INPUTS
@@ -116,7 +114,7 @@ if triton is not None:
             scale = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
         if EARLY:
             wait_for_others()
-        given = tl.load(x + row * INPUTS + k, mask=inside, other=0.0).to(tl.float32)
+        given = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
         turn = 1.0
         if NORM:
             own = tl.broadcast_to(given[None, :], (COLUMNS, DEPTH))  # once more for each output, so as to wait for none
@@ -125,8 +123,8 @@ if triton is not None:
         answer = tl.sum(read.to(tl.float32) * given[None, :], axis=1) * turn
         dtype = out.dtype.element_ty
         if GATE:
-            answer = _gated(answer, tl.sum(more.to(tl.float32) * given[None, :], axis=1) * turn, dtype)
+            answer = gate_of(answer, tl.sum(more.to(tl.float32) * given[None, :], axis=1) * turn, dtype)
         if ADD:
-            before = tl.load(residual + row * OUTPUTS + column, mask=shown, other=0.0).to(tl.float32)
+            before = tl.load(residual + column, mask=shown, other=0.0).to(tl.float32)
             answer = before + answer.to(dtype).to(tl.float32)
-        tl.store(out + row * OUTPUTS + column, answer.to(dtype), mask=shown)
+        tl.store(out + column, answer.to(dtype), mask=shown)

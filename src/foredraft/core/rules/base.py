@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 from ...types import DraftBatch, DraftTree, Kind, Laws, Topology, TreeVerdict, Verdict
 from ..dice import Dice, Purpose
 from ..laws import DenseLaw
+
+if TYPE_CHECKING:
+    from .opinion import OpinionAhead
 
 Array = NDArray[np.float64]
 EVERY_KIND = tuple(Kind)
@@ -91,6 +95,7 @@ class Rule:
     chains_only: bool = False  # means nothing on trees; exact rules say so by `exact_for` already
     needs_soft: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.soft`)
     needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
+    opinion: OpinionAhead | None = None  # the rule is an exact one or this: then greedy requests need no walk of laws
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)

@@ -17,14 +17,15 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UsageError
-from ...types import Reason, Verdict
-from ..evidence import evidence
+from ...types import Reason
+from ..evidence import evidence, look_ahead
 from .base import Array, BatchCase, Rule, TreeCase
-from .opinion import NO, Opinion, ask_batch, soft_law, soft_law_batch, solve_standard_batch, with_opinion
-from .walk import Child, Node, NodeBatch
+from .opinion import NO, OpinionAhead, soft_law, soft_laws, with_opinion
+from .walk import Child, Node
 
 T = TypeVar("T")
 Head = Callable[[Tensor], Tensor]  # float32 [.., D] -> scores [..]
@@ -51,10 +52,9 @@ def judge(
         raise UsageError(f"judge: a head reads some of {', '.join(PARTS)}, in this order")
     bench = _Bench(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
     summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
-    rule = with_opinion("judge", summary, Opinion(bench.score, bench.score_batch, Reason.JUDGE))
+    rule = with_opinion("judge", summary, OpinionAhead(bench.score, bench.ahead, Reason.JUDGE))
     return replace(
         rule,
-        verify_batch=rule.verify_batch if EVIDENCE in reads else bench.verify_ahead,
         tap=tap,
         needs_hidden=TARGET in reads,
         needs_soft=floor > 0 or EVIDENCE in reads,
@@ -85,33 +85,20 @@ class _Bench:
             scores.append(value if passes else NO)
         return scores
 
-    def score_batch(self, case: BatchCase, node: NodeBatch) -> Tensor:
-        """[B, C] the same, for one node of every sequence."""
-        parts = states_of(case, self.reads, node.child.clamp(min=0))
-        if EVIDENCE in self.reads:
-            p = soft_law_batch(case, node.index + 1).dense().to(torch.float32)
-            parts.append(evidence(p, node.token.clamp(min=0)))
-        return self._pass(case, node, self.head(torch.cat(parts, dim=2)))
-
-    def verify_ahead(self, case: BatchCase) -> Verdict:
-        """Without evidence all nodes are scored in one product before the walk begins."""
-        every = torch.arange(case.drafts.width, device=case.drafts.token.device).expand_as(case.drafts.token)
-        table = self.head(torch.cat(states_of(case, self.reads, every), dim=2)) if case.drafts.width else None
-
-        def score_batch(_: BatchCase, node: NodeBatch) -> Tensor:
-            assert table is not None  # a node with children has drafts
-            return self._pass(case, node, table.gather(1, node.child.clamp(min=0)))
-
-        return ask_batch(solve_standard_batch, Opinion(self.score, score_batch, Reason.JUDGE), case)
-
-    def _pass(self, case: BatchCase, node: NodeBatch, values: Tensor) -> Tensor:
-        bar = self.threshold
-        passes = values > (bar.to(values.device).reshape(-1, 1) if isinstance(bar, Tensor) else bar)
+    def ahead(self, case: BatchCase) -> Tensor:
+        """[B, N] the same for all drafted nodes."""
+        drafts, bar = case.drafts, self.threshold
+        if not drafts.width:
+            return torch.zeros_like(drafts.token, dtype=torch.float32)
+        parts, passes, token = states_of(case, self.reads), drafts.used(), drafts.token.clamp(min=0)
+        if EVIDENCE in self.reads or self.floor > 0:
+            law = look_ahead(soft_laws(case), torch.where(passes, drafts.parent + 1, 0), token)
+            parts += [law.evidence()] if EVIDENCE in self.reads else []
+            passes &= law.p >= self.floor
+        values = self.head(torch.cat(parts, dim=2))
+        passes &= values > (bar.to(values.device).reshape(-1, 1) if isinstance(bar, Tensor) else bar)
         if self.forbidden:
-            passes &= ~torch.isin(node.token, _ids(self.forbidden, node.token.device))
-        if self.floor > 0:
-            law, token = soft_law_batch(case, node.index + 1), node.token.clamp(min=0)
-            passes &= torch.stack([law.prob(token[:, k]) for k in range(token.shape[1])], dim=1) >= self.floor
+            passes &= ~torch.isin(token, _ids(self.forbidden, token.device))
         return torch.where(passes, values, NO)
 
     def _row(self, case: TreeCase, node: Node, child: Child) -> Tensor:
@@ -127,25 +114,23 @@ class _Bench:
         return torch.from_numpy(np.concatenate(parts)).to(torch.float32)
 
 
-def states_of(case: BatchCase, reads: Sequence[str], node: Tensor) -> list[Tensor]:
-    """The states [B, n, d] that a head reads of nodes [B, n]: the target's, the drafter's."""
+def states_of(case: BatchCase, reads: Sequence[str]) -> list[Tensor]:
+    """The states [B, N, d] that a head reads of all nodes: the target's, the drafter's."""
     parts = []
     if TARGET in reads:
-        hidden = _given(case.hidden, "the target's states, and the executor gave none")
-        parts.append(_gather(hidden, node + 1))
+        width = case.drafts.width
+        hidden = _given(case.hidden, "the target's states, and the executor gave none")[:, 1 : width + 1]
+        spare = width - hidden.shape[1]  # columns that no sequence fills have no rows
+        parts.append(F.pad(hidden, (0, 0, 0, spare)) if spare > 0 else hidden)
     if DRAFT in reads:
-        parts.append(_gather(_given(case.drafts.states, "the drafter's states, and it gave none"), node))
-    return parts
+        parts.append(_given(case.drafts.states, "the drafter's states, and it gave none"))
+    return [part.to(torch.float32) for part in parts]
 
 
 @cache
 def _ids(ids: frozenset[int], device: torch.device) -> Tensor:
-    """Copied to a device once: a copy a level would be waited for."""
+    """Copied to a device once: a copy a round would be waited for."""
     return torch.tensor(sorted(ids), dtype=torch.int64, device=device)
-
-
-def _gather(states: Tensor, row: Tensor) -> Tensor:
-    return states.gather(1, row[:, :, None].expand(-1, -1, states.shape[2])).to(torch.float32)
 
 
 def _given(value: T | None, what: str) -> T:

@@ -8,26 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from ...types import Kind, Law, Reason, TreeVerdict, Verdict
+from ...types import Kind, Law, Laws, Reason, TreeVerdict, Verdict
 from .base import Array, BatchCase, Rule, TreeCase
 from .rejection import solve_residual, solve_residual_batch, walk_ahead
 from .top_then_sampled import solve_top_then_sampled, solve_top_then_sampled_batch
 from .walk import BatchSolver, Node, NodeBatch, Solver, Step, StepBatch, walk
 
 NO = -float("inf")  # the opinion of a child that does not pass
+Score = Callable[[TreeCase, Node], Sequence[float]]  # of the children of a node, in the readable form
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Scores of the children of a node, `NO` where one does not pass; in both forms."""
+    """Scores of the children of a node, `NO` where one does not pass; in both forms.
 
-    score: Callable[[TreeCase, Node], Sequence[float]]
+    For opinions that are dear to form, so formed at visited nodes only.
+    """
+
+    score: Score
     score_batch: Callable[[BatchCase, NodeBatch], Tensor]  # [B, C]
     reason: Reason = Reason.RELAXED
+
+    def scorer(self, case: BatchCase) -> Callable[[NodeBatch], Tensor]:
+        return partial(self.score_batch, case)
+
+
+@dataclass(frozen=True, slots=True)
+class OpinionAhead:
+    """Scores of all drafted nodes at once, `NO` where one does not pass: a few operations, whatever the walk visits.
+
+    Rules carry it, so that whoever knows the standard verdict can ask for the table alone.
+    """
+
+    score: Score
+    ahead: Callable[[BatchCase], Tensor]  # [B, N]; looks at neither dice nor the target's law of greedy requests
+    reason: Reason = Reason.RELAXED
+
+    def scorer(self, case: BatchCase) -> Callable[[NodeBatch], Tensor]:
+        table = cache(lambda: self.ahead(case))  # a walk that the standard test settles never asks
+        return lambda node: table().gather(1, node.child.clamp(min=0))
 
 
 def solve_standard(node: Node) -> Step:
@@ -49,7 +73,7 @@ def solve_standard_batch(node: NodeBatch) -> StepBatch:
     return StepBatch(torch.where(top, other.slot, step.slot), torch.where(top, other.token, step.token))
 
 
-def ask(standard: Solver, opinion: Opinion, case: TreeCase) -> TreeVerdict:
+def ask(standard: Solver, opinion: Opinion | OpinionAhead, case: TreeCase) -> TreeVerdict:
     """The walk with a second opinion, over one tree."""
 
     def solve(node: Node) -> Step:
@@ -65,12 +89,14 @@ def ask(standard: Solver, opinion: Opinion, case: TreeCase) -> TreeVerdict:
     return walk(solve, case)
 
 
-def ask_batch(standard: BatchSolver, opinion: Opinion, case: BatchCase) -> Verdict:
+def ask_batch(standard: BatchSolver, opinion: Opinion | OpinionAhead, case: BatchCase) -> Verdict:
+    scorer = opinion.scorer(case)
+
     def solve(node: NodeBatch) -> StepBatch:
         step = standard(node)
         if node.childless() or node.settled(step.slot):
             return step
-        scores = torch.where(node.child >= 0, opinion.score_batch(case, node), NO)
+        scores = torch.where(node.child >= 0, scorer(node), NO)
         best, slot = scores.max(dim=1)
         over = (step.slot < 0) & (best > NO)
         reason = torch.where(over, int(opinion.reason), int(Reason.STANDARD))
@@ -82,7 +108,7 @@ def ask_batch(standard: BatchSolver, opinion: Opinion, case: BatchCase) -> Verdi
 def with_opinion(
     name: str,
     summary: str,
-    opinion: Opinion,
+    opinion: Opinion | OpinionAhead,
     standard: tuple[Solver, BatchSolver] = (solve_standard, solve_standard_batch),
     needs_hidden: bool = False,
     needs_soft: bool = False,
@@ -99,6 +125,7 @@ def with_opinion(
         needs_hidden=needs_hidden,
         needs_soft=needs_soft,
         needs_laws=needs_laws,
+        opinion=opinion if isinstance(opinion, OpinionAhead) else None,
     )
 
 
@@ -108,4 +135,8 @@ def soft_law(case: TreeCase, row: int) -> Array:
 
 
 def soft_law_batch(case: BatchCase, row: Tensor) -> Law:
-    return (case.target if case.soft is None else case.soft).at(row)
+    return soft_laws(case).at(row)
+
+
+def soft_laws(case: BatchCase) -> Laws:
+    return case.target if case.soft is None else case.soft

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..decoder import Decoder, Layer
 from ..linear import Linear
+from ..norm import norm
 from .base import HeadSpec, draft_config, start, word_rows
+from .pair import norm_halves, pairs
 
 
 class FeatureHead(Decoder):
@@ -63,6 +65,14 @@ class FeatureHead(Decoder):
 
     def join(self, embeds: Tensor, feature: Tensor) -> Tensor:
         """Token embeddings and features, [T, d] each -> the stream that enters the first layer."""
+        return self.blend(torch.cat((embeds, feature.to(embeds.dtype)), dim=-1))
+
+    def look_up(self, token: Tensor, features: Tensor, above: Tensor | None = None) -> Tensor:
+        """The same for tokens [B, w] and the features of [B, n, d] that belong to them, as in `pairs`: [B * w, ..]."""
+        return self.blend(pairs(token, self.embedding, features, above))
+
+    def blend(self, pair: Tensor) -> Tensor:
+        """Embeddings and features beside one another, [T, 2 d] -> the stream that enters the first layer."""
         raise NotImplementedError
 
     def back(self, stream: Tensor) -> Tensor:
@@ -98,8 +108,8 @@ class EagleHead(FeatureHead):
     def feature(self, states: Sequence[Tensor]) -> Tensor:
         return states[0] / self.scale
 
-    def join(self, embeds: Tensor, feature: Tensor) -> Tensor:
-        joined: Tensor = self.fc(torch.cat((embeds, feature.to(embeds.dtype)), dim=-1))
+    def blend(self, pair: Tensor) -> Tensor:
+        joined: Tensor = self.fc(pair)
         return joined
 
     def finish(self, x: Tensor) -> Tensor:
@@ -115,10 +125,7 @@ class Eagle3Layer(Layer):
         self.token_norm = nn.Parameter(torch.empty(config.hidden_size, dtype=dtype, device=device))
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        token, feature = x.chunk(2, dim=-1)
-        token = F.rms_norm(token, self.token_norm.shape, self.token_norm, self.eps)
-        normed = F.rms_norm(feature, self.attn_norm.shape, self.attn_norm, self.eps)
-        return torch.cat((token, normed), dim=-1), feature
+        return norm_halves(x, self.token_norm, self.attn_norm, self.eps)
 
 
 class Eagle3Head(FeatureHead):
@@ -143,8 +150,8 @@ class Eagle3Head(FeatureHead):
         fused: Tensor = self.fc(torch.cat(scaled, dim=-1))
         return fused
 
-    def join(self, embeds: Tensor, feature: Tensor) -> Tensor:
-        return torch.cat((embeds, feature.to(embeds.dtype)), dim=-1)
+    def blend(self, pair: Tensor) -> Tensor:
+        return pair
 
     def finish(self, x: Tensor) -> Tensor:
         turned: Tensor = self.turn(super().finish(x))
@@ -186,11 +193,10 @@ class GriffinHead(EagleHead):
         start(self.up)
         start(self.down)
 
-    def join(self, embeds: Tensor, feature: Tensor) -> Tensor:
-        h = super().join(embeds, feature)
-        eps, shape = self.config.norm_eps, self.both_norm.shape
-        first = F.rms_norm(h, shape, self.fused_norm, eps)
-        both = [F.rms_norm(x, shape, self.both_norm, eps) for x in (first, embeds)]
+    def blend(self, pair: Tensor) -> Tensor:
+        h, eps = super().blend(pair), self.config.norm_eps
+        first, embeds = norm(h, self.fused_norm, eps), pair.chunk(2, dim=-1)[0]
+        both = [norm(x, self.both_norm, eps) for x in (first, embeds)]
         return self.down.add_to(h, F.silu(self.up(torch.cat(both, dim=-1))))
 
     def finish(self, x: Tensor) -> Tensor:
