@@ -123,6 +123,17 @@ class TableLaws:
 
 
 @dataclass(frozen=True, slots=True)
+class PointLaws:
+    """The laws of chains of likeliest tokens, [B, N]: row i is sure of token i. Nobody asks behind the last one."""
+
+    token: Tensor
+    vocab: int
+
+    def at(self, row: Tensor) -> Law:
+        return PointLaw(self.token.gather(1, row[:, None].clamp(max=self.token.shape[1] - 1))[:, 0], self.vocab)
+
+
+@dataclass(frozen=True, slots=True)
 class LazyLaws:
     """Laws worked out by a function when a row is visited."""
 

@@ -18,7 +18,7 @@ from ..types import Budget, DraftBatch, Kind, Topology
 from ..types.drafts import chain_batch, empty_drafts
 from .dice import Dice, Purpose
 from .rank_tree import StaticTree
-from .step import Frontier, Step, Stepper, Vocabulary, draft_laws
+from .step import Frontier, Step, Stepper, Vocabulary, chain_laws
 
 __all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop", "Vocabulary"]
 
@@ -87,18 +87,16 @@ class Chain:
         tokens: list[Tensor] = []
         steps = [stepper.root()]
         drafting = _Drafting(self.stop, stepper)
+        numbers = torch.arange(-1, length + 1, device=stepper.device).expand(stepper.batch, -1)
         for i in range(length):
-            node = torch.full((stepper.batch,), i, dtype=torch.int64, device=stepper.device)
-            tokens.append(dice.draw(steps[-1].law(0), Purpose.DRAFT, node))
+            above, node, below = (numbers[:, k : k + 1] for k in range(i, i + 3))  # i - 1, i, i + 1 for every sequence
+            tokens.append(dice.draw(steps[-1].law(0), Purpose.DRAFT, node[:, 0]))
             if i + 1 == length or not drafting.any_beyond(steps[-1], i):
                 break
-            here = node[:, None]
-            steps.append(stepper.expand(Frontier(here, tokens[-1][:, None], here - 1, here + 1)))
+            steps.append(stepper.expand(Frontier(node, tokens[-1][:, None], above, below)))
         lengths = tuple(min(n, b.chain) for n, b in zip(drafting.lengths(len(tokens)), budgets, strict=True))
-        # Row i lies behind node i - 1; nobody asks for the row behind the last one.
-        row_of = torch.arange(len(tokens) + 1, device=stepper.device).clamp(max=len(tokens) - 1)
-        laws = draft_laws(steps, row_of.expand(stepper.batch, -1))
-        drafts = chain_batch(torch.stack(tokens, dim=1), lengths, self.kind, laws)
+        drawn = torch.stack(tokens, dim=1)
+        drafts = chain_batch(drawn, lengths, self.kind, chain_laws(steps, drawn))
         return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..types import Law, Laws
-from .largest import largest
-from .laws import LazyLaws, MappedLaw
+from .largest import largest, place_of_largest
+from .laws import LazyLaws, MappedLaw, PointLaw, PointLaws
 from .sampling import LogitLaws, ParamBlock, law_of
 from .top_kernels import IMPOSSIBLE, can_search, likeliest_fused
 
@@ -39,8 +39,22 @@ class Step:
 
     def law(self, column: int) -> Law:
         """The draft law behind the node in that column, in target ids."""
-        law = law_of(self.logits[self.rows[:, column]].to(torch.float32), self.block)
+        law: Law
+        if self.block.all_greedy:  # every launch counts
+            rows = self.logits_of(column)
+            law = PointLaw(place_of_largest(rows), rows.shape[1])
+        else:
+            law = law_of(self.logits_of(column).to(torch.float32), self.block)
         return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
+
+    def logits_of(self, column: int) -> Tensor:
+        """[B, Vd] behind the node in that column; not copied where there are no others."""
+        return self.logits if self.whole and self.rows.shape[1] == 1 else self.logits[self.rows[:, column]]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every packed row belongs to a node: then they lie in the order of the nodes."""
+        return self.rows.numel() == len(self.logits)
 
     def dense(self) -> Tensor:
         """[B, w, Vd] the draft laws behind all nodes, in the drafter's own ids."""
@@ -83,6 +97,16 @@ def draft_laws(steps: Seq[Step], row_of: Tensor) -> Laws:
     laws = LogitLaws(logits, packed.gather(1, row_of), steps[0].block)
     words = steps[0].vocabulary
     return laws if words is None else LazyLaws(lambda row: MappedLaw(laws.at(row), words.ids, words.index))
+
+
+def chain_laws(steps: Seq[Step], token: Tensor) -> Laws:
+    """The laws of chains [B, N], of which each call read one node more."""
+    first, size = steps[0], token.shape[1]
+    if first.block.all_greedy:
+        return PointLaws(token, first.logits.shape[1] if first.vocabulary is None else len(first.vocabulary.index))
+    # Row i lies behind node i - 1; nobody asks for the row behind the last one.
+    row_of = torch.arange(size + 1, device=token.device).clamp(max=size - 1)
+    return draft_laws(steps, row_of.expand(len(token), -1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class FeatureStepper(ModelStepper):
     ) -> None:
         super().__init__(executor, slots, sequences, block, shape)
         self.head, self._taps = head, (head.config.num_layers,)
-        self._rooms, self._reads = max(shape.numbered, 1) + 1, shape.reads
+        self._reads = shape.reads
         self._backs: Tensor | None = None  # [B, rooms, d] of every node, root first, for parents that may be anywhere
 
     def root(self) -> Step:

@@ -177,12 +177,26 @@ class ModelStepper:
         self.executor, self.slots, self.block = executor, slots, block
         self.tokens = [s.tokens for s in sequences]
         self.batch, self.ids, self.device = len(slots), tuple(s.id for s in sequences), executor.device
-        nobody = torch.full((self.batch, max(shape.numbered, 1) + 1), -1, dtype=torch.int64, device=self.device)
-        self._row_below, self.row_of = nobody, nobody[:, 1:]  # scratch row of every node; the former has the root too
+        self._rooms = max(shape.numbered, 1) + 1
+        self._row_below: Tensor | None = None  # [B, rooms] scratch row of every node, root first; chains need none
         self.rows = 0  # scratch rows so far, the same for every sequence
         self._front: int | None = None  # first of those of the newest frontier; None = only the root was read
         self._chain = shape.topology is Topology.CHAIN
         self._native = isinstance(executor, NativeExecutor)
+
+    @property
+    def row_of(self) -> Tensor:
+        """[B, numbered] scratch row of every node, -1 = not read."""
+        if self._chain:  # node after node
+            number = torch.arange(self._rooms - 1, device=self.device)
+            return torch.where(number < self.rows, number, -1).expand(self.batch, -1)
+        return self._below()[:, 1:]
+
+    def _below(self) -> Tensor:
+        if self._row_below is None:
+            shape = (self.batch, self._rooms)
+            self._row_below = torch.full(shape, -1, dtype=torch.int64, device=self.device)
+        return self._row_below
 
     def root(self) -> Step:
         """Read what was committed since the last round, the pending token included."""
@@ -206,22 +220,22 @@ class ModelStepper:
         """The next scratch rows, for the nodes of a frontier."""
         batch, width = frontier.token.shape
         above = None if self._chain else self._rows_above(frontier).reshape(-1)
-        if self.tracks or frontier.above is None:
+        if not self._chain and (self.tracks or frontier.above is None):
             new = torch.arange(self.rows, self.rows + width, device=self.device).expand(batch, width)
-            self.row_of.scatter_(1, frontier.node, new)
+            self._below().scatter_(1, frontier.node + 1, new)
         self._front, self.rows = self.rows, self.rows + width
         return Rows(
             slots=tuple(self.slots),
             counts=(width,) * batch,
             token=frontier.token.reshape(-1),
-            depth=frontier.depth.reshape(-1) - 1,
+            depth=(frontier.node if self._chain else frontier.depth - 1).reshape(-1),
             parent=above,
         )
 
     def _rows_above(self, frontier: Frontier) -> Tensor:
         """[B, w] scratch rows of the parents, -1 = the committed text."""
         if frontier.above is None:
-            return self._row_below.gather(1, frontier.parent + 1)
+            return self._below().gather(1, frontier.parent + 1)
         return frontier.parent if self._front is None else frontier.above + self._front  # of the root's children -1
 
     def _step(self, out: Output, rows: Tensor) -> Step:

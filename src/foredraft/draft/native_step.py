@@ -20,12 +20,12 @@ class NativeStep(Step):
     def law(self, column: int) -> Law:
         if not self.block.all_greedy:
             return Step.law(self, column)
-        rows = self.logits if self._whole() and self.rows.shape[1] == 1 else self.logits[self.rows[:, column]]
+        rows = self.logits_of(column)
         law = PointLaw(largest(rows, 1)[1][:, 0], rows.shape[1])
         return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        if not self._whole():
+        if not self.whole:
             return Step.top(self, k)
         values, ids = self.top_rows(k)
         return values.view(*self.rows.shape, -1), ids.view(*self.rows.shape, -1)
@@ -36,7 +36,3 @@ class NativeStep(Step):
         if code is None:
             return Step.top_rows(self, k)
         return code.likeliest(self.logits, k, None if self.vocabulary is None else self.vocabulary.ids, IMPOSSIBLE)
-
-    def _whole(self) -> bool:
-        """Whether every packed row belongs to a node: then they lie in the order of the nodes."""
-        return self.rows.numel() == len(self.logits)

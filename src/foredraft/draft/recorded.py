@@ -39,7 +39,9 @@ MakeStepper = Callable[[Inside, Tensor, Tensor, Tensor | None], "RowStepper"]
 class RowStepper(Stepper, Protocol):
     """A stepper that knows the scratch row of each node."""
 
-    row_of: Tensor  # [B, reads]
+    @property
+    def row_of(self) -> Tensor:
+        """[B, numbered], -1 = not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from .linear import Linear
 from .narrow_rows import MOST, rows_product
 from .narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
 from .norm import norm_twin
+from .stream import StreamedLinear
 
 try:
     import triton
@@ -29,11 +30,10 @@ try:
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
-WIDEST = 1024  # channels of a model that counts as narrow
-MOST_INPUTS = 4096
-COLUMNS = 8  # outputs a program
-GATE_COLUMNS = 4  # the same where each output needs two sums
-INPUTS_A_WARP = 128
+WIDEST, WIDEST_ALONE = 1024, 2048  # channels of a model that counts as narrow: for several rows, and for one
+MOST_INPUTS = 8192
+MOST_NUMBERS = 32768  # weights that a program holds at once
+COLUMNS, GATE_COLUMNS = 8, 4  # outputs a program, and where each of them needs two sums
 
 
 def fits(x: Tensor, *products: object) -> bool:
@@ -43,10 +43,11 @@ def fits(x: Tensor, *products: object) -> bool:
 
 
 def _narrow(product: object, dtype: torch.dtype, rows: int) -> bool:
-    if type(product) is not Linear or product.bias is not None:
+    if type(product) not in (Linear, StreamedLinear) or product.bias is not None:  # type: ignore[attr-defined]
         return False
-    weight = product.weight
-    small = min(weight.shape) <= WIDEST and weight.shape[1] <= (MOST_INPUTS if rows == 1 else MOST_INPUTS_OF_ROWS)
+    weight: Tensor = product.weight  # type: ignore[attr-defined]
+    widest, most = (WIDEST_ALONE, MOST_INPUTS) if rows == 1 else (WIDEST, MOST_INPUTS_OF_ROWS)
+    small = min(weight.shape) <= widest and weight.shape[1] <= most
     return small and weight.dtype == dtype and weight.is_contiguous()
 
 
@@ -86,11 +87,18 @@ def _launch(x: Tensor, weight: Tensor, gain: Tensor | None, eps: float, residual
     given = (x.contiguous(), weight, out if gain is None else gain, out if residual is None else residual, out)
     options = {"INPUTS": inputs, "OUTPUTS": outputs, "NORM": gain is not None, "GATE": gates}
     options |= {"ADD": residual is not None, **early(x)}
-    columns, depth = GATE_COLUMNS if gates else COLUMNS, triton.next_power_of_2(inputs)
+    depth = triton.next_power_of_2(inputs)
+    columns, warps = _share(depth, gates)
     _row_product[(triton.cdiv(outputs, columns),)](
-        *given, eps, **options, COLUMNS=columns, DEPTH=depth, num_warps=max(1, min(16, depth // INPUTS_A_WARP))
+        *given, eps, **options, COLUMNS=columns, DEPTH=depth, num_warps=warps
     )
     return out
+
+
+def _share(depth: int, gates: bool) -> tuple[int, int]:
+    """Outputs and warps of a program; by measurements on an H200 with 576 to 8192 inputs."""
+    columns = min(GATE_COLUMNS if gates else COLUMNS, MOST_NUMBERS // depth)
+    return columns, max(1, min(16, depth // (256 if depth >= 2048 else 128)))
 
 
 if triton is not None:

@@ -45,7 +45,28 @@ class Plan(NamedTuple):
 
 
 # (padded rows, lines of the matrix, inputs): on an H200 in bf16, where quicker than the rule.
-MEASURED: dict[tuple[int, int, int], Plan] = {}
+MEASURED: dict[tuple[int, int, int], Plan] = {
+    (8, 960, 576): Plan(16, 8, 8, 0, True),
+    (8, 576, 576): Plan(16, 8, 4, 0, True),
+    (8, 3072, 576): Plan(32, 8, 4, 0, True),
+    (8, 576, 1536): Plan(16, 8, 8, 0, True),
+    (16, 960, 576): Plan(16, 8, 4, 0, True),
+    (16, 576, 576): Plan(16, 8, 4, 0, True),
+    (16, 3072, 576): Plan(32, 16, 8, 0, True),
+    (16, 576, 1536): Plan(16, 16, 8, 0, True),
+    (32, 960, 576): Plan(32, 16, 8, 0, True),
+    (32, 576, 576): Plan(16, 16, 8, 0, True),
+    (32, 3072, 576): Plan(32, 16, 8, 0, True),
+    (32, 576, 1536): Plan(16, 16, 8, 0, True),
+    (48, 960, 576): Plan(32, 16, 8, 0, True),
+    (48, 576, 576): Plan(16, 16, 4, 0, True),
+    (48, 3072, 576): Plan(32, 16, 8, 0, True),
+    (48, 576, 1536): Plan(16, 16, 8, 0, True),
+    (64, 960, 576): Plan(16, 16, 8, 0, True),
+    (64, 576, 576): Plan(32, 16, 8, 0, True),
+    (64, 3072, 576): Plan(32, 16, 8, 0, True),
+    (64, 576, 1536): Plan(32, 16, 16, 0, True),
+}
 
 
 def plan_for(rows: int, lines: int, inputs: int, size: int) -> Plan:
