@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foredraft.core.rules import RULES, default_rule
+from foredraft.core.rules.judge import judge
 from foredraft.core.shape import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.value_tree import ValueTree
 from foredraft.draft import Drafter
@@ -18,6 +19,7 @@ from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loading import settle
 from foredraft.runtime import Rows, TorchExecutor, executor_for
 from foredraft.runtime.graphs import GraphExecutor
+from foredraft.types import Reason
 from tests.engine.runs import finish, request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -135,6 +137,27 @@ def test_rounds_are_those_of_the_eager_executor(kind: str, shape: Shape) -> None
     assert run(GraphExecutor, False)[0] == plain
     assert run(GraphExecutor, True) == run(TorchExecutor, True)
     assert run(GraphExecutor, True)[0] == plain
+
+
+@pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
+def test_judged_rounds_are_those_of_the_eager_executor(shape: Shape) -> None:
+    """As many forbidden ids as SmolLM2 has: whatever looks them up must not wait for the device."""
+    model = decoder()
+    torch.manual_seed(1)
+    weight = torch.randn(SMALL.hidden_size + 4, device=CUDA)
+
+    def run(make: type[TorchExecutor], threshold: float) -> tuple[list[list[int]], list[list[Reason]]]:
+        rule = judge(lambda row: row @ weight, threshold, range(17), reads=("target", "evidence"), tap=1)
+        engine = Engine(make(model, 5, 256))
+        method = Method("judged", rule, drafter(model, "model", shape, make))
+        requests = [request([i + 3] * (i + 1), method, i, max_new_tokens=40) for i in range(6)]
+        texts = finish(engine, *requests)
+        if isinstance(engine.executor, GraphExecutor):
+            assert any(isinstance(key, tuple) and key[0] == "round" for key in engine.executor.recorder._made)
+        return texts, [r.reasons for r in requests]
+
+    for threshold in (-10.0, 0.0, 10.0):
+        assert run(GraphExecutor, threshold) == run(TorchExecutor, threshold)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.models import stream
 from foredraft.models.eight_bit import DTYPES, EightBitLinear
 from foredraft.models.stream import Plan, multiply_fused, multiply_twin
 
@@ -70,31 +69,3 @@ def test_a_row_is_its_own_affair() -> None:
     other = made(torch.cat((x[:1], torch.randn_like(x[1:]) * 100)))
     assert torch.equal(among[0], other[0])
     assert (alone[0].float() - among[0].float()).abs().max() < 0.01 * alone.float().abs().max()
-
-
-@pytest.mark.parametrize("following", ["wait", "loop", "end"])
-def test_products_that_begin_early_change_nothing(following: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many products of one row, each of what the one before it has just written; recorded, played many times."""
-    torch.manual_seed(0)
-    sizes = [(2048, 3072), (3072, 8192), (8192, 2048), (2048, 300), (300, 2048)] * 6
-    weights = [torch.randn(o, i, device="cuda", dtype=BF16) * i**-0.5 for i, o in sizes]
-    counters = [stream.arrivals_for(weight) for weight in weights]
-    x = torch.randn(1, sizes[0][0], device="cuda", dtype=BF16)
-
-    def play() -> torch.Tensor:
-        given = x
-        for weight, arrivals in zip(weights, counters, strict=True):
-            given = multiply_fused(given, weight, None, None, arrivals=arrivals)
-        return given
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stream, "early", lambda x: {"EARLY": False})
-        expected = play().clone()
-    monkeypatch.setattr(stream, "NEXT", following)
-    assert torch.equal(play(), expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = play()
-    for _ in range(50):
-        graph.replay()
-        assert torch.equal(out, expected)

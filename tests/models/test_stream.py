@@ -16,10 +16,8 @@ from foredraft.models.stream import (
     MEASURED,
     MOST_SPLITS,
     WARPS,
-    Plan,
     arrivals_for,
     plan_for,
-    steps_ahead,
 )
 
 CODES = torch.arange(256, dtype=torch.int64).to(torch.uint8).view(torch.int8)
@@ -90,19 +88,3 @@ def test_measured_plans_are_found() -> None:
         powers = (plan.columns, plan.depth, plan.warps)
         assert all(number & (number - 1) == 0 for number in powers) and plan.columns >= LEAST_COLUMNS
         assert -(-outputs // plan.columns) <= len(arrivals_for(torch.empty(outputs, 1)))
-
-
-def test_a_program_asks_ahead_for_its_own_share_alone() -> None:
-    sizes, dtypes = (64, 300, 2048, 14336), (torch.int8, torch.bfloat16, torch.float32)
-    for inputs, dtype, splits, depth in itertools.product(sizes, dtypes, (1, 3, 8), (64, 128)):
-        weight = torch.empty((2, inputs), dtype=dtype)
-        fits = inputs * weight.element_size() % 16 == 0 and inputs >= depth
-        for asked in (1, 4, 16):
-            steps = steps_ahead(Plan(64, depth, splits, 4, 4, asked), weight)
-            allowed = [n for n in (1, 2, 4, 8, 16) if n <= asked and (n - 1) * splits * depth < inputs]
-            assert steps == (max(allowed) if fits else 0)
-
-
-def test_rows_that_begin_between_requests_are_not_asked_for() -> None:
-    plan, store = Plan(64, 64, 1, 4, 4), torch.empty(2 * 64 + 1, dtype=torch.bfloat16)
-    assert steps_ahead(plan, store[:-1].view(2, 64)) == 1 and steps_ahead(plan, store[1:].view(2, 64)) == 0

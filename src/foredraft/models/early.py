@@ -18,7 +18,7 @@ try:
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
-MOST_ROWS = 1  # with more the kernels that wait take room from those that they wait for
+MOST_ROWS = 64  # with more the kernels that wait would take room from those that they wait for
 
 
 def early(x: Tensor, anyway: bool = False) -> dict[str, Any]:

@@ -3,24 +3,21 @@
 The weights are the left operand, out.T = weight @ x.T. So a tile of weights is turned wide in the registers in which it
 is multiplied, once, however many rows there are. Matrices with few outputs are shared out along their inputs too: each
 program leaves a partial sum, and the last to arrive at a tile adds them in their order, hence the same sum every time.
-A product that begins early asks for its first weights before it waits, so that memory is busy between two products too.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .early import early
 from .linear import Linear
 
 try:
     import triton
     import triton.language as tl
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
@@ -31,8 +28,6 @@ SLICE = 4096  # outputs that are turned wide at a time, so that no whole matrix 
 LEAST_COLUMNS = 16  # of a program, so a matrix has at most outputs / 16 tiles
 WARPS = 1024  # that keep the memory of a large GPU busy, eight for each of its 132 multiprocessors or a little less
 MOST_SPLITS = 8
-NEXT = "loop"  # the kernel behind an early product may come before its "wait", before its "loop" or at its "end"
-LEAST_REQUEST = 16  # bytes: requests for the cache are multiples of it, and so are their addresses
 
 
 class Plan(NamedTuple):
@@ -43,7 +38,6 @@ class Plan(NamedTuple):
     splits: int  # programs that share the inputs of an output
     warps: int
     stages: int  # steps that are read ahead, and one
-    ahead: int = 4  # steps, a power of two, that an early product asks for while others still run
 
 
 # (rows up to, outputs, inputs, bytes of a weight): on an H200, where more than 2% quicker than the rule.
@@ -73,11 +67,6 @@ MEASURED: dict[tuple[int, int, int, int], Plan] = {
     (32, 4096, 4096, 2): Plan(64, 128, 2, 4, 4),  # 2909 GB/s
     (32, 28672, 4096, 2): Plan(64, 128, 1, 4, 4),  # 4041 GB/s
     (32, 4096, 14336, 2): Plan(64, 128, 4, 4, 4),  # 3618 GB/s
-    # With a norm behind each, begun early:
-    (8, 3072, 2048, 2): Plan(16, 128, 2, 1, 6, 8),  # 1983 GB/s
-    (8, 2048, 2048, 2): Plan(16, 128, 4, 1, 4, 2),  # 1592 GB/s
-    (8, 16384, 2048, 2): Plan(64, 128, 1, 4, 6, 1),  # 3729 GB/s
-    (8, 2048, 8192, 2): Plan(32, 128, 8, 2, 6, 1),  # 2902 GB/s
 }
 
 
@@ -166,25 +155,8 @@ def multiply_fused(
         ROWS=few, MORE=more, COLUMNS=plan.columns, DEPTH=plan.depth, SPLITS=plan.splits,
         FORM=_form(x, weight), SCALED=scale is not None, ADD=residual is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=plan.warps, num_stages=plan.stages,
-        **_start(plan, x, weight),
     )  # fmt: skip
     return out
-
-
-def _start(plan: Plan, x: Tensor, weight: Tensor) -> dict[str, Any]:
-    """How the kernel begins."""
-    options = early(x)
-    return {"AHEAD": steps_ahead(plan, weight) if options["EARLY"] else 0, "NEXT": NEXT, **options}
-
-
-def steps_ahead(plan: Plan, weight: Tensor) -> int:
-    """Steps that every program may ask for at once: within its share, and only of rows that begin where requests do."""
-    inputs, size = weight.shape[1], weight.element_size()
-    if inputs < plan.depth or inputs * size % LEAST_REQUEST or weight.data_ptr() % LEAST_REQUEST:
-        return 0
-    steps = -(-inputs // plan.depth)
-    share = -(-steps // plan.splits)
-    return min(plan.ahead, 1 << share.bit_length() - 1)
 
 
 def _pieces(rows: int) -> tuple[int, int]:
@@ -235,34 +207,8 @@ FROM_FP8 = """{
 }"""
 
 
-# Brings bytes into the second cache; there is no answer to wait for.
-INTO_CACHE = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
-
-
 if triton is not None:
-    _INT8, _FP8, _INTO_CACHE = tl.constexpr(FROM_INT8), tl.constexpr(FROM_FP8), tl.constexpr(INTO_CACHE)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _ask(weight, column, first, outputs, inputs, DEPTH: tl.constexpr, AHEAD: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Have the first steps of this program's weights brought near. What lies outside is moved inside."""
-        start = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, inputs - DEPTH)
-        line = tl.minimum(column, outputs - 1).to(tl.int64) * inputs
-        address = (weight + (line[:, None] + start[None, :])).to(tl.int64)
-        sizes = tl.full(address.shape, DEPTH * (weight.dtype.element_ty.primitive_bitwidth // 8), tl.int32)
-        tl.inline_asm_elementwise(_INTO_CACHE, "=r,l,r", [address, sizes], tl.int32, is_pure=False, pack=1)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _begin(  # type: ignore[no-untyped-def]
-        weight, column, first, outputs, inputs, DEPTH: tl.constexpr, AHEAD: tl.constexpr, NEXT: tl.constexpr
-    ):
-        """Ask for weights, then wait until the kernels in front have ended: only now may anything else be touched."""
-        if AHEAD > 0:
-            _ask(weight, column, first, outputs, inputs, DEPTH, AHEAD)
-        if NEXT == "wait":
-            gdc_launch_dependents()
-        gdc_wait()
-        if NEXT == "loop":
-            gdc_launch_dependents()
+    _INT8, _FP8 = tl.constexpr(FROM_INT8), tl.constexpr(FROM_FP8)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _wide(read, FORM: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -309,15 +255,12 @@ if triton is not None:
         x, weight, scale, residual, out, partial, arrivals, rows, outputs, inputs,
         ROWS: tl.constexpr, MORE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr,
         FORM: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
-        AHEAD: tl.constexpr, NEXT: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         row, later = tl.arange(0, ROWS), ROWS + tl.arange(0, MORE if MORE > 0 else 8)
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         k = tl.arange(0, DEPTH)
         share = tl.cdiv(tl.cdiv(inputs, DEPTH), SPLITS) * DEPTH
         first = tl.program_id(1) * share
-        if EARLY:
-            _begin(weight, column, first, outputs, inputs, DEPTH, AHEAD, NEXT)
         there = weight + column[:, None].to(tl.int64) * inputs + k[None, :]
         total = tl.zeros((COLUMNS, ROWS), tl.float32)
         rest = tl.zeros((COLUMNS, MORE if MORE > 0 else 8), tl.float32)
@@ -332,8 +275,6 @@ if triton is not None:
                 here = x + later[None, :] * inputs + (start + k)[:, None]
                 given = tl.load(here, mask=(later < rows)[None, :] & inside[:, None], other=0.0)
                 rest = tl.dot(wide, given, rest, input_precision=PRECISION)
-        if EARLY and NEXT == "end":
-            gdc_launch_dependents()
         last = True
         if SPLITS > 1:
             _leave(total, row, column, partial, rows, outputs)

@@ -24,7 +24,7 @@ from .spread import spread
 from .store import KVStore
 from .torch_executor import TorchExecutor
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_ROWS = 2048  # of a pass that is recorded; larger ones hide their launches anyway
 

@@ -98,7 +98,8 @@ class _Bench:
         values = self.head(torch.cat(parts, dim=2))
         passes &= values > (bar.to(values.device).reshape(-1, 1) if isinstance(bar, Tensor) else bar)
         if self.forbidden:
-            passes &= ~torch.isin(token, _ids(self.forbidden, token.device))
+            # Not `isin`, which may sort, and then waits for a device.
+            passes &= (token[:, :, None] != _ids(self.forbidden, token.device)).all(dim=2)
         return torch.where(passes, values, NO)
 
     def _row(self, case: TreeCase, node: Node, child: Child) -> Tensor:
