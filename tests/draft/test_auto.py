@@ -233,3 +233,23 @@ def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
 def test_it_tells_what_it_chose() -> None:
     lines = run(FLAT, ("good", 7, 0)).explain()
     assert lines[0].startswith("good: ") and "promised" in lines[0]
+
+
+@pytest.mark.parametrize(("took", "rests"), [(0.01, False), (0.5, True)], ids=["cheap", "dear"])
+def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bool) -> None:
+    """On a text that seldom repeats itself: looking that takes half a pass is given up, looking for nothing goes on."""
+
+    class Slow(PromptLookup):
+        asked, time = 0, 0.0
+
+        def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+            self.asked, self.time = self.asked + 1, self.time + took
+            return super().propose(sequences, dice)
+
+    lookup = Slow(2)
+    drafter = AutoDrafter([Arm(lookup)], FLAT, clock=lambda: lookup.time)
+    method = Method("m", RULES["sample-and-match"], drafter)
+    asked = request([0, 1, 2, 3], method, max_new_tokens=60, seed=1, temperature=1.0)
+    finish(Engine(TableExecutor(dirichlet(12, seed=5), max_length=160)), asked)
+    steps = asked.stats.steps
+    assert (lookup.asked < steps / 2) is rests and (lookup.asked >= steps - 1) is not rests

@@ -140,12 +140,16 @@ def test_turns_of_one_step_share_a_round() -> None:
     assert recorder.played + (recorder.rehearsals - recorder.taped) == longest and recorder.played > longest / 2
 
 
-def lenient(reads: tuple[str, ...], threshold: float, width: int = 24) -> Rule:
-    """A judge with a head drawn by lot."""
-    size = {"target": width, "evidence": 4}
-    torch.manual_seed(11)
-    weight = torch.randn(sum(size[part] for part in reads))
-    return judge(lambda row: row @ weight, threshold, forbidden_ids=(3, 5), floor=1e-4, reads=reads, tap=1)
+LOT = torch.randn(64, generator=torch.Generator().manual_seed(11))
+
+
+def lot(row: torch.Tensor) -> torch.Tensor:
+    """A head drawn by lot."""
+    return row @ LOT[: row.shape[-1]]
+
+
+def lenient(reads: tuple[str, ...], threshold: float) -> Rule:
+    return judge(lot, threshold, forbidden_ids=(3, 5), floor=1e-4, reads=reads, tap=1)
 
 
 @pytest.mark.parametrize("reads", [("target",), ("evidence",), ("target", "evidence")], ids=str)
@@ -163,7 +167,7 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
 
     seen: set[Reason] = set()
     for threshold in (-5.0, 0.0, 5.0):
-        rule = lenient(reads, threshold, toys.target().config.hidden_size)
+        rule = lenient(reads, threshold)
         stepwise = replace(rule, opinion=None)  # the walk level by level: nobody knows that opinions can be had ahead
         (expected, before, _), (host, between, _) = texts(eager, stepwise), texts(eager, rule)
         found, after, engine = texts(taped, rule)
@@ -174,6 +178,42 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
         cut, _, engine = texts(taped, rule, top_k=4)  # laws that are cut off go step by step
         assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.recorder, "round")
     assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
+
+
+def test_judges_that_differ_in_their_thresholds_share_rounds() -> None:
+    """Three requests side by side, a threshold each: the texts that each would have alone, from recordings of three."""
+    bars = (-5.0, 0.0, 5.0)
+
+    def texts(make: Make, which: Sequence[int]) -> tuple[list[list[int]], Engine]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        engine, made = Engine(make(decoder)), drafter(decoder, "model", Chain(4), make)
+        methods = [Method(str(bar), lenient(("target", "evidence"), bar), made) for bar in bars]
+        requests = [request(PROMPTS[i], methods[i], i, max_new_tokens=40) for i in which]
+        return finish(engine, *requests), engine
+
+    together, engine = texts(taped, (0, 1, 2))
+    assert together == [texts(eager, (i,))[0][0] for i in range(3)]
+    assert 3 in [key[1] for key in keys(engine.executor.recorder, "round")]
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
+    """Requests that want one, two or all four drafts share a drafter; each gets what the steps would give it."""
+
+    def texts(make: Make) -> tuple[list[list[int]], list[Request]]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        made = drafter(decoder, kind, Chain(4), make)
+        rule = default_rule(made.kinds, made.topology)
+        methods = [Method(str(n), rule, made, draft_length=n) for n in (1, 2, 0)]
+        requests = [request(text, methods[i % 3], i, max_new_tokens=40) for i, text in enumerate(PROMPTS)]
+        return finish(Engine(make(decoder)), *requests), requests
+
+    (expected, before), (found, after) = texts(eager), texts(taped)
+    assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    recorder = after[0].method.drafter.executor.recorder  # type: ignore[union-attr]
+    assert {2, 4} <= {key[2].nodes for key in keys(recorder, "draft")} <= {1, 2, 3, 4} and recorder.played > 10
 
 
 def test_rounds_that_are_recorded_teach_no_costs() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+LARGEST = 1e9  # number that counts grow to
 DEPTHS = 6  # positions told apart; all further ones share the last
 
 
@@ -19,22 +20,31 @@ class Survival:
     fade: float = 1.0
     hits: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
     tries: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    unit: float = 1.0  # what a try counts now; new ones count more instead of old ones less
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A run of `drafted` tokens of which the first `accepted` were right; those behind the first wrong one tell
         nothing."""
         if drafted <= 0:
             return
-        for j in range(DEPTHS):
-            self.hits[j] *= self.fade
-            self.tries[j] *= self.fade
+        self.unit /= self.fade
+        if self.unit > LARGEST:
+            self._shrink()
         for j in range(min(drafted, accepted + 1)):
-            self.tries[min(j, DEPTHS - 1)] += 1
-            self.hits[min(j, DEPTHS - 1)] += j < accepted
+            at = j if j < DEPTHS else DEPTHS - 1
+            self.tries[at] += self.unit
+            if j < accepted:
+                self.hits[at] += self.unit
+
+    def _shrink(self) -> None:
+        self.hits = [count / self.unit for count in self.hits]
+        self.tries = [count / self.unit for count in self.tries]
+        self.unit = 1.0
 
     def chance(self, j: int, prior: float, weight: float) -> float:
         """Of position j, with a prior that counts as `weight` tries."""
         at = min(j, DEPTHS - 1)
+        weight *= self.unit
         return (self.hits[at] + weight * prior) / (self.tries[at] + weight)
 
 
@@ -64,7 +74,8 @@ class Record:
 
     def tries(self, request: int, key: Hashable) -> float:
         """How much a request itself has seen of a key."""
-        return self.own.get(request, {}).get(key, Survival()).tries[0]
+        seen = self.own.get(request, {}).get(key, Survival())
+        return seen.tries[0] / seen.unit
 
     def end(self, request: int) -> None:
         self.own.pop(request, None)

@@ -37,6 +37,7 @@ __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
 TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
 REACH = 1.5  # a new sequence tries it at once if so much more would make it the best; less for a dear trial
 CROWD = 4  # sequences from which on drafts are shared out jointly
+DEAR = 0.1  # of a plain pass: what looking may take without being asked what it brings
 GRAFTED = "+lookup"  # behind the name of a head whose tree carried something that was looked up
 
 
@@ -74,15 +75,20 @@ class AutoDrafter(Team):
             self._watched[sequence.id] = Watched(len(sequence.tokens), [], None)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
-        if len(sequences) >= CROWD and self._rest.holds(len(sequences)):
+        rests = self._rest.holds(len(sequences))
+        if rests and len(sequences) >= CROWD:
             return self._skip(sequences)
         began = self._clock()
         for sequence in sequences:
             self._learn(sequence)
-        looked = {i: arm.drafter.propose(sequences, dice) for i, arm in enumerate(self.arms) if arm.free}
+        free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
+        looked = {i: self.arms[i].drafter.propose(sequences, dice) for i in free}
+        took = self._clock() - began
         chosen = [self._choose(b, sequence, looked, len(sequences)) for b, sequence in enumerate(sequences)]
         if len(sequences) >= CROWD:
             self._share(sequences, chosen, began)
+        elif not rests:
+            self._weigh(sequences, chosen, took)
         self._calls, self._batch = self._calls + 1, len(sequences)
         self._last_call |= {offer.arm: self._calls for offer in chosen if offer is not None}
         parts: list[tuple[list[int], DraftBatch]] = []
@@ -97,6 +103,17 @@ class AutoDrafter(Team):
                 parts.append((who, drafts if arm.calibration is None else self._grafted(i, texts, offers, drafts)))
         self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
         return _joined(parts, len(sequences))
+
+    def _weigh(self, sequences: Seq[Sequence], chosen: list[Offer | None], took: float) -> None:
+        """Where a pass is so quick that looking takes a fair part of it, looking must earn its time, or rest."""
+        batch = len(sequences)
+        context = sum(len(sequence.tokens) for sequence in sequences) / batch
+        plain = self.costs.seconds(1, context, batch)
+        if took > DEAR * plain:
+            found = [offer for offer in chosen if offer is not None and offer.tokens]
+            gained = sum(sum(offer.gains[: offer.count]) for offer in found)
+            drafting = self.costs.seconds(1 + sum(offer.count for offer in found) / batch, context, batch)
+            self._rest.looked(batch, took, gained, plain, drafting)
 
     def _skip(self, sequences: Seq[Sequence]) -> DraftBatch:
         """A round in which nobody even looks."""

@@ -25,7 +25,7 @@ from ..types import DraftBatch, Sequence, Verdict
 from ..types.drafts import empty_drafts
 from .base import Round
 from .model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
-from .recorded import can_record, filled, record_round, sure_block
+from .recorded import can_record, cut_to_budgets, filled, record_round, shape_for, sure_block
 
 
 class FeatureDrafter(ModelDrafter):
@@ -91,22 +91,23 @@ class FeatureDrafter(ModelDrafter):
         """The whole round as one recorded function; None where it must go step by step."""
         executor, slots = self.executor, [self._slots[s.id] for s in sequences]
         assert isinstance(executor, GraphExecutor)
+        shape = shape_for(self.shape, sequences)
         kept = self._joined(sequences)
         features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
 
         def make(inside: Inside, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
             block, places = sure_block(len(counts), inside.device), filled(slots, len(counts))
-            stepper = InsideStepper(self.head, inside, places, sequences, block, self.shape)  # type: ignore[arg-type]
+            stepper = InsideStepper(self.head, inside, places, sequences, block, shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.given, stepper.counts = self._vocabulary, tokens, counts
             assert given is not None
             stepper.states = given
             return stepper
 
-        made = record_round(executor, self.shape, slots, unread, make, id(self), features)
+        made = record_round(executor, shape, slots, unread, make, id(self), features)
         if made is None:
             return None
         self._features |= {s.id: [line[-1:]] for s, line in zip(sequences, kept, strict=True)}
-        return made.drafts
+        return cut_to_budgets(made.drafts, sequences)
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:

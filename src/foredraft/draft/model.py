@@ -19,7 +19,7 @@ from ..runtime.native_executor import NativeExecutor
 from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
 from .base import QuietDrafter, Round
 from .native_step import NativeStep
-from .recorded import can_record, filled, record_round, sure_block
+from .recorded import can_record, cut_to_budgets, filled, record_round, shape_for, sure_block
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -105,6 +105,7 @@ class ModelDrafter(QuietDrafter):
         """The whole round as one recorded function; None where it must go step by step."""
         executor, slots = self.executor, [self._slots[s.id] for s in sequences]
         assert isinstance(executor, GraphExecutor)
+        shape = shape_for(self.shape, sequences)
         known = [min(executor.length(slot), len(s.tokens) - 1) for slot, s in zip(slots, sequences, strict=True)]
         executor.rollback(slots, known)
         unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
@@ -112,17 +113,17 @@ class ModelDrafter(QuietDrafter):
         def make(inside: Inside, tokens: Tensor, counts: Tensor, features: Tensor | None) -> ModelStepper:
             block = sure_block(len(counts), inside.device)
             places = filled(slots, len(counts))
-            stepper = InsideStepper(inside, places, sequences, block, self.shape)  # type: ignore[arg-type]
+            stepper = InsideStepper(inside, places, sequences, block, shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
             stepper.given, stepper.counts = tokens, counts
             return stepper
 
-        made = record_round(executor, self.shape, slots, unread, make, id(self))
+        made = record_round(executor, shape, slots, unread, make, id(self))
         if made is None:
             return None
         self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
         self._rows |= {s.id: made.rows for s in sequences}
-        return made.drafts
+        return cut_to_budgets(made.drafts, sequences)
 
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""

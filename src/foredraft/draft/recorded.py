@@ -1,7 +1,8 @@
 """A whole round of a draft model or a head as one recorded function: reading what is new, every level, every choice.
 
-For shapes whose course does not depend on what is drafted and that roll no dice, where every sequence may draft all of
-it. The drafts are those of the steps one by one; a round then costs the host an upload and a launch.
+For shapes whose course does not depend on what is drafted and that roll no dice. Trees are recorded where every
+sequence may draft all of them, chains at a few lengths and cut to each sequence's own. The drafts are those of the
+steps one by one; a round then costs the host an upload and a launch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..core.dice import KeyedDice
 from ..core.sampling import ParamBlock
 from ..core.shape import Chain, Shape
 from ..core.step import Stepper
-from ..core.surgery import part
+from ..core.surgery import cut, part
 from ..core.value_tree import ValueTree
 from ..runtime.graphs import BATCHES, GraphExecutor, fitting
 from ..runtime.ground import NOWHERE, pinned
@@ -29,6 +30,7 @@ from ..runtime.inside import Inside
 from ..types import Budget, DraftBatch, Sequence
 
 READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64)  # of recorded chains that are shorter than usual
 MOST = 64  # sequences of a recorded round
 AFTER = 1  # rounds before one is recorded
 
@@ -59,9 +61,23 @@ def can_record(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool
         return False
     if type(shape) is Chain:
         sure = shape.stop is None and all(s.params.temperature == 0 for s in sequences)
-    else:  # a tree has all its nodes where the vocabulary has enough tokens
-        sure = type(shape) is ValueTree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
+        return sure and any(s.budget.chain > 0 for s in sequences)
+    # A tree has all its nodes where the vocabulary has enough tokens.
+    sure = type(shape) is ValueTree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
     return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)
+
+
+def shape_for(shape: Shape, sequences: Seq[Sequence]) -> Shape:
+    """What is recorded for these sequences: a chain may be longer than any of them wants, but not by much."""
+    if not isinstance(shape, Chain):
+        return shape
+    nodes = min(shape.nodes, fitting(max(s.budget.chain for s in sequences), LENGTHS))
+    return shape if nodes == shape.nodes else replace(shape, nodes=nodes)
+
+
+def cut_to_budgets(drafts: DraftBatch, sequences: Seq[Sequence]) -> DraftBatch:
+    """Chains of likeliest tokens, each as long as its sequence wants."""
+    return cut(drafts, [s.budget.chain for s in sequences]) if drafts.branching <= 1 else drafts
 
 
 def record_round(

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from ..core.dice import KeyedDice
 from ..core.largest import largest
 from ..core.rules import BatchCase, Rule
+from ..core.rules.opinion import above
 from ..core.sampling import LogitLaws, ParamBlock
 from ..runtime import FINAL, Executor, Output
 from ..runtime.graphs import BATCHES, WIDTHS, GraphExecutor, fitting
@@ -27,7 +29,7 @@ from ..runtime.ground import NOWHERE, Book, pinned
 from ..runtime.kernels import move_rows
 from ..runtime.largest import largest as quick_largest
 from ..types import DraftBatch, Reason, Sequence, Verdict
-from .greedy import Decision, decide
+from .greedy import decide
 from .request import Request
 from .turn import Turn
 from .walk import decide_on_host
@@ -40,16 +42,14 @@ AFTER = 1  # rounds before one is recorded
 def take_swiftly(executor: Executor, turns: Seq[Turn]) -> None:
     """Fill in the output, verdict and summary of every turn that may be taken as one recorded function.
 
-    They share passes as far as there is room and one opinion: a pass reads every weight, however few rows it has.
+    They share passes as far as there is room and opinions are kin: a pass reads every weight, however few its rows are.
     """
     if not isinstance(executor, GraphExecutor):
         return
     groups: list[list[Turn]] = []
     for turn in turns:
         if is_swift(executor, turn):
-            opinion = turn.method.rule.opinion
-            open_ = (g for g in groups if g[0].method.rule.opinion is opinion and _has_room([*g, turn]))
-            group = next(open_, None)
+            group = next((g for g in groups if _kin(g[0]) == _kin(turn) and _has_room([*g, turn])), None)
             if group is None:
                 groups.append([turn])
             else:
@@ -86,14 +86,23 @@ def is_greedy(turn: Turn) -> bool:
 def is_swift(executor: GraphExecutor, turn: Turn) -> bool:
     drafts = turn.drafts
     here = drafts.started is None and drafts.token.device == executor.device
-    told = turn.method.rule.opinion is None or (not turn.method.rule.needs_draft_states and _is_untruncated(turn))
-    return here and told and _has_room([turn]) and is_greedy(turn)
+    return here and _has_room([turn]) and is_greedy(turn) and _is_told(turn)
 
 
-def _is_untruncated(turn: Turn) -> bool:
-    """Whether opinions look at softmax(logits) itself."""
+def _is_told(turn: Turn) -> bool:
+    """Whether an opinion, if there is one, needs nothing but states, softmax(logits) and one number for a bar."""
+    rule = turn.method.rule
+    if rule.opinion is None:
+        return True
     every = (request.sequence.params for request in turn.requests)
-    return all((params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0) for params in every)
+    whole = all((params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0) for params in every)
+    return whole and not rule.needs_draft_states and isinstance(rule.opinion.bar, float)
+
+
+def _kin(turn: Turn) -> Hashable:
+    """Turns that share it differ in the bars of their opinions at most; exact rules are all alike here."""
+    opinion = turn.method.rule.opinion
+    return None if opinion is None else opinion.kin or opinion
 
 
 def _has_room(turns: Seq[Turn]) -> bool:
@@ -124,10 +133,11 @@ def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -
     levels = min(width, fitting(max(part.levels for part in drafts), WIDTHS)) if tree else width
     batch = fitting(len(slots), BATCHES)  # and so do batches that shrink and grow
     batch = batch if batch * (width + 1) <= MOST_ROWS else len(slots)
-    table = _table(executor, sequences, slots, counts, batch)
+    bars = [_bar(turn) for turn in turns for _ in turn.requests]
+    table = _table(executor, sequences, slots, counts, bars, batch)
     inner = tuple(sorted({tap for turn in turns for tap in turn.method.taps if tap != FINAL}))
-    rule = turns[0].method.rule if turns[0].method.rule.opinion is not None else None  # exact ones are all alike here
-    key, rooms = ("round", batch, width, levels, tree, inner, rule), [table.shape, (4, batch, width)]
+    rule = turns[0].method.rule
+    key, rooms = ("round", batch, width, levels, tree, inner, _kin(turns[0])), [table.shape, (4, batch, width)]
     taken[key] += 1
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
@@ -138,12 +148,20 @@ def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -
     _hand_out(turns, out, verdict, summary)
 
 
-def _table(executor: GraphExecutor, sequences: Seq[Sequence], slots: Seq[int], counts: Seq[int], batch: int) -> Tensor:
-    """[4, batch]: slots, lengths, new rows and last tokens; what fills the batch up has no rows."""
+def _table(
+    executor: GraphExecutor, sequences: Seq[Sequence], slots: Seq[int], counts: Seq[int], bars: Seq[int], batch: int
+) -> Tensor:
+    """[5, batch]: slots, lengths, new rows, last tokens and bars; what fills the batch up has no rows."""
     spare = batch - len(slots)
     known, roots = [executor.length(slot) for slot in slots], [s.tokens[-1] for s in sequences]
-    fill = [0] * spare
-    return pinned([[*slots, *[NOWHERE] * spare], [*known, *fill], [*counts, *fill], [*roots, *fill]], executor.device)
+    lines = [[*line, *[0] * spare] for line in (known, counts, roots, bars)]
+    return pinned([[*slots, *[NOWHERE] * spare], *lines], executor.device)
+
+
+def _bar(turn: Turn) -> int:
+    """The bits of a number, so that it can travel among whole ones."""
+    opinion = turn.method.rule.opinion
+    return 0 if opinion is None else int(np.float64(opinion.bar).view(np.int64))
 
 
 def _hand_out(turns: Seq[Turn], out: Output, verdict: Verdict, summary: Tensor) -> None:
@@ -184,10 +202,10 @@ def _drafts(columns: Tensor, length: Tensor, branching: int, levels: int) -> Dra
 
 
 def _round(
-    executor: GraphExecutor, table: Tensor, columns: Tensor, levels: int, tree: bool, taps: Seq[int], rule: Rule | None
+    executor: GraphExecutor, table: Tensor, columns: Tensor, levels: int, tree: bool, taps: Seq[int], rule: Rule
 ) -> tuple[Output, Verdict, Tensor]:
     """Levels and `tree` bound what the drafts may be; the rest stands on the device."""
-    slot, known, count, root = table.unbind(0)
+    slot, known, count, root, bar = table.unbind(0)
     batch, width = len(slot), columns.shape[2]
     if columns.shape[1] < batch:  # nobody is recording, and nobody has made room
         columns = F.pad(columns, (0, 0, 0, batch - columns.shape[1]))
@@ -199,22 +217,20 @@ def _round(
     logits, hidden = executor.run_cells(book, width + 1, token, depth, links, taps)
     best, choice = (found.view(batch, width + 1) for found in largest(logits, 1))
     drafts, out = _drafts(columns, count - 1, width if tree else 1, levels), Output(logits, hidden, index, lasting=True)
-    made = decide(drafts, choice, best) if rule is None else _judge(rule, drafts, out, choice, best)
+    made = decide(drafts, choice, best, *_opinions(rule, drafts, out, bar.view(torch.float64)))
     if tree:
         move_rows(executor.store.data, slot, known, made.verdict.accepted + 1, made.keep)
     return out, made.verdict, made.summary
 
 
-def _judge(rule: Rule, drafts: DraftBatch, out: Output, choice: Tensor, best: Tensor) -> Decision:
-    """With the rule's opinion of every node; it looks at laws of temperature 1, and nobody throws dice."""
-    assert rule.opinion is not None
-    if not drafts.width:
-        return decide(drafts, choice, best)
-    laws = LogitLaws(out.logits, out.index, _warm(drafts.batch, choice.device))
+def _opinions(rule: Rule, drafts: DraftBatch, out: Output, bar: Tensor) -> tuple[Tensor | None, Reason]:
+    """The rule's opinion of every node, if it has any; it looks at laws of temperature 1, and nobody throws dice."""
+    if rule.opinion is None or not drafts.width:
+        return None, Reason.STANDARD
+    laws = LogitLaws(out.logits, out.index, _warm(drafts.batch, bar.device))
     hidden = out.states(rule.tap) if rule.needs_hidden else None
     dice = KeyedDice(drafts.length, drafts.length, drafts.length)
-    scores = rule.opinion.ahead(BatchCase(drafts, laws, dice, hidden, laws))
-    return decide(drafts, choice, best, scores, rule.opinion.reason)
+    return above(rule.opinion.scores(BatchCase(drafts, laws, dice, hidden, laws)), bar), rule.opinion.reason
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from ..errors import ForedraftError
 from ..models.heads import read_spec
 from ..models.names import TUNED
 from ..recipes import LLM, Options
+from ..recipes.judging import SeatedJudge, seat_judge
 from ..recipes.loading import Loaded
 from ..recipes.trained import best_kind
 from ..types import SamplingParams
@@ -35,6 +36,7 @@ class Company:
     method: str = MODEL
     length: int = LENGTH
     built: dict[bool, Method] = field(default_factory=dict)  # with the judge, without
+    seats: list[SeatedJudge] = field(default_factory=list)  # the judge, once somebody has asked for it
 
     @classmethod
     def of(cls, llm: LLM, drafter: str | None, judge: str | None, method: str | None, length: int) -> Company:
@@ -48,9 +50,18 @@ class Company:
             options = Options(drafter=self.drafter, draft_length=max(LONGEST, self.length))
             self.built[judged] = self.llm.build_fresh(self.method, options)
         method = replace(self.built[judged], draft_length=length or self.length)
-        if rule is not None:
-            method = self.llm.with_rule(method, rule, self.judge if judged else None)
+        if judged:
+            assert rule is not None
+            method = replace(method, rule=self._seat(method).rule(self._seat(method).terms(rule)))
+        elif rule is not None:
+            method = self.llm.with_rule(method, rule)
         return Arm(name, self.llm.engine, method)
+
+    def _seat(self, method: Method) -> SeatedJudge:
+        """The judge, loaded once: its rules then share one head, and with it recorded rounds."""
+        if not self.seats:
+            self.seats.append(seat_judge(self.llm.target, method.drafter, self.judge))
+        return self.seats[0]
 
     def target(self) -> Arm:
         return Arm(TARGET, self.llm.engine, self.llm.build(PLAIN))

@@ -22,6 +22,7 @@ from ..draft.model import ModelDrafter
 from ..draft.relay import RelayDrafter
 from ..draft.suffix import SuffixDrafter
 from ..errors import unknown_name
+from ..runtime.graphs import GraphExecutor
 from .profiles import costs_of
 from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor
 from .shapes import SHAPE_NAMES
@@ -51,7 +52,10 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
         ready = workshop.head(kind, options.drafter)
         depth, tariff, trust = min(length, AUTO_DEPTH, ready.longest), Tariff.of(costs), Calibration()
         shape = CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff, calibration=trust)
-        arms.append(Arm(ready.drafter(shape, kind), depth, tariff, trust))
+        if isinstance(workshop.target.executor, GraphExecutor):  # whole chains can be recorded, this tree cannot
+            arms.append(Arm(ready.drafter(Chain(depth), kind), depth))
+        else:
+            arms.append(Arm(ready.drafter(shape, kind), depth, tariff, trust))
     return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
 
 

@@ -52,7 +52,8 @@ def judge(
         raise UsageError(f"judge: a head reads some of {', '.join(PARTS)}, in this order")
     bench = _Bench(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
     summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
-    rule = with_opinion("judge", summary, OpinionAhead(bench.score, bench.ahead, Reason.JUDGE))
+    kin = (head, bench.reads, bench.forbidden, floor, tap)
+    rule = with_opinion("judge", summary, OpinionAhead(bench.score, bench.scores, threshold, kin, Reason.JUDGE))
     return replace(
         rule,
         tap=tap,
@@ -85,9 +86,9 @@ class _Bench:
             scores.append(value if passes else NO)
         return scores
 
-    def ahead(self, case: BatchCase) -> Tensor:
-        """[B, N] the same for all drafted nodes."""
-        drafts, bar = case.drafts, self.threshold
+    def scores(self, case: BatchCase) -> Tensor:
+        """[B, N] scores of all drafted nodes, NO where none would do."""
+        drafts = case.drafts
         if not drafts.width:
             return torch.zeros_like(drafts.token, dtype=torch.float32)
         parts, passes, token = states_of(case, self.reads), drafts.used(), drafts.token.clamp(min=0)
@@ -96,7 +97,6 @@ class _Bench:
             parts += [law.evidence()] if EVIDENCE in self.reads else []
             passes &= law.p >= self.floor
         values = self.head(torch.cat(parts, dim=2))
-        passes &= values > (bar.to(values.device).reshape(-1, 1) if isinstance(bar, Tensor) else bar)
         if self.forbidden:
             # Not `isin`, which may sort, and then waits for a device.
             passes &= (token[:, :, None] != _ids(self.forbidden, token.device)).all(dim=2)

@@ -6,7 +6,7 @@ walk goes down to the child with the best opinion instead, if any child passes. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -40,18 +40,30 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True)
 class OpinionAhead:
-    """Scores of all drafted nodes at once, `NO` where one does not pass: a few operations, whatever the walk visits.
+    """Scores of all drafted nodes at once: a few operations, whatever the walk visits.
 
     Rules carry it, so that whoever knows the standard verdict can ask for the table alone.
     """
 
     score: Score
-    ahead: Callable[[BatchCase], Tensor]  # [B, N]; looks at neither dice nor the target's law of greedy requests
+    scores: Callable[[BatchCase], Tensor]  # [B, N], `NO` where none would do; looks at neither dice nor greedy laws
+    bar: float | Tensor = NO  # a node passes where its score is higher; [B] = one for each sequence
+    kin: Hashable = None  # opinions that differ in nothing but their bars say the same here
     reason: Reason = Reason.RELAXED
+
+    def ahead(self, case: BatchCase) -> Tensor:
+        """[B, N] scores, `NO` where a node does not pass."""
+        bar = self.bar.to(case.drafts.token.device) if isinstance(self.bar, Tensor) else self.bar
+        return above(self.scores(case), bar)
 
     def scorer(self, case: BatchCase) -> Callable[[NodeBatch], Tensor]:
         table = cache(lambda: self.ahead(case))  # a walk that the standard test settles never asks
         return lambda node: table().gather(1, node.child.clamp(min=0))
+
+
+def above(scores: Tensor, bar: float | Tensor) -> Tensor:
+    """[B, N] scores, `NO` where one is not above the bar, of all or of each sequence [B]."""
+    return torch.where(scores > (bar.reshape(-1, 1).to(scores.dtype) if isinstance(bar, Tensor) else bar), scores, NO)
 
 
 def solve_standard(node: Node) -> Step:
