@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
@@ -253,3 +254,38 @@ def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bo
     finish(Engine(TableExecutor(dirichlet(12, seed=5), max_length=160)), asked)
     steps = asked.stats.steps
     assert (lookup.asked < steps / 2) is rests and (lookup.asked >= steps - 1) is not rests
+
+
+class Hours:
+    """A clock that engines turn on: a round without drafts takes one hour, one with drafts `drafting` more."""
+
+    def __init__(self, drafting: float) -> None:
+        self.now, self.drafting, self.drafted, self.plain = 0.0, drafting, 0, 0
+
+    def look(self) -> float:
+        self.now += 0.2  # every look is some work of the host's
+        return self.now
+
+
+@pytest.mark.parametrize(("drafting", "drafts"), [(0.5, True), (9.0, False)], ids=["pays", "does not"])
+def test_by_the_clock_the_better_kind_of_rounds_gets_nearly_all(drafting: float, drafts: bool) -> None:
+    """Drafts are right and promise much, as the text repeats itself; rounds keep the promise or they do not."""
+    hours = Hours(drafting)
+
+    class Round(TableExecutor):
+        def forward(self, rows: Any, *args: Any, **kwargs: Any) -> Any:
+            wide = sum(rows.counts) > 1
+            hours.now += 1 + hours.drafting * wide
+            hours.drafted, hours.plain = hours.drafted + wide, hours.plain + (not wide)
+            return super().forward(rows, *args, **kwargs)
+
+    class Stubborn(AutoDrafter):
+        def observe(self, round: Any) -> None:
+            self._asked = None  # prices do not follow the clock: they go on promising
+            super().observe(round)
+
+    drafter = Stubborn([Arm(PromptLookup(3))], FLAT, clock=hours.look)
+    repeating = TableModel(3, lambda prefix: 0.97 * np.eye(3)[len(prefix) % 3] + 0.01)
+    asked = request([0, 1, 2] * 3, Method("m", RULES["sample-and-match"], drafter), max_new_tokens=1500)
+    finish(Engine(Round(repeating, max_length=1600)), asked)
+    assert hours.drafted > 4 * hours.plain if drafts else hours.plain > 4 * hours.drafted

@@ -29,7 +29,8 @@ from ..types.drafts import empty_drafts
 from .arms import PLAIN, Arm, Offer, Tally, Watched
 from .base import Round
 from .bids import Bids
-from .crowd import Rest, shared_counts
+from .crowd import PACE, Rest, shared_counts
+from .pulse import Pulse
 from .team import Team
 
 __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
@@ -65,7 +66,8 @@ class AutoDrafter(Team):
         self.tallies: dict[str, Tally] = {}
         self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
         self._watched: dict[int, Watched] = {}
-        self._rest = Rest()
+        self._rest, self._pulse = Rest(), Pulse()
+        self._own = self._spent = 0.0  # seconds of a round that we take ourselves; those of drafters with a model
         self._calls = self._batch = 0
         self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last, for whomever
 
@@ -75,10 +77,10 @@ class AutoDrafter(Team):
             self._watched[sequence.id] = Watched(len(sequence.tokens), [], None)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        began, self._spent = self._clock(), 0.0
         rests = self._rest.holds(len(sequences))
-        if rests and len(sequences) >= CROWD:
+        if (rests and len(sequences) >= CROWD) or self._is_vain(sequences, began):
             return self._skip(sequences)
-        began = self._clock()
         for sequence in sequences:
             self._learn(sequence)
         free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
@@ -101,8 +103,18 @@ class AutoDrafter(Team):
                 mine, texts = dice.choose(torch.tensor(who)), [sequences[b] for b in who]
                 drafts = self._timed(i, texts, offers, mine)
                 parts.append((who, drafts if arm.calibration is None else self._grafted(i, texts, offers, drafts)))
+        joined = _joined(parts, len(sequences))
         self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
-        return _joined(parts, len(sequences))
+        self._own += PACE * (self._asked[0] - began - self._spent - self._own)
+        return joined
+
+    def _is_vain(self, sequences: Seq[Sequence], now: float) -> bool:
+        """Whether a lone sequence does better without drafts, by the clock: asked where our own work costs much."""
+        if len(sequences) > 1 or self._own <= DEAR * self.costs.seconds(1, len(sequences[0].tokens)):
+            self._pulse.last = None
+            return False
+        wrote = len(sequences[0].tokens) - self._watched[sequences[0].id].length
+        return self._pulse.rests(now, wrote)
 
     def _weigh(self, sequences: Seq[Sequence], chosen: list[Offer | None], took: float) -> None:
         """Where a pass is so quick that looking takes a fair part of it, looking must earn its time, or rest."""
@@ -244,6 +256,7 @@ class AutoDrafter(Team):
             for offer, deepest in zip(offers, depth, strict=True):
                 offer.count = int(deepest)
             self.bids.drafted(index, offers, self._clock() - begin, read, drafts.lengths())
+        self._spent += self._clock() - begin
         return drafts
 
     def _grafted(self, index: int, sequences: list[Sequence], offers: list[Offer], drafts: DraftBatch) -> DraftBatch:
