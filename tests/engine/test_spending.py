@@ -251,3 +251,32 @@ def test_the_published_score_is_refused_for_drawn_drafts_at_a_temperature() -> N
         engine.add(request([0], method, temperature=0.5))
     engine.add(request([0], method))
     engine.add(request([0], Method("lookup", RULES["one-hot"], PromptLookup()), temperature=0.5))
+
+
+@pytest.mark.parametrize(("drafting", "drafts"), [(0.2, True), (9.0, False)], ids=["pays", "does not"])
+def test_the_clock_overrules_prices_that_know_nothing_of_the_host(drafting: float, drafts: bool) -> None:
+    """By its prices drafting is worth it; what a step with drafts really takes is seen by the clock alone."""
+    now = [0.0]
+    asked: list[int] = []
+
+    class Slow(TableExecutor):
+        def forward(self, rows: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append(max(rows.counts) > 1)
+            now[0] += 1 + drafting * asked[-1]
+            return super().forward(rows, *args, **kwargs)
+
+    class Stubborn(Spending):
+        def observe(self, turns: Any, seconds: float) -> None:
+            super().observe(turns, 1e-9)  # passes and drafts that are over in no time: all else is the host's
+
+        def drafted(self, drafter: Any, turns: Any, seconds: float) -> None:
+            super().drafted(drafter, turns, 0.0)
+
+    spending = Stubborn(linear(1e-9, 1e-12), clock=lambda: now[0])
+    right = ModelDrafter(TableExecutor(TARGET, 8, max_length=700), Chain(4))
+    method = Method("m", RULES["residual"], right)
+    engine = Engine(Slow(TARGET, 8, max_length=700), sharing=Sharing(spending=spending))
+    requests = [request([i % 4], method, i, max_new_tokens=600, seed=i, temperature=1.0) for i in range(8)]
+    finish(engine, *requests)
+    share = sum(asked) / len(asked)
+    assert share > 0.7 if drafts else share < 0.3

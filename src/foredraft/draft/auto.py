@@ -22,6 +22,7 @@ from ..core.dice import Dice
 from ..core.graft import NOBODY, Graft
 from ..core.pool import tightened
 from ..core.price_list import PriceList
+from ..core.pulse import DEAR, Pulse
 from ..core.surgery import cut, join, part
 from ..core.tree import trees
 from ..types import DraftBatch, Kind, Sequence, Topology
@@ -30,7 +31,6 @@ from .arms import PLAIN, Arm, Offer, Tally, Watched
 from .base import Round
 from .bids import Bids
 from .crowd import PACE, Rest, shared_counts
-from .pulse import Pulse
 from .team import Team
 
 __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
@@ -38,7 +38,6 @@ __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
 TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
 REACH = 1.5  # a new sequence tries it at once if so much more would make it the best; less for a dear trial
 CROWD = 4  # sequences from which on drafts are shared out jointly
-DEAR = 0.1  # of a plain pass: what looking may take without being asked what it brings
 GRAFTED = "+lookup"  # behind the name of a head whose tree carried something that was looked up
 
 

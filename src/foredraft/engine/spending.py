@@ -8,26 +8,31 @@ peace, and so are drafters that weigh costs themselves.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from ..core.allotment import Wish, best_depths
 from ..core.bandit import Record
 from ..core.cost import CostModel, LiveCosts
 from ..core.habit import Habit
+from ..core.pulse import DEAR, Pulse
 from ..core.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
 from ..draft.base import weighs_costs
 from ..draft.paced import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
+from ..types.drafts import NO_BUDGET
 from .request import Request
 from .turn import Turn
 
 PRIOR = 0.6  # chance of a drafted token before anything is known
 EXTRA = 1  # levels that are drafted beyond what fits, where the best can be told afterwards
 PROBE = 64  # steps after which a drafter that does not seem to pay is tried again
+PACE = 0.2  # at which the host's share of a step is followed
 REVISE = 8  # steps for which depths hold if nobody comes or goes
 
 
@@ -40,11 +45,38 @@ class Known(Habit):
     idle: int = 0  # steps since it was asked last
 
 
+@dataclass(slots=True)
+class Watch:
+    """What steps take besides drafting and passes."""
+
+    host: float = 0.0  # seconds of a step, followed
+    known: float = 0.0  # seconds of this step's drafting and pass ...
+    timed: bool = False  # ... and whether its pass tells anything
+    began: float | None = None
+    texts: dict[int, int] = field(default_factory=dict)  # tokens of each request
+
+    def step(self, now: float, writing: Seq[Request]) -> int:
+        """A step begins; returns what the last one wrote, 0 where others wrote it."""
+        if self.began is not None and self.timed:
+            self.host += PACE * (now - self.began - self.known - self.host)
+        texts = {request.id: len(request.sequence.tokens) for request in writing}
+        same = texts.keys() == self.texts.keys()
+        wrote = sum(texts.values()) - sum(self.texts.values()) if same else 0
+        self.began, self.known, self.timed, self.texts = now, 0.0, False, texts
+        return wrote
+
+    def passed(self, seconds: float) -> None:
+        self.known, self.timed = self.known + seconds, seconds > 0
+
+
 class Spending:
     """Shares out the pass among requests. Learns from every step what drafts are worth and what they cost."""
 
-    def __init__(self, costs: CostModel, score: Score = Score.SHIFTED) -> None:
-        self.costs, self.score = LiveCosts(costs), score
+    def __init__(
+        self, costs: CostModel, score: Score = Score.SHIFTED, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.costs, self.score, self._clock = LiveCosts(costs), score, clock
+        self._pulse, self._watch = Pulse(), Watch()
         self.record = Record()
         self._habits: dict[str, Known] = {}
         self._plan: dict[int, int] = {}  # request -> levels that pay
@@ -69,7 +101,13 @@ class Spending:
         for name in names:
             self._habits[name].idle += 1
         self._fits = {}
+        now = self._clock()
+        wrote = self._watch.step(now, writing)
         if len(writing) < 2 or not planned:
+            return
+        if self._is_dear(writing) and self._pulse.rests(now, wrote):
+            for request in planned:
+                request.sequence.budget = NO_BUDGET
             return
         self._age += 1
         if self._age >= REVISE or self._plan.keys() != {request.id for request in planned}:
@@ -79,6 +117,12 @@ class Spending:
             probe = int(habit.idle >= PROBE)
             self._fits[request.id] = depth = max(probe, self._plan[request.id])
             request.sequence.budget = self._budget(request, habit, depth)
+
+    def _is_dear(self, writing: Seq[Request]) -> bool:
+        """Whether the host's own work takes so much of a step that the clock must say what drafting brings."""
+        batch = len(writing)
+        context = sum(len(request.sequence.tokens) for request in writing) / batch
+        return self._watch.host > DEAR * self.costs.seconds(1, context, batch)
 
     def _is_planned(self, request: Request) -> bool:
         """Only what is known to the record can be planned: the first draft of a drafter is free."""
@@ -143,6 +187,7 @@ class Spending:
         """A drafter has taken so long for the drafts of these turns."""
         habit = self._habits.setdefault(drafter.name, Known())
         habit.idle = 0
+        self._watch.known += seconds
         depths = [depth for turn in turns for depth in depths_of(turn.drafts) if depth]
         if depths:
             nodes = sum(sum(turn.drafts.lengths()) for turn in turns)
@@ -153,6 +198,7 @@ class Spending:
     def observe(self, turns: Seq[Turn], seconds: float) -> None:
         """A step's pass has taken so long (0 = nobody can tell), and these are its verdicts."""
         batch = sum(len(turn.requests) for turn in turns)
+        self._watch.passed(seconds)
         if not batch:
             return
         lengths = [length for turn in turns for length in turn.drafts.lengths()]
