@@ -94,6 +94,16 @@ def test_arms_take_turns_and_are_counted_alike(company: Company) -> None:
     assert all(tally.seconds > 0 and tally.tokens_per_second > 0 for tally in tallies.values())
 
 
+def test_a_threshold_that_was_asked_for_goes_before_the_judges_own(company: Company) -> None:
+    """At +inf nothing passes by the judge, at -inf all that may; the arm keeps its name, and one head serves all."""
+    court, problems = company.court(20, 2), parity(2)
+    off, all_ = (replace(company, threshold=bar).judging() for bar in (float("inf"), float("-inf")))
+    assert off.name == all_.name == "judge"
+    texts = {bar: [a.output for a in court.answers(arm, problems)] for bar, arm in (("off", off), ("all", all_))}
+    assert texts["off"] == [a.output for a in court.answers(company.target(), problems)] != texts["all"]
+    assert off.method.rule.opinion.kin == company.judging(0.3).method.rule.opinion.kin  # type: ignore[union-attr]
+
+
 def test_the_drafter_alone_is_the_drafter(company: Company) -> None:
     drafter = company.arm("drafter").method.drafter
     alone = company.court(12, 1).answers(replace(company.target(), engine=solo(drafter)), parity(2))

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,6 +203,7 @@ def evaluate(
     folder: Folder = None,
     method: MethodName = None,
     length: Length = 25,
+    threshold: Annotated[float | None, typer.Option(help="Of the judge, instead of its own.")] = None,
     families: Families = "",
     max_new_tokens: o.MaxNewTokens = 256,
     batch_size: BatchSize = 1,
@@ -230,6 +232,7 @@ def evaluate(
     order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size, task=task)
     steps = numbers(lengths, int, "--lengths")
     company = company_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
+    company = replace(company, threshold=threshold)
     _warn_if_off(company)
     transcript = None if out is None else transcript_of(order, company, out)
     problems = _asked(order, company, data)
@@ -248,7 +251,7 @@ def evaluate(
 def _warn_if_off(company: Company) -> None:
     from ..recipes.judging import find_judge
 
-    if find_judge(company.llm.target, company.judge).spec.threshold is None:
+    if company.threshold is None and find_judge(company.llm.target, company.judge).spec.threshold is None:
         o.errors.print("this judge has no threshold and is off; calibrate it first", style="dim")
 
 

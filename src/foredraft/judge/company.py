@@ -35,6 +35,7 @@ class Company:
     judge: str | None = None
     method: str = MODEL
     length: int = LENGTH
+    threshold: float | None = None  # None = the judge's own
     built: dict[bool, Method] = field(default_factory=dict)  # with the judge, without
     seats: list[SeatedJudge] = field(default_factory=list)  # the judge, once somebody has asked for it
 
@@ -71,9 +72,10 @@ class Company:
         return Arm(DRAFTER, solo(self.arm(DRAFTER).method.drafter), self.llm.build(PLAIN))
 
     def judging(self, threshold: float | None = None, length: int | None = None) -> Arm:
-        """The judge, at the threshold of its file or at another; an arm of another threshold has another name."""
-        rule = JUDGE if threshold is None else f"{JUDGE}:{threshold!r}"
-        return self.arm(rule, rule, length)
+        """The judge, at the threshold that was asked for or at another, which is then part of the arm's name."""
+        if threshold is not None:
+            return self.arm(f"{JUDGE}:{threshold!r}", f"{JUDGE}:{threshold!r}", length)
+        return self.arm(JUDGE, JUDGE if self.threshold is None else f"{JUDGE}:{self.threshold!r}", length)
 
     def four(self) -> list[Arm]:
         """What every evaluation compares."""

@@ -63,6 +63,7 @@ def evaluate(
         "attribution": attributions(tallies, arms, order.attributed),
         "order": asdict(order),
         "draft_length": company.length,
+        "threshold": company.threshold,
         "provenance": provenance(seed=order.seed, target=company.llm.target.name, dtype=company.llm.target.dtype),
     }
 
@@ -72,7 +73,8 @@ def transcript_of(order: EvalOrder, company: Company, folder: Path) -> Transcrip
     target, judge = company.llm.target, find_judge(company.llm.target, company.judge)
     settings = asdict(order) | {"target": target.name, "dtype": target.dtype, "device": str(target.device)}
     settings |= {"drafter": company.drafter, "method": company.method, "length": company.length}
-    settings |= {"judge": judge.spec.provenance.get("time"), "threshold": judge.spec.threshold}
+    threshold = judge.spec.threshold if company.threshold is None else company.threshold
+    settings |= {"judge": judge.spec.provenance.get("time"), "threshold": threshold}
     return Transcript(folder / "answers.jsonl", json.loads(json.dumps(settings)))
 
 
