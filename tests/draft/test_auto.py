@@ -34,7 +34,7 @@ STEEP = CostModel((1, 2, 64), (64,), (1,), (((1.0, 2.0, 64.0),),))
 
 
 DEAR = CostModel((1, 64), (64,), (1,), (((1.0, 2.9),),))  # some nodes pay, others do not
-KINDS = ("chain", "tree", "priced tree")
+KINDS = ("chain", "sure chain", "tree", "priced tree")
 
 
 def arm(kind: str, table: TableModel, costs: CostModel, slots: int = 1, depth: int = 2) -> Arm:
@@ -44,7 +44,8 @@ def arm(kind: str, table: TableModel, costs: CostModel, slots: int = 1, depth: i
         tariff, calibration = Tariff(costs, 0.02), Calibration()
         shape = CostTree(nodes=6, width=2, depth=depth, tariff=tariff, calibration=calibration)
         return Arm(ModelDrafter(executor, shape), depth, tariff, calibration)
-    return Arm(ModelDrafter(executor, Chain(depth) if kind == "chain" else StaticTree((2, 1))), depth)
+    chains = {"chain": Chain(depth), "sure chain": Chain(depth, kind=Kind.CHOSEN)}
+    return Arm(ModelDrafter(executor, chains.get(kind) or StaticTree((2, 1))), depth)
 
 
 def auto(kind: str, costs: CostModel = FLAT) -> AutoDrafter:
@@ -66,7 +67,7 @@ def test_a_greedy_batch_writes_what_plain_decoding_writes(kind: str) -> None:
     prompts = [[0], [1, 2, 3, 0, 1], [3, 3]]
     plain = Method("plain", RULES["sample-and-match"])
     expected = [finish(Engine(TableExecutor(target)), request(p, plain, max_new_tokens=40))[0] for p in prompts]
-    near = arm(kind, mixed(target, dirichlet(4, seed=6), 0.0), FLAT, 3, 3 if kind == "chain" else 2)
+    near = arm(kind, mixed(target, dirichlet(4, seed=6), 0.0), FLAT, 3, 3 if kind.endswith("chain") else 2)
     drafter = AutoDrafter([Arm(PromptLookup(4)), Arm(SuffixDrafter(4)), near], FLAT)
     method = Method("m", RULES["sample-and-match"], drafter)
     requests = [request(p, method, i, max_new_tokens=40) for i, p in enumerate(prompts)]

@@ -31,7 +31,7 @@ from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.graphs import GraphExecutor
 from foredraft.runtime.recorder import Recorder
-from foredraft.types import Reason, Stats
+from foredraft.types import Kind, Reason, Stats
 from tests.runtime.tape import TapeRecorder
 from tests.train import toys
 
@@ -178,6 +178,17 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
         cut, _, engine = texts(taped, rule, top_k=4)  # laws that are cut off go step by step
         assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.recorder, "round")
     assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_sure_chains_are_recorded_at_any_temperature(kind: str) -> None:
+    """They are the likeliest tokens whatever is drawn from the target, and sample-and-match keeps its seeds."""
+    shape = Chain(4, kind=Kind.CHOSEN)
+    expected, _, before = run(eager, kind, shape, "sample-and-match", temperature=0.8, seed=7)
+    found, _, after = run(taped, kind, shape, "sample-and-match", temperature=0.8, seed=7)
+    assert found == expected == run(eager, "plain", None, temperature=0.8, seed=7)[0]
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert keys(after[0].method.drafter.executor.recorder, "draft")  # type: ignore[union-attr]
 
 
 def test_judges_that_differ_in_their_thresholds_share_rounds() -> None:

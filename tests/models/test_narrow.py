@@ -22,7 +22,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.bfloat16]
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 0.02}  # of the largest result
 CONFIG = ModelConfig("llama", 50, 96, 3, 6, 2, 16, 70, max_position=64)
-PLANS = [Plan(16, 8, 1, 0, False), Plan(32, 16, 4, 0, True), Plan(16, 16, 8, 2, True), Plan(32, 8, 2, 3, False)]
+PLANS = [Plan(16, 8, 1, 0), Plan(32, 16, 4, 0), Plan(16, 16, 8, 2), Plan(32, 8, 2, 3)]
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

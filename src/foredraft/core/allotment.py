@@ -44,8 +44,7 @@ def best_depths(
 
     writers: sequences of the batch, those without wishes included; verify: seconds of their pass with so many drafted
     rows in all; level_seconds: what a drafter takes for a level; even: the pass takes as many rows of every sequence as
-    of the one that drafts most. Drafters that do not pay their way are left out one by
-    one.
+    of the one that drafts most. Drafters that do not pay their way are left out one by one.
     """
     drafters = {wish.drafter for wish in wishes}
     best = _within(drafters, wishes, writers, verify, level_seconds, even)

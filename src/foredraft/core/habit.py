@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST = 3
+FIRST = 3  # rounds that may have something to compile or record
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class Pulse:
         if not self.resting:
             self.resting = self._sampling = True
             self.left, self.plain = SAMPLE, Stretch()
-        elif self._sampling and self.drafting.rate <= self.plain.rate:
+        elif self._sampling and 0 < self.drafting.rate <= self.plain.rate:
             self._sampling, self._span = False, TRIAL
             self.left, self._rest = self._rest, min(2 * self._rest, LONGEST[1])
         else:  # drafting is better, or a rest is over

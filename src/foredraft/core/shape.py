@@ -73,6 +73,11 @@ class Chain:
     states: bool = False  # hand over the draft model's state at every node, for which it reads the last one too
 
     @property
+    def sure(self) -> bool:
+        """Whether it is the likeliest token whatever the temperature: then nothing is drawn."""
+        return self.kind is Kind.CHOSEN
+
+    @property
     def reads(self) -> int:
         return self.nodes
 
@@ -96,7 +101,7 @@ class Chain:
             steps.append(stepper.expand(Frontier(node, tokens[-1][:, None], above, below)))
         lengths = tuple(min(n, b.chain) for n, b in zip(drafting.lengths(len(tokens)), budgets, strict=True))
         drawn = torch.stack(tokens, dim=1)
-        drafts = chain_batch(drawn, lengths, self.kind, chain_laws(steps, drawn))
+        drafts = chain_batch(drawn, lengths, self.kind, None if self.sure else chain_laws(steps, drawn))
         return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
 
 

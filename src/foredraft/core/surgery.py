@@ -25,7 +25,10 @@ def cut(drafts: DraftBatch, limits: Seq[int]) -> DraftBatch:
     if kept == drafts.lengths():
         return drafts
     levels = min(drafts.levels, max(kept)) if drafts.branching <= 1 else drafts.levels
-    return replace(drafts, length=torch.tensor(kept, device=drafts.token.device), lengths_host=kept, levels=levels)
+    length = torch.tensor(kept)
+    if drafts.token.is_cuda:  # a copy that nobody waits for
+        length = length.pin_memory().to(drafts.token.device, non_blocking=True)
+    return replace(drafts, length=length, lengths_host=kept, levels=levels)
 
 
 def keep(drafts: DraftBatch, mask: Tensor) -> DraftBatch:

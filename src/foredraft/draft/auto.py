@@ -2,10 +2,10 @@
 
 Every choice maximises expected tokens per second: what a drafter's record promises, against what the machine's cost
 model says the round takes. Drafters that cost nothing (they look things up) are asked every round and learn from every
-round, whether chosen or not; those with a model are tried now and then. Where a head drafts, what was looked up is
-grafted onto its tree, and of both as much is verified as pays. The choice looks at the text, at what was drafted and
-at past rounds, never at the verifier's dice, and all drafts are CHOSEN: with sample-and-match the target's law stays
-exact whatever is chosen.
+round, whether chosen or not, unless a pass is as quick as a look; those with a model are tried now and then. Where a
+head drafts a tree, what was looked up is grafted onto it, and of both as much is verified as pays. The choice looks at
+the text, at what was drafted and at past rounds, never at the verifier's dice, and all drafts are CHOSEN: with
+sample-and-match the target's law stays exact whatever is chosen.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class AutoDrafter(Team):
         batch = len(sequences)
         context = sum(len(sequence.tokens) for sequence in sequences) / batch
         plain = self.costs.seconds(1, context, batch)
-        if took > DEAR * plain:
+        known = all(offer is None or offer.tokens for offer in chosen)  # what heads draft is not, and may carry it
+        if known and took > DEAR * plain:
             found = [offer for offer in chosen if offer is not None and offer.tokens]
             gained = sum(sum(offer.gains[: offer.count]) for offer in found)
             drafting = self.costs.seconds(1 + sum(offer.count for offer in found) / batch, context, batch)

@@ -1,8 +1,8 @@
-"""Many sequences in one pass: which of their looked-up drafts to verify, and whether to look anything up at all.
+"""Where looking things up is not for nothing: which looked-up drafts of many to verify, and whether to look at all.
 
-A pass over many sequences leaves little room, and looking costs the host some time for each of them. So what was
-looked up is shared out jointly, the likeliest first, and where looking does not earn its own time it rests: for one
-round, then two, four, .., as long as nothing changes for the better.
+A pass over many sequences leaves little room, and looking costs the host some time for each of them; beside a very
+quick pass it does even for one. So what was looked up for many is shared out jointly, the likeliest first, and where
+looking does not earn its own time it rests: for one round, then two, four, .., as long as nothing gets better.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shared_counts(gains: Sequence[Sequence[float]], seconds: Callable[[int], flo
 
 @dataclass(slots=True)
 class Rest:
-    """Whether looking pays for a crowd."""
+    """Whether looking pays."""
 
     left: int = 0  # rounds of rest
     vain: int = 0  # times in a row that looking did not pay

@@ -51,7 +51,7 @@ class EarlyExitDrafter(ModelDrafter):
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
         block = ParamBlock.of(
-            [draft_params(s.params, self.topology) for s in sequences], self.executor.vocab_size, self.executor.device
+            [draft_params(s.params, self.shape) for s in sequences], self.executor.vocab_size, self.executor.device
         )
         stepper = EarlyExitStepper(self, sequences, block)
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)

@@ -64,7 +64,7 @@ class FeatureDrafter(ModelDrafter):
             if made is not None:
                 return made
         slots = [self._slots[s.id] for s in sequences]
-        params = [draft_params(s.params, self.topology) for s in sequences]
+        params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
         paired = isinstance(self.executor, NativeExecutor) and self.executor.reads_pairs

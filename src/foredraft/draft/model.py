@@ -92,7 +92,7 @@ class ModelDrafter(QuietDrafter):
             if drafts is not None:
                 return drafts
         slots = [self._slots[s.id] for s in sequences]
-        params = [draft_params(s.params, self.topology) for s in sequences]
+        params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         stepper = ModelStepper(self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
@@ -121,6 +121,7 @@ class ModelDrafter(QuietDrafter):
         made = record_round(executor, shape, slots, unread, make, id(self))
         if made is None:
             return None
+        assert made.row_of is not None
         self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
         self._rows |= {s.id: made.rows for s in sequences}
         return cut_to_budgets(made.drafts, sequences)
@@ -147,9 +148,11 @@ class ModelDrafter(QuietDrafter):
         self.executor.commit(slots, counts, None if self.topology is Topology.CHAIN else rows)
 
 
-def draft_params(params: SamplingParams, topology: Topology) -> SamplingParams:
+def draft_params(params: SamplingParams, shape: Shape) -> SamplingParams:
     """Draft laws take the request's temperature and truncation, not what depends on its history."""
-    if topology is Topology.TREE:
+    if isinstance(shape, Chain) and shape.sure:
+        return SamplingParams(temperature=0)
+    if shape.topology is Topology.TREE:
         return SamplingParams(temperature=params.temperature or TREE_TEMPERATURE)
     return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p)
 

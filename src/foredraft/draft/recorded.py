@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -41,6 +41,8 @@ MakeStepper = Callable[[Inside, Tensor, Tensor, Tensor | None], "RowStepper"]
 class RowStepper(Stepper, Protocol):
     """A stepper that knows the scratch row of each node."""
 
+    tracks: bool  # whether somebody will ask for those rows
+
     @property
     def row_of(self) -> Tensor:
         """[B, numbered], -1 = not read."""
@@ -51,7 +53,7 @@ class Recorded:
     """What a recorded round hands back."""
 
     drafts: DraftBatch
-    row_of: Tensor  # [B, numbered] scratch row of each node, -1 = not read
+    row_of: Tensor | None  # [B, numbered] scratch row of each node, -1 = not read; None = nobody asks
     rows: int  # scratch rows of every sequence
 
 
@@ -60,7 +62,7 @@ def can_record(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool
     if not isinstance(executor, GraphExecutor) or len(sequences) > MOST:
         return False
     if type(shape) is Chain:
-        sure = shape.stop is None and all(s.params.temperature == 0 for s in sequences)
+        sure = shape.stop is None and (shape.sure or all(s.params.temperature == 0 for s in sequences))
         return sure and any(s.budget.chain > 0 for s in sequences)
     # A tree has all its nodes where the vocabulary has enough tokens.
     sure = type(shape) is ValueTree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
@@ -110,7 +112,8 @@ def record_round(
                 features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
         stepper = make(inside, given.contiguous(), count, features)
         drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_dice(count))
-        return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), stepper.row_of, inside.first)
+        rows = stepper.row_of if stepper.tracks else None
+        return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
     fill = [0] * (batch - len(slots))
     tokens = [[run[min(i, len(run) - 1)] for run in unread] + fill for i in range(width)]
@@ -124,7 +127,8 @@ def record_round(
     made = executor.recorder.run(key, body, inputs, rooms, AFTER)
     executor.settle(slots, [n + c for n, c in zip(lengths, counts, strict=True)], made.rows)
     own = range(len(slots))
-    return Recorded(part(made.drafts, own), made.row_of[: len(own)], made.rows)
+    rows = None if made.row_of is None else made.row_of[: len(own)]
+    return Recorded(part(made.drafts, own), rows, made.rows)
 
 
 def filled(slots: Seq[int], batch: int) -> list[int]:
@@ -132,7 +136,7 @@ def filled(slots: Seq[int], batch: int) -> list[int]:
     return [*slots, *[NOWHERE] * (batch - len(slots))]
 
 
-@lru_cache(maxsize=64)
+@cache  # recordings read them for as long as they live
 def sure_block(batch: int, device: torch.device) -> ParamBlock:
     """The options of sequences that draft their likeliest tokens, made on the device once, before anyone records."""
     ones = torch.ones(batch, device=device)

@@ -41,7 +41,7 @@ class RecurrentDrafter(QuietDrafter):
             return empty_drafts(len(sequences), self.vocabulary.ids.device)
         state = torch.stack([self._state[s.id] for s in sequences])
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=state.device)
-        params = [draft_params(s.params, self.topology) for s in sequences]
+        params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
         ids = tuple(s.id for s in sequences)
         stepper = RecurrentStepper(self.head, ids, state, pending, block, self.vocabulary, self.shape.numbered)

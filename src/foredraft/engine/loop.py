@@ -93,7 +93,9 @@ class Engine:
             piece.request.read = piece.end
             if self.scheduler.slots.reuse and piece.request.taps:
                 piece.request.states.append({tap: states[tap] for tap in piece.request.taps})
-        self._clock.lap("prefill", requests)
+        seconds = self._clock.lap("prefill", requests)
+        if self.scheduler.spending is not None:
+            self.scheduler.spending.read(seconds)
 
     def propose(self, turns: list[Turn]) -> None:
         """Each drafter is asked once, for all sequences that it drafts for, whatever their rules are."""

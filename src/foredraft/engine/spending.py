@@ -50,18 +50,18 @@ class Watch:
     """What steps take besides drafting and passes."""
 
     host: float = 0.0  # seconds of a step, followed
-    known: float = 0.0  # seconds of this step's drafting and pass ...
+    known: float = 0.0  # seconds of this step's drafting, pass and reading of prompts ...
     timed: bool = False  # ... and whether its pass tells anything
     began: float | None = None
     texts: dict[int, int] = field(default_factory=dict)  # tokens of each request
 
     def step(self, now: float, writing: Seq[Request]) -> int:
-        """A step begins; returns what the last one wrote, 0 where others wrote it."""
-        if self.began is not None and self.timed:
-            self.host += PACE * (now - self.began - self.known - self.host)
+        """A step begins; returns what the last one wrote, 0 where others wrote it or something was recorded."""
         texts = {request.id: len(request.sequence.tokens) for request in writing}
-        same = texts.keys() == self.texts.keys()
-        wrote = sum(texts.values()) - sum(self.texts.values()) if same else 0
+        usual = self.timed and texts.keys() == self.texts.keys()
+        if self.began is not None and usual:
+            self.host += PACE * (now - self.began - self.known - self.host)
+        wrote = sum(texts.values()) - sum(self.texts.values()) if usual else 0
         self.began, self.known, self.timed, self.texts = now, 0.0, False, texts
         return wrote
 
@@ -103,9 +103,12 @@ class Spending:
         self._fits = {}
         now = self._clock()
         wrote = self._watch.step(now, writing)
+        asks = len(writing) > 1 and bool(planned) and self._is_dear(writing)
+        if not asks:
+            self._pulse.last = None
         if len(writing) < 2 or not planned:
             return
-        if self._is_dear(writing) and self._pulse.rests(now, wrote):
+        if asks and self._pulse.rests(now, wrote):
             for request in planned:
                 request.sequence.budget = NO_BUDGET
             return
@@ -182,6 +185,10 @@ class Spending:
                 request.stats.cut += had - has
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
+
+    def read(self, seconds: float) -> None:
+        """Reading prompts has taken so long."""
+        self._watch.known += seconds
 
     def drafted(self, drafter: Drafter, turns: Seq[Turn], seconds: float) -> None:
         """A drafter has taken so long for the drafts of these turns."""

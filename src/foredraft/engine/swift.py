@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from .walk import decide_on_host
 
 MOST = 256  # sequences of a recorded round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together
+FLAT = 128  # rows up to which a pass mostly reads weights
 AFTER = 1  # rounds before one is recorded
 
 
@@ -106,9 +107,13 @@ def _kin(turn: Turn) -> Hashable:
 
 
 def _has_room(turns: Seq[Turn]) -> bool:
-    """Whether these turns fit into one recorded round."""
+    """Whether these turns fit into one recorded round, and would not fill it with padding."""
     batch, width = sum(len(turn.requests) for turn in turns), max(turn.drafts.width for turn in turns)
-    return batch <= MOST and batch * (width + 1) <= MOST_ROWS
+    if batch > MOST or batch * (width + 1) > MOST_ROWS:
+        return False
+    cells = fitting(batch, BATCHES) * fitting(width + 1, WIDTHS)
+    rows = sum(len(turn.requests) * (turn.drafts.width + 1) for turn in turns)
+    return len(turns) == 1 or cells <= max(FLAT, 2 * rows)
 
 
 def _is_plain(request: Request) -> bool:
@@ -183,7 +188,7 @@ def _columns(drafts: DraftBatch, width: int) -> Tensor:
     return columns if drafts.width == width else F.pad(columns, (0, width - drafts.width))
 
 
-@lru_cache(maxsize=256)
+@cache  # recordings read them for as long as they live
 def _constants(batch: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All rows [B, N + 1], the first ones [B], zeros [B]; and the root as it stands before `_columns` [3, B, 1], less
     its token.
@@ -233,7 +238,7 @@ def _opinions(rule: Rule, drafts: DraftBatch, out: Output, bar: Tensor) -> tuple
     return above(rule.opinion.scores(BatchCase(drafts, laws, dice, hidden, laws)), bar), rule.opinion.reason
 
 
-@lru_cache(maxsize=64)
+@cache
 def _warm(batch: int, device: torch.device) -> ParamBlock:
     """The options of sequences at temperature 1; made before anyone records."""
     ones = torch.ones(batch, device=device)

@@ -21,9 +21,9 @@ except ImportError:  # a CPU build of torch comes without it
 MOST_ROWS = 64  # with more the kernels that wait would take room from those that they wait for
 
 
-def early(x: Tensor, anyway: bool = False) -> dict[str, Any]:
-    """Options of a launch for rows x [T, ..], whose kernel waits by itself. anyway: for any number of rows."""
-    chosen = x.is_cuda and (anyway or len(x) <= MOST_ROWS) and _can(x.device)
+def early(x: Tensor) -> dict[str, Any]:
+    """Options of a launch for rows x [T, ..], whose kernel waits by itself."""
+    chosen = x.is_cuda and len(x) <= MOST_ROWS and _can(x.device)
     return {"EARLY": True, "launch_pdl": True} if chosen else {"EARLY": False}
 
 

@@ -41,31 +41,30 @@ class Plan(NamedTuple):
     rows: int  # rows that are multiplied at a time, at least 8
     warps: int  # they share the inputs
     stages: int  # 0: a program has these rows alone, else it goes through all of them and reads ahead so many, less one
-    early: bool  # begin while the kernel in front still runs, and fetch the weights meanwhile
 
 
 # (padded rows, lines of the matrix, inputs): on an H200 in bf16, where quicker than the rule.
 MEASURED: dict[tuple[int, int, int], Plan] = {
-    (8, 960, 576): Plan(16, 8, 8, 0, True),
-    (8, 576, 576): Plan(16, 8, 4, 0, True),
-    (8, 3072, 576): Plan(32, 8, 4, 0, True),
-    (8, 576, 1536): Plan(16, 8, 8, 0, True),
-    (16, 960, 576): Plan(16, 8, 4, 0, True),
-    (16, 576, 576): Plan(16, 8, 4, 0, True),
-    (16, 3072, 576): Plan(32, 16, 8, 0, True),
-    (16, 576, 1536): Plan(16, 16, 8, 0, True),
-    (32, 960, 576): Plan(32, 16, 8, 0, True),
-    (32, 576, 576): Plan(16, 16, 8, 0, True),
-    (32, 3072, 576): Plan(32, 16, 8, 0, True),
-    (32, 576, 1536): Plan(16, 16, 8, 0, True),
-    (48, 960, 576): Plan(32, 16, 8, 0, True),
-    (48, 576, 576): Plan(16, 16, 4, 0, True),
-    (48, 3072, 576): Plan(32, 16, 8, 0, True),
-    (48, 576, 1536): Plan(16, 16, 8, 0, True),
-    (64, 960, 576): Plan(16, 16, 8, 0, True),
-    (64, 576, 576): Plan(32, 16, 8, 0, True),
-    (64, 3072, 576): Plan(32, 16, 8, 0, True),
-    (64, 576, 1536): Plan(32, 16, 16, 0, True),
+    (8, 960, 576): Plan(16, 8, 8, 0),
+    (8, 576, 576): Plan(16, 8, 4, 0),
+    (8, 3072, 576): Plan(32, 8, 4, 0),
+    (8, 576, 1536): Plan(16, 8, 8, 0),
+    (16, 960, 576): Plan(16, 8, 4, 0),
+    (16, 576, 576): Plan(16, 8, 4, 0),
+    (16, 3072, 576): Plan(32, 16, 8, 0),
+    (16, 576, 1536): Plan(16, 16, 8, 0),
+    (32, 960, 576): Plan(32, 16, 8, 0),
+    (32, 576, 576): Plan(16, 16, 8, 0),
+    (32, 3072, 576): Plan(32, 16, 8, 0),
+    (32, 576, 1536): Plan(16, 16, 8, 0),
+    (48, 960, 576): Plan(32, 16, 8, 0),
+    (48, 576, 576): Plan(16, 16, 4, 0),
+    (48, 3072, 576): Plan(32, 16, 8, 0),
+    (48, 576, 1536): Plan(16, 16, 8, 0),
+    (64, 960, 576): Plan(16, 16, 8, 0),
+    (64, 576, 576): Plan(32, 16, 8, 0),
+    (64, 3072, 576): Plan(32, 16, 8, 0),
+    (64, 576, 1536): Plan(32, 16, 16, 0),
 }
 
 
@@ -73,14 +72,14 @@ def plan_for(rows: int, lines: int, inputs: int, size: int) -> Plan:
     """The measured plan, or one by rule: small tiles, unless they were too many to run at once."""
     padded, depth = next(bucket for bucket in BUCKETS if rows <= bucket), _depth(inputs)
     if size > 2:
-        return Plan(16, 8, min(16, depth // LEAST_SHARE), 0, True)
+        return Plan(16, 8, min(16, depth // LEAST_SHARE), 0)
     measured = MEASURED.get((padded, lines, inputs))
     if measured is not None:
         return measured
     warps = max(1, depth // SHARE)
     if lines * padded > AT_ONCE * 16 * 16:
-        return Plan(32, 16, min(2 * warps, depth // LEAST_SHARE), 2, True)
-    return Plan(16, min(padded, 16), warps, 0, True)
+        return Plan(32, 16, min(2 * warps, depth // LEAST_SHARE), 2)
+    return Plan(16, min(padded, 16), warps, 0)
 
 
 def rows_product(
@@ -102,7 +101,7 @@ def rows_product(
         x.contiguous(), weight, out if gain is None else gain, out if residual is None else residual, out, eps, rows,
         INPUTS=inputs, OUTPUTS=outputs, COLUMNS=columns, HALVES=halves, ROWS=plan.rows, DEPTH=_depth(inputs),
         PARTS=plan.warps, STAGES=plan.stages, NORM=gain is not None, ADD=residual is not None,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=plan.warps, **early(x, plan.early),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=plan.warps, **early(x),
     )  # fmt: skip
     return out
 

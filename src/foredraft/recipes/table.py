@@ -23,6 +23,7 @@ from ..draft.relay import RelayDrafter
 from ..draft.suffix import SuffixDrafter
 from ..errors import unknown_name
 from ..runtime.graphs import GraphExecutor
+from ..types import Kind
 from .profiles import costs_of
 from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor
 from .shapes import SHAPE_NAMES
@@ -50,11 +51,12 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = workshop.head(kind, options.drafter)
-        depth, tariff, trust = min(length, AUTO_DEPTH, ready.longest), Tariff.of(costs), Calibration()
-        shape = CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff, calibration=trust)
-        if isinstance(workshop.target.executor, GraphExecutor):  # whole chains can be recorded, this tree cannot
-            arms.append(Arm(ready.drafter(Chain(depth), kind), depth))
+        depth = min(length, AUTO_DEPTH, ready.longest)
+        if isinstance(workshop.target.executor, GraphExecutor):  # a chain can be recorded, the tree below cannot
+            arms.append(Arm(ready.drafter(Chain(depth, kind=Kind.CHOSEN), kind), depth))
         else:
+            tariff, trust = Tariff.of(costs), Calibration()
+            shape = CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff, calibration=trust)
             arms.append(Arm(ready.drafter(shape, kind), depth, tariff, trust))
     return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
 
