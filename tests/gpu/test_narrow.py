@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from foredraft.models.narrow_rows import BUCKETS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 BF16 = torch.bfloat16
+Normed = Callable[[Tensor, Tensor, float, Tensor], Tensor]
 CHANNELS, QKV, INNER, LAYERS = 576, 960, 1536, 6
 
 
@@ -34,17 +37,15 @@ class Layers:
         return made
 
     def fused(self, x: Tensor) -> Tensor:
-        for qkv, out, up, down in self.weights:
-            mixed = narrow.normed_product(x, self.gain, 1e-5, qkv)[:, :CHANNELS]
-            x = narrow.product_added(mixed, out, x)
-            x = narrow.product_added(narrow.normed_gate(x, self.gain, 1e-5, up), down, x)
-        return x
+        return self._through(x, narrow.normed_product, narrow.normed_gate, narrow.product_added)
 
     def twin(self, x: Tensor) -> Tensor:
+        return self._through(x, narrow.normed_product_twin, narrow.normed_gate_twin, narrow.product_added_twin)
+
+    def _through(self, x: Tensor, product: Normed, gate: Normed, added: Callable[..., Tensor]) -> Tensor:
         for qkv, out, up, down in self.weights:
-            mixed = narrow.normed_product_twin(x, self.gain, 1e-5, qkv)[:, :CHANNELS]
-            x = narrow.product_added_twin(mixed, out, x)
-            x = narrow.product_added_twin(narrow.normed_gate_twin(x, self.gain, 1e-5, up), down, x)
+            x = added(product(x, self.gain, 1e-5, qkv)[:, :CHANNELS], out, x)
+            x = added(gate(x, self.gain, 1e-5, up), down, x)
         return x
 
 

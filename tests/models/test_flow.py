@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models import Decoder, ModelConfig, flow, norm, random_decoder
+from foredraft.models import Decoder, flow, norm, random_decoder
 from foredraft.models.attend import AttendHeads
 from foredraft.models.flow import Flow
 
+from .kernels import CONFIG, DEVICE, DTYPES, RUNS, near, noise
+
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or the interpreter")
-DEVICE = "cpu" if INTERPRETED else "cuda"
-DTYPES = [torch.float32, torch.bfloat16]
-NEAR = {torch.float32: 1e-5, torch.bfloat16: 0.02}  # of the largest result
-CONFIG = ModelConfig("llama", 50, 96, 3, 6, 2, 16, 70, max_position=64)
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
-
-
-def near(found: Tensor, expected: Tensor) -> bool:
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    return bool((found - expected).abs().max() <= NEAR[found.dtype] * expected.abs().max())
+pytestmark = RUNS
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,33 +5,19 @@ The interpreter knows no products of bf16 on tensor cores, so with several rows 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models import ModelConfig, narrow, narrow_rows, random_decoder
+from foredraft.models import narrow, narrow_rows, random_decoder
 from foredraft.models.narrow_rows import BUCKETS, MEASURED, MOST, MOST_INPUTS, Plan, plan_for, rows_product
 
+from .kernels import CONFIG, DEVICE, DTYPES, INTERPRETED, RUNS, near, noise
+
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-RUNS = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or the interpreter")
-DEVICE = "cpu" if INTERPRETED else "cuda"
-DTYPES = [torch.float32, torch.bfloat16]
-NEAR = {torch.float32: 1e-5, torch.bfloat16: 0.02}  # of the largest result
-CONFIG = ModelConfig("llama", 50, 96, 3, 6, 2, 16, 70, max_position=64)
 PLANS = [Plan(16, 8, 1, 0), Plan(32, 16, 4, 0), Plan(16, 16, 8, 2), Plan(32, 8, 2, 3)]
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
-
-
-def near(found: Tensor, expected: Tensor) -> bool:
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    return bool((found - expected).abs().max() <= NEAR[found.dtype] * expected.abs().max())
 
 
 class Case:
@@ -105,7 +91,7 @@ def test_every_number_of_rows_and_inputs_has_a_plan() -> None:
 
 
 def test_a_measured_plan_wins_in_its_bucket_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(32, 16, 4, 2, False)
+    plan = Plan(32, 16, 4, 2)
     monkeypatch.setitem(MEASURED, (32, 960, 576), plan)
     assert all(plan_for(rows, 960, 576, 2) is plan for rows in (17, 32))
     assert all(plan_for(rows, 960, 576, 2) is not plan for rows in (16, 33))

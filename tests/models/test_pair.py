@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,17 +10,12 @@ from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
 from foredraft.models.heads import pair as p
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-KERNELS = p.triton is not None and (INTERPRETED or torch.cuda.is_available())
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-DTYPES = [torch.float32, torch.bfloat16]
+from .kernels import CAN_RUN, DEVICE, DTYPES, noise
+
+KERNELS = p.triton is not None and CAN_RUN
 CONFIG = ModelConfig("llama", 50, 48, 2, 6, 2, 8, 70, max_position=64)
 # sequences, tokens of each, features of each
 CASES = [(1, 8, 1), (1, 1, 1), (3, 5, 8)]
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
 
 def numbers(below: int, *shape: int) -> Tensor:
