@@ -51,6 +51,17 @@ def test_products_are_near_the_twins(rows: int, channels: int, inner: int, dtype
 
 
 @RUNS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_rows_of_a_wider_model_are_what_each_is_alone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow, "WIDEST", 64)
+    case = Case(2, 96, 70, dtype)
+    for product in _products(case):
+        expected = torch.cat([product(case.x[:1]), product(case.x[1:])])
+        assert torch.equal(product(case.x), expected)
+    assert near(narrow.normed_gate(case.x, case.gain, 1e-5, case.up), case.inner)
+
+
+@RUNS
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_no_plan_changes_the_products(plan: Plan) -> None:
     case = Case(21, 96, 130, torch.float32)
@@ -76,7 +87,7 @@ def test_neighbours_do_not_reach_a_row() -> None:
 def _products(case: Case) -> list[Callable[[Tensor], Tensor]]:
     return [
         lambda x: narrow.normed_gate(x, case.gain, 1e-5, case.up),
-        lambda x: narrow.product_added(x, case.up, torch.ones(len(x), len(case.up), device=DEVICE)),
+        lambda x: narrow.product_added(x, case.up, x.new_ones(len(x), len(case.up))),
     ]
 
 
@@ -111,4 +122,4 @@ def test_what_is_not_narrow() -> None:
     assert narrow._narrow(out, torch.float32, 1) and narrow._narrow(out, torch.float32, 5)
     assert not narrow._narrow(out, torch.bfloat16, 1) and not narrow._narrow(object(), torch.float32, 1)
     long = narrow.Linear(MOST_INPUTS + 1, 96, torch.float32, "cpu")
-    assert narrow._narrow(long, torch.float32, 1) and not narrow._narrow(long, torch.float32, 2)
+    assert narrow._narrow(long, torch.float32, narrow.ALONE) and not narrow._narrow(long, torch.float32, 3)

@@ -93,7 +93,7 @@ def test_frequent_words() -> None:
     ids = np.array([[5, 5, 5, 2, 2, 9, 1]])
     corpus = Corpus(ids, np.array([[True] * 6 + [False]]), np.zeros(1, np.float32))
     words, coverage = corpus.frequent(2, 12)
-    assert words.tolist() == [2, 5] and coverage == pytest.approx(5 / 6)
+    assert words.tolist() == [5, 2] and coverage == pytest.approx(5 / 6)
 
 
 def test_prompts(tmp_path: Path) -> None:

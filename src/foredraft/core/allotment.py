@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 POINTS = 48  # numbers of levels that are tried, evenly spread over all that there could be
 
 
@@ -66,6 +68,8 @@ def _within(
     even: bool,
 ) -> Allotment:
     """The best number of levels if they are taken from the most tokens per row downwards."""
+    if even:
+        return _within_even(drafters, wishes, writers, verify, level_seconds)
     cells = [
         (gain / wish.rows, -level, i)
         for i, wish in enumerate(wishes)
@@ -76,16 +80,39 @@ def _within(
     stride = -(-len(cells) // POINTS) or 1
     depths = [0] * len(wishes)
     deepest = dict.fromkeys(drafters, 0)
-    tokens, rows, most, best = float(writers), 0.0, 0.0, Allotment(tuple(depths), writers / verify(0.0))
+    tokens, rows, best = float(writers), 0.0, Allotment(tuple(depths), writers / verify(0.0))
     for n, (density, minus_level, i) in enumerate(cells, start=1):
         wish = wishes[i]
         tokens, rows = tokens + density * wish.rows, rows + wish.rows
         depths[i] = -minus_level
-        most = max(most, depths[i] * wish.rows)
         deepest[wish.drafter] = max(deepest[wish.drafter], depths[i])
         if n % stride == 0 or n == len(cells):
             drafting = sum(levels * level_seconds.get(name, 0.0) for name, levels in deepest.items())
-            rate = tokens / (verify(writers * most if even else rows) + drafting)
+            rate = tokens / (verify(rows) + drafting)
             if rate > best.rate:
                 best = Allotment(tuple(depths), rate)
+    return best
+
+
+def _within_even(
+    drafters: set[str],
+    wishes: Sequence[Wish],
+    writers: int,
+    verify: Callable[[float], float],
+    level_seconds: Mapping[str, float],
+) -> Allotment:
+    """The best number of rows a sequence. All of them are paid for, so everyone takes as many levels as they hold."""
+    asked = [wish.gains if wish.drafter in drafters else () for wish in wishes]
+    most, rows = np.array([len(gains) for gains in asked]), np.array([wish.rows for wish in wishes])
+    longest = int(most.max(initial=0))
+    brought = np.cumsum([[0.0, *gains, *[0.0] * (longest - len(gains))] for gains in asked], axis=1)
+    own = {name: np.array([wish.drafter == name for wish in wishes]) for name in sorted(drafters)}
+    best = Allotment((0,) * len(wishes), writers / verify(0.0))
+    for height in sorted({size * level for size in set(rows.tolist()) for level in range(1, longest + 1)}):
+        depths = np.minimum(most, (height / rows + 1e-9).astype(int))
+        drafting = sum(int(depths[mine].max()) * level_seconds.get(name, 0.0) for name, mine in own.items())
+        tokens = writers + float(brought[np.arange(len(wishes)), depths].sum())
+        rate = tokens / (verify(writers * height) + drafting)
+        if rate > best.rate:
+            best = Allotment(tuple(depths.tolist()), rate)
     return best

@@ -58,8 +58,12 @@ class Record:
     own: dict[int, dict[Hashable, Survival]] = field(default_factory=dict)
 
     def observe(self, request: int, key: Hashable, drafted: int, accepted: int) -> None:
-        self.everyone.setdefault(key, Survival(0.998)).observe(drafted, accepted)
-        self.own.setdefault(request, {}).setdefault(key, Survival(0.96)).observe(drafted, accepted)
+        own = self.own.setdefault(request, {})
+        if key not in own:
+            own[key] = Survival(0.96)
+            self.everyone.setdefault(key, Survival(0.998))
+        self.everyone[key].observe(drafted, accepted)
+        own[key].observe(drafted, accepted)
 
     def gains(self, request: int, key: Hashable, length: int, prior: float) -> list[float]:
         """P(draft i is committed) for i = 0 .. length - 1."""

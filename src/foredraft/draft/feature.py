@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.dice import Dice
 from ..core.sampling import ParamBlock
 from ..core.shape import Frontier, Shape, Step, Vocabulary
-from ..models.heads import FeatureHead
+from ..models.heads import FeatureHead, Lexicon
 from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
 from ..runtime.graphs import GraphExecutor
 from ..runtime.inside import Inside
@@ -34,8 +34,17 @@ class FeatureDrafter(ModelDrafter):
     executor: TorchExecutor
 
     def __init__(
-        self, head: FeatureHead, shape: Shape, vocabulary: Vocabulary, slots: int, max_length: int, name: str
+        self,
+        head: FeatureHead,
+        shape: Shape,
+        vocabulary: Vocabulary,
+        slots: int,
+        max_length: int,
+        name: str,
+        lexicon: Lexicon | None = None,
     ) -> None:
+        """`lexicon`: the head's words where they follow the texts; for chosen drafts. None = its draft vocabulary."""
+        self.lexicon, head = lexicon, head if lexicon is None else head.speaking(lexicon)
         executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.head = head
@@ -48,6 +57,8 @@ class FeatureDrafter(ModelDrafter):
         super().end(sequences)
         for sequence in sequences:
             self._features.pop(sequence.id, None)
+            if self.lexicon is not None:
+                self.lexicon.forget(sequence.id)
 
     @torch.no_grad()
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
@@ -70,11 +81,19 @@ class FeatureDrafter(ModelDrafter):
         paired = isinstance(self.executor, NativeExecutor) and self.executor.reads_pairs
         kind = PairedStepper if paired else FeatureStepper
         stepper = kind(self.head, self.executor, slots, sequences, block, self.shape)
-        stepper.vocabulary, stepper.features = self._vocabulary, features
+        stepper.vocabulary, stepper.features = self._words(sequences), features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
         if drafts.width:  # else nothing was read
             self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
         return drafts
+
+    def _words(self, sequences: Seq[Sequence]) -> Vocabulary | None:
+        """What may be drafted this round."""
+        if self.lexicon is None:
+            return self._vocabulary
+        for sequence in sequences:
+            self.lexicon.follow(sequence.id, sequence.tokens)
+        return self.lexicon.vocabulary
 
     def _joined(self, sequences: Seq[Sequence]) -> list[Tensor]:
         """Features of each sequence's last slots, those that the K/V lacks among them."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import ceil
+from statistics import median_low
 
 from ..core.allotment import Wish, best_depths
 from ..core.bandit import Record
@@ -33,7 +34,8 @@ PRIOR = 0.6  # chance of a drafted token before anything is known
 EXTRA = 1  # levels that are drafted beyond what fits, where the best can be told afterwards
 PROBE = 64  # steps after which a drafter that does not seem to pay is tried again
 PACE = 0.2  # at which the host's share of a step is followed
-REVISE = 8  # steps for which depths hold if nobody comes or goes
+REVISE = 8  # steps for which depths hold ...
+CHANGE = 8  # ... unless more than one in so many comes or goes
 
 
 @dataclass(slots=True)
@@ -53,17 +55,23 @@ class Watch:
     known: float = 0.0  # seconds of this step's drafting, pass and reading of prompts ...
     timed: bool = False  # ... and whether its pass tells anything
     began: float | None = None
-    texts: dict[int, int] = field(default_factory=dict)  # tokens of each request
+    who: list[int] = field(default_factory=list)  # requests that write ...
+    tokens: int = 0  # ... and what they all had when the step began
 
     def step(self, now: float, writing: Seq[Request]) -> int:
         """A step begins; returns what the last one wrote, 0 where others wrote it or something was recorded."""
-        texts = {request.id: len(request.sequence.tokens) for request in writing}
-        usual = self.timed and texts.keys() == self.texts.keys()
+        who, tokens = [request.sequence.id for request in writing], total_tokens(writing)
+        usual = self.timed and who == self.who
         if self.began is not None and usual:
             self.host += PACE * (now - self.began - self.known - self.host)
-        wrote = sum(texts.values()) - sum(self.texts.values()) if usual else 0
-        self.began, self.known, self.timed, self.texts = now, 0.0, False, texts
+        wrote = tokens - self.tokens if usual else 0
+        self.began, self.known, self.timed, self.who, self.tokens = now, 0.0, False, who, tokens
         return wrote
+
+    @property
+    def context(self) -> float:
+        """Tokens of a sequence."""
+        return self.tokens / max(1, len(self.who))
 
     def passed(self, seconds: float) -> None:
         self.known, self.timed = self.known + seconds, seconds > 0
@@ -80,7 +88,8 @@ class Spending:
         self.record = Record()
         self._habits: dict[str, Known] = {}
         self._plan: dict[int, int] = {}  # request -> levels that pay
-        self._age = 0
+        self._usual: dict[str, int] = {}  # drafter -> levels that pay for most of its requests
+        self._age, self._batch = 0, 0  # of the plan
         self._fits: dict[int, int] = {}  # the same for this step
         self._even = False
 
@@ -96,9 +105,8 @@ class Spending:
     def plan(self, writing: Seq[Request], even: bool = False) -> None:
         """Lower the draft budgets of requests that are verified together; even: see `Executor`."""
         self._even = even
-        planned = [request for request in writing if self._is_planned(request)]
-        names = {_name(request) for request in planned}
-        for name in names:
+        planned = [request for request in writing if request.sequence.budget.chain and self._is_planned(request)]
+        for name in {_name(request) for request in planned}:
             self._habits[name].idle += 1
         self._fits = {}
         now = self._clock()
@@ -113,30 +121,41 @@ class Spending:
                 request.sequence.budget = NO_BUDGET
             return
         self._age += 1
-        if self._age >= REVISE or self._plan.keys() != {request.id for request in planned}:
+        if self._is_old(planned, len(writing)):
             self._revise(planned, writing)
+        self._share_out(planned)
+
+    def _is_old(self, planned: Seq[Request], batch: int) -> bool:
+        """Whether depths must be worked out anew. Of a large batch somebody comes or goes at every step."""
+        changed = CHANGE * abs(batch - self._batch) > self._batch
+        return self._age >= REVISE or changed or any(_name(request) not in self._usual for request in planned)
+
+    def _share_out(self, planned: Seq[Request]) -> None:
+        """Everyone's budget by the plan; most requests of a batch are alike, so few are worked out."""
+        made: dict[tuple[object, ...], Budget] = {}
         for request in planned:
-            habit = self._habits[_name(request)]
-            probe = int(habit.idle >= PROBE)
-            self._fits[request.id] = depth = max(probe, self._plan[request.id])
-            request.sequence.budget = self._budget(request, habit, depth)
+            drafter, sequence = request.method.drafter, request.sequence
+            assert drafter is not None
+            habit = self._habits[drafter.name]
+            depth = self._plan.get(sequence.id, self._usual[drafter.name]) or int(habit.idle >= PROBE)
+            alike = (id(drafter), sequence.budget, depth, sequence.params.temperature > 0)
+            if alike not in made:
+                made[alike] = self._budget(request, habit, depth)
+            self._fits[sequence.id], sequence.budget = depth, made[alike]
 
     def _is_dear(self, writing: Seq[Request]) -> bool:
         """Whether the host's own work takes so much of a step that the clock must say what drafting brings."""
-        batch = len(writing)
-        context = sum(len(request.sequence.tokens) for request in writing) / batch
-        return self._watch.host > DEAR * self.costs.seconds(1, context, batch)
+        return self._watch.host > DEAR * self.costs.seconds(1, self._watch.context, len(writing))
 
     def _is_planned(self, request: Request) -> bool:
         """Only what is known to the record can be planned: the first draft of a drafter is free."""
         drafter = request.method.drafter
-        if drafter is None or request.sequence.budget.chain == 0 or weighs_costs(drafter):
+        if drafter is None or drafter.name not in self._habits or weighs_costs(drafter):
             return False
-        return self._habits.setdefault(drafter.name, Known()).rounds > 0
+        return self._habits[drafter.name].rounds > 0
 
     def _revise(self, planned: Seq[Request], writing: Seq[Request]) -> None:
-        batch = len(writing)
-        context = sum(len(request.sequence.tokens) for request in writing) / batch
+        batch, context = len(writing), self._watch.context
         level_seconds = {name: self._habits[name].level_seconds for name in map(_name, planned)}
         found = best_depths(
             [self._wish(request) for request in planned],
@@ -146,7 +165,9 @@ class Spending:
             self._even,
         )
         self._plan = {request.id: depth for request, depth in zip(planned, found.depths, strict=True)}
-        self._age = 0
+        of_drafter = {name: [self._plan[r.id] for r in planned if _name(r) == name] for name in level_seconds}
+        self._usual = {name: median_low(depths) for name, depths in of_drafter.items()}
+        self._age, self._batch = 0, batch
 
     def _wish(self, request: Request) -> Wish:
         name = _name(request)
@@ -210,16 +231,19 @@ class Spending:
             return
         lengths = [length for turn in turns for length in turn.drafts.lengths()]
         rows = batch + (batch * max(lengths) if self._even else sum(lengths))
-        context = sum(len(sequence.tokens) for turn in turns for sequence in turn.sequences) / batch
-        self.costs.observe(rows / batch, context, batch, seconds)
+        self.costs.observe(rows / batch, self._watch.context, batch, seconds)
         for turn in turns:
             if turn.drafting and turn.method.drafter is not None:
-                outcomes = zip(turn.requests, depths_of(turn.drafts), turn.decided, strict=True)
-                for request, depth, verdict in outcomes:
-                    self.record.observe(request.id, turn.method.drafter.name, depth, len(verdict.path))
+                for request, told in zip(turn.requests, turn.told, strict=True):
+                    name, accepted = turn.method.drafter.name, len(told.verdict.path)
+                    self.record.observe(request.id, name, told.depth, accepted)
 
     def end(self, request: Request) -> None:
         self.record.end(request.id)
+
+
+def total_tokens(requests: Seq[Request]) -> int:
+    return sum([len(request.sequence.tokens) for request in requests])
 
 
 def _name(request: Request) -> str:

@@ -31,12 +31,14 @@ class Summary:
     tokens: list[int]  # those of the path, and the one behind it
     drafted: int
     depth: int  # of the deepest draft
-    bad: list[int]  # 1 for each row whose law was no law
+    damaged: bool  # whether a law on the path was no law; rows off the path may be void
 
     @classmethod
     def read(cls, line: list[int], levels: int) -> Summary:
         accepted, token, drafted, depth = line[:4]
         path, tokens = line[4 : 4 + accepted], line[4 + levels : 4 + levels + accepted]
         reasons = line[4 + 2 * levels : 5 + 2 * levels + accepted]
-        verdict = TreeVerdict(path, token, [_REASONS[r] for r in reasons])
-        return cls(verdict, [*tokens, token], drafted, depth, line[5 + 3 * levels :])
+        bad = 5 + 3 * levels
+        damaged = 1 in line[bad:] and any(line[bad + row] for row in (0, *(node + 1 for node in path)))
+        tokens.append(token)
+        return cls(TreeVerdict(path, token, [_REASONS[r] for r in reasons]), tokens, drafted, depth, damaged)

@@ -54,7 +54,7 @@ class Turn:
         """Hand one request its tokens."""
         request, told = self.requests[b], self.told[b]
         tokens, verdict = told.tokens, told.verdict
-        if told.bad[0] or any(told.bad[node + 1] for node in verdict.path):  # rows off the path may be void
+        if told.damaged:
             request.error, request.finish_reason = DAMAGED, "error"
             return Event(request.id, [], [], None, "error")
         taken = request.take(tokens, verdict, max_length)

@@ -3,8 +3,8 @@ residual sum behind.
 
 A narrow matrix is read in less time than a launch takes, so a layer's pace is its number of kernels. Every program
 works the norm out anew from the row it reads anyway: (x / rms(x) * gain) W = (x * gain) W / rms(x). Results are summed
-in float32 and rounded where the twins round, the normed row excepted. The kernel here takes one row, without tensor
-cores; several go to narrow_rows.
+in float32 and rounded where the twins round, the normed row excepted. The kernel here takes row by row, without tensor
+cores: one row, or two of a model that is less narrow. Several rows of a narrow one go to narrow_rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ try:
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
-WIDEST, WIDEST_ALONE = 1024, 2048  # channels of a model that counts as narrow: for several rows, and for one
+WIDEST, WIDEST_ALONE = 1024, 2048  # channels of a model that counts as narrow: for several rows, and for one or two
+ALONE = 2  # rows that read the matrix one beside the other: the second finds it in the cache
 MOST_INPUTS = 8192
 MOST_NUMBERS = 32768  # weights that a program holds at once
 COLUMNS, GATE_COLUMNS = 8, 4  # outputs a program, and where each of them needs two sums
@@ -46,9 +47,18 @@ def _narrow(product: object, dtype: torch.dtype, rows: int) -> bool:
     if type(product) not in (Linear, StreamedLinear) or product.bias is not None:  # type: ignore[attr-defined]
         return False
     weight: Tensor = product.weight  # type: ignore[attr-defined]
-    widest, most = (WIDEST_ALONE, MOST_INPUTS) if rows == 1 else (WIDEST, MOST_INPUTS_OF_ROWS)
-    small = min(weight.shape) <= widest and weight.shape[1] <= most
+    small = _goes_together(weight) or (rows <= ALONE and _goes_alone(weight))
     return small and weight.dtype == dtype and weight.is_contiguous()
+
+
+def _goes_alone(weight: Tensor) -> bool:
+    """Whether one row, or two, may be multiplied by the kernel here."""
+    return min(weight.shape) <= WIDEST_ALONE and weight.shape[1] <= MOST_INPUTS
+
+
+def _goes_together(weight: Tensor) -> bool:
+    """Whether several rows are multiplied on tensor cores."""
+    return min(weight.shape) <= WIDEST and weight.shape[1] <= MOST_INPUTS_OF_ROWS
 
 
 def normed_product(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -79,17 +89,17 @@ def product_added_twin(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 
 def _launch(x: Tensor, weight: Tensor, gain: Tensor | None, eps: float, residual: Tensor | None, gates: bool) -> Tensor:
-    if len(x) > 1:
+    rows, inputs = x.shape
+    if rows > 1 and _goes_together(weight):
         return rows_product(x, weight, gain, eps, residual, gates)
-    inputs = x.shape[1]
     outputs = len(weight) // (2 if gates else 1)
-    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     given = (x.contiguous(), weight, out if gain is None else gain, out if residual is None else residual, out)
     options = {"INPUTS": inputs, "OUTPUTS": outputs, "NORM": gain is not None, "GATE": gates}
     options |= {"ADD": residual is not None, **early(x)}
     depth = triton.next_power_of_2(inputs)
     columns, warps = _share(depth, gates)
-    _row_product[(triton.cdiv(outputs, columns),)](
+    _row_product[(rows, triton.cdiv(outputs, columns))](
         *given, eps, **options, COLUMNS=columns, DEPTH=depth, num_warps=warps
     )
     return out
@@ -109,8 +119,10 @@ if triton is not None:
         INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
         NORM: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
-        """Some outputs of the row: everything is asked for at once, so memory is waited for once."""
-        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        """Some outputs of a row: everything is asked for at once, so memory is waited for once."""
+        row = tl.program_id(0)
+        x, residual, out = x + row * INPUTS, residual + row * OUTPUTS, out + row * OUTPUTS
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         k = tl.arange(0, DEPTH)
         shown, inside = column < OUTPUTS, k < INPUTS
         asked = shown[:, None] & inside[None, :]

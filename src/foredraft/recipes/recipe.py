@@ -32,12 +32,15 @@ class Options:
     drafter: str | None = None
     draft_length: int | None = None
     judge: str | None = None  # folder of a trained judge; goes with the rule of that name
+    words: int | None = None  # how many of its words a trained head always drafts with, the most frequent ones
 
     def __post_init__(self) -> None:
         if self.judge is not None and not (self.rule or "judge").startswith("judge"):
             raise UsageError(f"a judge goes with the rule 'judge', not with {self.rule!r}")
         if self.draft_length is not None and self.draft_length < 1:
             raise UsageError("draft_length must be at least 1; use method 'plain' to draft nothing")
+        if self.words is not None and self.words < 1:
+            raise UsageError("words must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,9 @@ class Workshop:
             self.models[name] = load(name, self.place)
         return self.models[name]
 
-    def head(self, kind: str, named: str | None) -> Ready:
+    def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
-        return trained(kind, self.target, named)
+        return trained(kind, self.target, named, words)
 
     def best_head(self, wanted: Sequence[str], named: str | None) -> str | None:
         """The kind of the head that was named, or the first of those wanted that comes with the package."""
@@ -109,6 +112,7 @@ class Recipe:
     shapes: tuple[str, ...] = ("chain",)
     takes_drafter: bool = False  # whether --drafter means anything
     kind: str | None = None  # of the trained head that it needs
+    takes_words: bool = False  # whether the words of a trained head may be chosen
 
     def build(self, workshop: Workshop, options: Options) -> Method:
         """Put the parts together; a biased pair is refused here."""
@@ -116,6 +120,8 @@ class Recipe:
             raise unknown_name(f"shape for method {self.name!r}", options.shape, self.shapes)
         if options.drafter is not None and not self.takes_drafter:
             raise UsageError(f"method {self.name!r} takes no drafter; leave --drafter out or use method 'draft-model'")
+        if options.words is not None and not self.takes_words:
+            raise UsageError(f"method {self.name!r} has no words to choose; leave the option words out")
         parts = self.parts(workshop, options)
         rule = parts.rule or SAMPLE_AND_MATCH
         if parts.rule is None and parts.drafter is not None:

@@ -50,7 +50,7 @@ def _auto(workshop: Workshop, options: Options) -> Parts:
     costs = PriceList(costs_of(workshop.target))
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
-        ready = workshop.head(kind, options.drafter)
+        ready = workshop.head(kind, options.drafter, options.words)
         depth = min(length, AUTO_DEPTH, ready.longest)
         if isinstance(workshop.target.executor, GraphExecutor):  # a chain can be recorded, the tree below cannot
             arms.append(Arm(ready.drafter(Chain(depth, kind=Kind.CHOSEN), kind), depth))
@@ -76,7 +76,7 @@ def _trained(kind: str, default: str = "chain", length: int = 5) -> Callable[[Wo
     """A recipe over a trained head: its kind, its usual shape, its usual length."""
 
     def parts(workshop: Workshop, options: Options) -> Parts:
-        ready = workshop.head(kind, options.drafter)
+        ready = workshop.head(kind, options.drafter, options.words)
         depth = min(options.draft_length or length, ready.longest)
         return Parts(ready.drafter(workshop.shape(options.shape or default, depth), kind))
 
@@ -93,7 +93,7 @@ KANGAROO_CONFIDENCE = 0.4  # drafting stops behind a token that is less sure; th
 
 
 def _kangaroo(workshop: Workshop, options: Options) -> Parts:
-    ready = workshop.head("kangaroo", options.drafter)
+    ready = workshop.head("kangaroo", options.drafter, options.words)
     return Parts(ready.drafter(Chain(options.draft_length or 6, Confidence(KANGAROO_CONFIDENCE)), "kangaroo"))
 
 
@@ -119,7 +119,8 @@ def _fused(workshop: Workshop, options: Options) -> Parts:
     shape, named = workshop.shape(options.shape or "value-tree", options.draft_length or 6), options.drafter
     kind = workshop.best_head(AUTO_HEADS, named)
     if kind is not None:
-        return Parts(FusedDrafter([SuffixDrafter(), workshop.head(kind, named).drafter(shape, kind)]))
+        ready = workshop.head(kind, named, options.words)
+        return Parts(FusedDrafter([SuffixDrafter(), ready.drafter(shape, kind)]))
     executor = draft_executor(workshop, named)
     return Parts(FusedDrafter([SuffixDrafter(), ModelDrafter(executor, shape, workshop.target.executor.vocab_size)]))
 
@@ -210,6 +211,7 @@ RECIPES: dict[str, Recipe] = {
             Card("Whatever pays", "-", "lookups and the best trained head, chosen every round by expected tokens/s"),
             _auto,
             takes_drafter=True,
+            takes_words=True,
         ),
         Recipe(
             "prompt-lookup",
@@ -260,6 +262,7 @@ RECIPES: dict[str, Recipe] = {
             _fused,
             shapes=SHAPE_NAMES,
             takes_drafter=True,
+            takes_words=True,
         ),
         *(
             Recipe(
@@ -269,6 +272,7 @@ RECIPES: dict[str, Recipe] = {
                 _shapes(kind),
                 takes_drafter=True,
                 kind=kind,
+                takes_words=kind != "accept-head",
             )
             for name, kind, parts, card in TRAINED
         ),

@@ -24,15 +24,21 @@ from ..models.heads import (
     HeadSpec,
     Identity,
     KangarooHead,
+    Lexicon,
     RecurrentHead,
+    by_frequency,
     load_head,
     read_spec,
     weights_digest,
 )
 from ..models.heads.artefact import CONFIG
+from ..models.linear import TiledLinear
 from ..models.names import TUNED, tuned_folder
 from ..runtime import TorchExecutor, executor_for
+from ..types import Kind
 from .loading import Loaded
+
+USUAL_WORDS = 3072  # that trees are drafted with on a CPU, beside those of the text
 
 
 class Ready(Protocol):
@@ -53,6 +59,7 @@ class Trained:
     spec: HeadSpec
     vocabulary: Vocabulary
     target: TorchExecutor
+    words: int | None = None  # that it always drafts with; None = as many as pay
 
     @property
     def longest(self) -> int:
@@ -62,13 +69,21 @@ class Trained:
         """The drafter that drives this kind of head."""
         slots, length = self.target.max_slots, self.target.max_length
         if isinstance(self.head, FeatureHead):
-            return FeatureDrafter(self.head, shape, self.vocabulary, slots, length, name)
+            return FeatureDrafter(self.head, shape, self.vocabulary, slots, length, name, self._lexicon(shape))
         if isinstance(self.head, RecurrentHead):
             return RecurrentDrafter(self.head, shape, self.vocabulary, name)
         if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
             return EarlyExitDrafter(self.head, self.target, shape, self.vocabulary, name)
         executor = executor_for(cast(Decoder, self.head), slots, length)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
+
+    def _lexicon(self, shape: Shape) -> Lexicon | None:
+        """Words that follow the texts, for drafts that are chosen, where our library multiplies; else None."""
+        rows, ids = self.target.decoder.head, self.vocabulary.ids
+        fits = isinstance(rows, TiledLinear) and isinstance(self.head.head, TiledLinear)
+        if not fits or shape.kind is not Kind.CHOSEN or not by_frequency(ids):
+            return None
+        return Lexicon(cast(TiledLinear, rows), ids, self.words or USUAL_WORDS)
 
 
 def shipped() -> list[Path]:
@@ -127,20 +142,20 @@ def _shipped_for(target: Loaded) -> dict[str, Path]:
     return {spec.kind: folder for spec, folder in found if spec.target == mine}
 
 
-def trained(kind: str, target: Loaded, named: str | None) -> Trained:
-    """Load a head for a target."""
+def trained(kind: str, target: Loaded, named: str | None, words: int | None = None) -> Trained:
+    """Load a head for a target, with so many of its words."""
     decoder = decoder_of(target)
-    head, spec = load_head(find_head(kind, target, named), kind, decoder, identity(target))
-    return attach(head, spec, target)
+    head, spec = load_head(find_head(kind, target, named), kind, decoder, identity(target), words)
+    return attach(head, spec, target, words)
 
 
-def attach(head: nn.Module, spec: HeadSpec, target: Loaded) -> Trained:
+def attach(head: nn.Module, spec: HeadSpec, target: Loaded, words: int | None = None) -> Trained:
     """A head that is in memory already, behind its target."""
     ids = cast(torch.Tensor, head.ids)
     index = torch.full((spec.target.vocab_size,), -1, dtype=torch.int64, device=ids.device)
     index[ids] = torch.arange(len(ids), device=ids.device)
     executor: Any = target.executor
-    return Trained(head, spec, Vocabulary(ids, index), executor)
+    return Trained(head, spec, Vocabulary(ids, index), executor, words)
 
 
 def with_accept_head(target: Loaded, named: str | None) -> tuple[Trained, nn.Module]:

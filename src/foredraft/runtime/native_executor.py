@@ -137,9 +137,11 @@ class NativeExecutor(TorchExecutor):
             features = self.decoder.finish(hidden)
             scores = self.decoder.logits(features) if logits else features.new_empty((0, self.vocab_size))
         else:
-            tail = native.Tail.from_buffer_copy(self._tail)
+            tail, words = native.Tail.from_buffer_copy(self._tail), cast(TiledLinear, self.decoder.head)
+            tail.words = words.struct  # a head may change its words from round to round
+            tail.words_bias = None if words.bias is None else words.bias.data_ptr()
             features = torch.empty((len(placement.position), self.hidden_size), dtype=torch.bfloat16)
-            scores = torch.empty((len(features) if logits else 0, self.vocab_size))
+            scores = torch.empty((len(features) if logits else 0, tail.words.columns))
             tail.features, tail.logits = features.data_ptr(), scores.data_ptr()
             if not logits:
                 tail.words.columns = 0
@@ -215,7 +217,7 @@ def _described(layer: Layer) -> native.Layer:
 
 
 def _end_of(decoder: Decoder) -> native.Tail | None:
-    """What follows the last layer, as the library wants it told; None = it does not know it."""
+    """What follows the last layer up to the words, as the library wants it told; None = it does not know it."""
     kind, words = type(decoder), decoder.head
     turn = decoder.turn if isinstance(decoder, Eagle3Head) else None
     known = kind.finish in (Decoder.finish, Eagle3Head.finish) and kind.logits is Decoder.logits
@@ -223,5 +225,4 @@ def _end_of(decoder: Decoder) -> native.Tail | None:
         return None
     if turn is not None and not isinstance(turn, TiledLinear):
         return None
-    bias = None if words.bias is None else words.bias.data_ptr()
-    return native.Tail(decoder.norm.data_ptr(), bias, native.Weight() if turn is None else turn.struct, words.struct)
+    return native.Tail(decoder.norm.data_ptr(), None, native.Weight() if turn is None else turn.struct)

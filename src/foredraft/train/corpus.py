@@ -85,9 +85,9 @@ class Corpus:
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(written)
 
     def frequent(self, count: int, vocab_size: int) -> tuple[Tensor, float]:
-        """The ids that the target writes most, ascending, and the share of its text that they cover."""
+        """The ids that the target writes most, the most frequent first, and the share of its text that they cover."""
         counts = np.bincount(self.ids[self.written].astype(np.int64), minlength=vocab_size)
-        best = np.sort(np.argsort(-counts, kind="stable")[:count])
+        best = np.argsort(-counts, kind="stable")[:count]
         return torch.from_numpy(best), float(counts[best].sum() / max(counts.sum(), 1))
 
     def share(self, words: Tensor) -> float:

@@ -20,7 +20,7 @@ class Lesson:
     ids: Tensor  # [B, T] int64
     written: Tensor  # [B, T] bool: token t was written by the target, and counts
     states: dict[int, Tensor]  # tap -> [B, T, d]
-    words: Tensor  # [Vd] target ids of the draft vocabulary, ascending
+    words: Tensor  # [Vd] target ids of the draft vocabulary, the most frequent first
     rows: Tensor  # [Vd, d] the target's output rows of the draft vocabulary
     best: Tensor  # [B, T] int64: draft id of the target's likeliest next token; -1 where the vocabulary lacks it
     _slots: dict[int, Tensor] = field(init=False, default_factory=dict)

@@ -79,7 +79,7 @@ def earlier_heads(order: TrainOrder, target: Identity) -> dict[str, Earlier]:
         check_target(spec, target, folder.name)
         found[name] = Earlier(spec, read_weights(folder))
     words = [earlier.weights["ids"] for earlier in found.values()]
-    if any(not torch.equal(words[0], other) for other in words[1:]):
+    if any(not torch.equal(words[0].sort().values, other.sort().values) for other in words[1:]):
         raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
     return found
 

@@ -48,7 +48,7 @@ def _add_lists(a: list[int], b: list[int]) -> list[int]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request and round, so not frozen: that would take three times as long
 class Event:
     """Tokens that one step added to one request."""
 

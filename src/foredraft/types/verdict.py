@@ -18,7 +18,7 @@ class Reason(IntEnum):
     BONUS = 4  # the target's own token after the last drafted one (plain decoding writes only these)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request and round, so not frozen: that would take three times as long
 class TreeVerdict:
     """One sequence's verdict as plain Python values; the twin of one row of `Verdict`."""
 

@@ -89,9 +89,9 @@ class Peer(Protocol):
         """Give back what it holds."""
 
 
-def require(package: str) -> str:
-    """The version of an installed package; raises `Absent` where it is not installed."""
+def require(package: str, install: str = "") -> str:
+    """The version of an installed package; raises `Absent`, with the command that installs it, where it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise Absent(f"{package} is not installed (pip install {package})") from None
+        raise Absent(f"{package} is not installed ({install or f'pip install {package}'})") from None

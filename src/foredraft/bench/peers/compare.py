@@ -30,7 +30,7 @@ from ..run import WARM_UP
 from ..session import Ears, Order
 from ..settings import Settings
 from ..tasks import Loaded
-from . import hugging_face, llamacpp, open_vino, vllm_process
+from . import hugging_face, llama_process, llamacpp, open_vino, vllm_process
 from .base import Absent, Answer, Job, Peer
 from .ours import OwnPeer
 
@@ -39,11 +39,12 @@ WARM_UP_ANSWERS = 2
 ENGINES: dict[str, Callable[[Job], Any]] = {
     "transformers": hugging_face.peers,
     "llama.cpp": llamacpp.peers,
+    llama_process.NAME: llama_process.peers,
     "openvino": open_vino.peers,
     "vllm": vllm_process.peers,
 }
 BASELINE = "transformers"
-VERSIONS = (*PACKAGES, "cyllama", "openvino-genai", "openvino")
+VERSIONS = (*PACKAGES, "cyllama", "llama-cpp-python", "openvino-genai", "openvino")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def run_peers(asked: PeerOrder, ears: Ears | None = None) -> dict[str, Any]:
     peers, missing = _gather(llm, job, entries, names, ears)
     try:
         hashes = {task.task.name: task.sha256 for task in tasks}
-        labels = [{"label": peer.name, "weights": peer.weights, "version": peer.version[:12]} for peer in peers]
+        labels = [{"label": peer.name, "weights": peer.weights, "version": peer.version} for peer in peers]
         run = {"kind": "peers", "settings": asdict(settings), "methods": labels, "tasks": hashes, "floor": {}}
         files.open_run(folder, run | {"missing": missing})
         files.note_session(folder, provenance(seed=settings.seed, data=hashes, packages=VERSIONS))

@@ -15,7 +15,7 @@ class OwnPeer:
 
     def __init__(self, llm: LLM, lane: Lane, max_new_tokens: int) -> None:
         self.name, self.weights = f"foredraft-{lane.label}", llm.target.dtype
-        self.version = provenance.commit() or "-"
+        self.version = (provenance.commit() or "-")[:12]
         self._llm, self._lane, self._limit = llm, lane, max_new_tokens
 
     def answer(self, prompt: list[int]) -> Answer:

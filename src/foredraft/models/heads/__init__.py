@@ -4,6 +4,7 @@ from .artefact import check_target, fill, read_spec, read_weights, save_head, we
 from .base import Head, HeadSpec, Identity, own_parameters
 from .exits import AcceptHead, FastDraft, KangarooHead
 from .feature import Eagle3Head, EagleHead, FeatureHead, GriffinHead
+from .lexicon import Lexicon, by_frequency
 from .loading import BUILDERS, load_head, settle
 from .recurrent import MedusaHead, RecurrentHead, SpeculatorHead
 
@@ -19,9 +20,11 @@ __all__ = [
     "HeadSpec",
     "Identity",
     "KangarooHead",
+    "Lexicon",
     "MedusaHead",
     "RecurrentHead",
     "SpeculatorHead",
+    "by_frequency",
     "check_target",
     "fill",
     "load_head",

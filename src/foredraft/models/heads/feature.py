@@ -7,7 +7,8 @@ state; later ones read what the head itself handed back. Each kind is its layer 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from copy import copy
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,12 @@ class FeatureHead(Decoder):
         self.add_parts(config, spec, where)
         for layer in self.layers:
             start(layer)
+
+    def speaking(self, words: nn.Module) -> Self:
+        """The same head with other output rows; all else is shared."""
+        other = copy(self)
+        other._modules = self._modules | {"head": words}
+        return other
 
     @torch.no_grad()
     def begin_as(self, target: Decoder) -> None:

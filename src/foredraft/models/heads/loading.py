@@ -16,6 +16,7 @@ from .base import HeadSpec, Identity, own_parameters
 from .delta import whole_weights
 from .exits import AcceptHead, FastDraft, KangarooHead
 from .feature import Eagle3Head, EagleHead, GriffinHead
+from .lexicon import by_frequency, rounded
 from .recurrent import MedusaHead, SpeculatorHead
 
 BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
@@ -30,14 +31,22 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
 }
 
 
-def load_head(folder: Path, kind: str, target: Decoder, identity: Identity) -> tuple[nn.Module, HeadSpec]:
-    """A trained head of a kind for this target, in its precision, with products that are quick for few rows."""
+def load_head(
+    folder: Path, kind: str, target: Decoder, identity: Identity, words: int | None = None
+) -> tuple[nn.Module, HeadSpec]:
+    """A trained head of a kind for this target, in its precision, with products that are quick for few rows.
+
+    `words`: how many of its draft vocabulary it keeps, the most frequent ones.
+    """
     spec = read_spec(folder)
     if spec.kind != kind:
         raise UsageError(f"{folder} holds a head of kind {spec.kind}, not {kind}; use --method {spec.kind}")
     check_target(spec, identity, folder.name)
     weights = whole_weights(folder, spec)
-    head = BUILDERS[kind](target, spec, weights.get("ids", torch.empty(0, dtype=torch.int64)))
+    ids = weights.get("ids", torch.empty(0, dtype=torch.int64))
+    if words is not None and not by_frequency(ids):
+        raise UsageError(f"the words of {folder} lie in no order of frequency; leave the option words out")
+    head = BUILDERS[kind](target, spec, ids if words is None else ids[: rounded(words, len(ids))])
     fill(head, weights, folder)
     settle(head, torch.float32 if kind == "accept-head" else target.dtype)
     return head.eval(), spec

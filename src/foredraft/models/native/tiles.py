@@ -55,9 +55,12 @@ class Tiles:
 
     def chosen(self, columns: Tensor) -> Tiles:
         """Some columns, in whole blocks of 16, stored as here."""
-        codes = _in_order(self._codes()[columns])
+        blocks, place = torch.unique(columns // COLUMNS, return_inverse=True)  # few of them, where columns are few
+        part = Tiles(self.format, len(blocks) * COLUMNS, self.depth, self.codes[blocks], self.scales[blocks])
+        columns = place * COLUMNS + columns % COLUMNS
+        codes = _in_order(part._codes()[columns])
         stored = _halves(codes) if self.format == GRID4 else codes.flatten(2).view(torch.uint8)
-        scales = [_beside(scale[columns]) for scale in self._scales()]
+        scales = [_beside(scale[columns]) for scale in part._scales()]
         joined = torch.stack(scales, dim=2) if scales else self.scales.new_empty((*stored.shape[:2], 0, COLUMNS))
         return Tiles(self.format, len(columns), self.depth, stored, joined)
 
