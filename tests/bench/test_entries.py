@@ -18,6 +18,13 @@ def test_options_belong_to_the_method_on_their_left() -> None:
     ]
 
 
+def test_words_are_for_methods_with_a_trained_head() -> None:
+    (entry,) = parse("eagle3:words=4096,shape=cost-tree")
+    assert entry.options == Options(shape="cost-tree", words=4096) and RECIPES["eagle3"].takes_words
+    with pytest.raises(UsageError, match="no words"):
+        RECIPES["suffix"].build(None, Options(words=4096))  # type: ignore[arg-type]
+
+
 def test_plain_is_always_there_and_nothing_is_measured_twice() -> None:
     assert parse("plain,suffix,suffix") == [Entry("suffix")]
     assert parse("plain") == []
@@ -43,6 +50,7 @@ def test_all_methods_are_those_of_the_table() -> None:
         ("suffix:length=", "no value"),
         ("length=3", "METHOD:length=3"),
         ("suffix:length=0", "at least 1"),
+        ("eagle3:words=0", "at least 1"),
     ],
 )
 def test_bad_lists_are_refused_in_one_line(text: str, part: str) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from foredraft.bench.peers import compare
+from foredraft.bench.ledger import Ledger
+from foredraft.bench.peers import compare, llama_process
 from foredraft.bench.peers.base import Absent, Answer, Job, require
 from foredraft.bench.peers.compare import PeerOrder, run_peers
+from foredraft.bench.peers.llama_binding import abilities
+from foredraft.bench.peers.llama_loop import decode, standing
 from foredraft.bench.peers.vllm_process import interpreter
+from foredraft.bench.peers.worker import Died, Worker, WorkerPeer
 from foredraft.bench.session import Ears, Order
 from foredraft.bench.totals import totals
 from foredraft.errors import ForedraftError, UsageError
 
+from ..models.ggufs import SHAPE, write_gguf
 from .made import record
 
 
@@ -115,16 +124,116 @@ def test_a_model_without_gguf_leaves_out_who_needs_one(asked: PeerOrder) -> None
 def test_transformers_writes_the_same_ids(asked: PeerOrder) -> None:
     """Greedy decoding in fp32 on the same weights: every way of both engines must agree."""
     pytest.importorskip("transformers")
-    from foredraft.bench.ledger import Ledger
-
     document = run_peers(replace(asked, engines="transformers", draft_layers=2))
     assert document["missing"] == {}
-    texts: dict[str, set[tuple[int, ...]]] = {}
+    for outputs in written(document).values():
+        assert len(outputs) == 5 and len(set(outputs.values())) == 1
+
+
+def written(document: dict[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The ids of every engine, question by question."""
+    texts: dict[str, dict[str, tuple[int, ...]]] = {}
     with Ledger(Path(document["out"]) / "records.jsonl") as ledger:
         for found in ledger.records.values():
-            texts.setdefault(found.key.question, set()).add(tuple(found.ids))
-        assert len(ledger.records) == 2 * 5
-    assert all(len(outputs) == 1 for outputs in texts.values())
+            texts.setdefault(found.key.question, {})[found.key.method] = tuple(found.ids)
+    return texts
+
+
+class Counter:
+    """A llama.cpp that counts up to ten and begins again, and checks that it is told every token at its place."""
+
+    def __init__(self) -> None:
+        self.read_so_far: list[int] = []
+        self.passes = 0
+
+    def clear(self) -> None:
+        self.read_so_far, self.passes = [], 0
+
+    def read(self, tokens: list[int], position: int) -> int:
+        assert position == len(self.read_so_far)
+        self.read_so_far += tokens
+        return (tokens[-1] + 1) % 10
+
+    def check(self, tokens: list[int], position: int) -> list[int]:
+        assert position == len(self.read_so_far)
+        self.passes += 1
+        found = standing(tokens, lambda row: (tokens[row] + 1) % 10)
+        self.read_so_far += tokens[: len(found)]
+        return found
+
+    def draft(self, text: list[int], fresh: int) -> list[int]:
+        """Two right ones, then a wrong one."""
+        assert text[:-1] == self.read_so_far and fresh <= len(text)
+        return [(text[-1] + 1) % 10, (text[-1] + 2) % 10, 99]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 30])
+def test_drafts_change_the_passes_of_llama_cpp_and_not_its_ids(limit: int) -> None:
+    llama, prompt = Counter(), [4, 5, 6]
+    plain = decode(llama, prompt, limit, frozenset(), lookup=False)
+    assert plain.ids == [(7 + i) % 10 for i in range(limit)] and llama.passes == limit - 1
+    drafted = decode(llama, prompt, limit, frozenset(), lookup=True)
+    assert drafted.ids == plain.ids and llama.passes == -(-(limit - 1) // 3)
+    assert sum(count for _, count in drafted.times) == limit
+    stopped = decode(llama, prompt, limit, frozenset({9}), lookup=True)
+    assert 9 in stopped.ids or limit < 3
+    assert stopped.cut(frozenset({9}), limit).ids == plain.ids[:3]
+
+
+def test_a_generic_llama_cpp_is_not_called_native() -> None:
+    with pytest.raises(Absent, match="GGML_NATIVE=ON"):
+        abilities("CPU : SSE3 = 1 | AVX = 1 | AVX_VNNI = 1 | AVX2 = 1 | AVX512 = 0 | ")
+    found = abilities("CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | ")
+    assert found == ["AVX512", "AVX512_VNNI", "AMX_INT8"]
+    assert abilities("CPU : AVX512 = 1 | OPENMP = 1 | ") == ["AVX512"]
+
+
+def test_a_worker_that_dies_is_told_by_its_signal() -> None:
+    for last, how in (("os.kill(os.getpid(), 4)", "SIGILL"), ("raise SystemExit(3)", "exit 3")):
+        worker = Worker("it", [sys.executable, "-c", f"import os; input(); {last}"], os.environ)
+        with pytest.raises(Died, match=rf"process of it ended \({how}\)") as died:
+            WorkerPeer("it", "none", "1", worker, {}).answer([1])
+        assert died.value.how == how
+        worker.close()  # once more, to no effect
+
+
+def test_a_llama_cpp_whose_amx_kills_it_is_measured_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fragile:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def ask(self, settings: dict[str, Any]) -> dict[str, Any]:
+            if settings["repack"]:
+                raise Died("it", -4)
+            return {"abilities": ["AVX512"]}
+
+    monkeypatch.setattr(llama_process, "Worker", Fragile)
+    monkeypatch.setattr(llama_process, "require", lambda *_: "1.2")
+    more = {"threads": 1, "context": 9, "max_new_tokens": 2, "stop_ids": {2}}
+    plain, lookup = llama_process.peers(cast(Job, SimpleNamespace(device="cpu", gguf=lambda: Path("m"), **more)))
+    assert (plain.name, lookup.name) == ("llama.cpp-native", "llama.cpp-native-lookup")
+    assert plain.version == lookup.version == "1.2 AVX512 (AMX_INT8 off: SIGILL)"
+    with pytest.raises(Absent, match="CPU only, not on cuda"):
+        llama_process.peers(cast(Job, SimpleNamespace(device="cuda")))
+
+
+def test_llama_cpp_builds_write_the_same_ids(asked: PeerOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build for this processor, the one for any, and our fp32 decoding, over the same 8-bit weights."""
+    for package in ("llama_cpp", "gguf", "transformers"):  # found, not imported: the worker does that
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(SHAPE, "max_position_embeddings", 640)
+    write_gguf(tmp_path / "model.gguf", "llama")
+    order = replace(asked.order, model=str(tmp_path / "model.gguf"), tasks="own-qa", limit=2)
+    document = run_peers(replace(asked, order=order, engines="llama.cpp-native,llama.cpp"))
+    if "generic build" in document["missing"].get("llama.cpp-native", ""):
+        pytest.skip(document["missing"]["llama.cpp-native"])
+    assert "AVX512" in next(e["version"] for e in document["engines"] if e["label"] == "llama.cpp-native")
+    for outputs in written(document).values():
+        assert outputs["llama.cpp-native"] == outputs["llama.cpp-native-lookup"]
+        assert outputs["llama.cpp-native"][:4] == outputs["foredraft-plain"][:4]
+        assert outputs.get("llama.cpp", outputs["llama.cpp-native"]) == outputs["llama.cpp-native"]
 
 
 def test_an_engine_that_fails_names_itself(asked: PeerOrder, monkeypatch: pytest.MonkeyPatch) -> None:

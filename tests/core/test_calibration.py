@@ -19,13 +19,12 @@ from foredraft.types import Budget, DraftBatch
 from tests.kit.growing import TableStepper
 from tests.kit.tables import TableModel, fixed
 
-CPU = torch.device("cpu")
 DICE = KeyedDice(*torch.zeros((3, 1), dtype=torch.int64))
 
 
 def chances(calibration: Calibration, said: list[float], sequence: int = 0) -> list[float]:
     """Of likeliest tokens."""
-    curve = calibration.curve([sequence], 1, CPU)
+    curve = calibration.curve([sequence], 1)
     return curve(torch.tensor(said).log()[None, :, None]).exp().flatten().tolist()
 
 
@@ -86,10 +85,10 @@ def test_a_batch_is_its_sequences_one_by_one() -> None:
     calibration = Calibration()
     teach(calibration, 0.5, 0.9, 40, sequence=3)
     said = torch.rand((2, 4, 3), generator=torch.Generator().manual_seed(1)).sort(dim=2, descending=True).values.log()
-    both = calibration.curve([3, 5], 3, CPU)(said)
+    both = calibration.curve([3, 5], 3)(said)
     for b, sequence in enumerate([3, 5]):
-        assert torch.allclose(both[b], calibration.curve([sequence], 3, CPU)(said[b : b + 1])[0])
-    assert not torch.allclose(both[0], calibration.curve([5], 3, CPU)(said[:1])[0])
+        assert torch.allclose(both[b], calibration.curve([sequence], 3)(said[b : b + 1])[0])
+    assert not torch.allclose(both[0], calibration.curve([5], 3)(said[:1])[0])
 
 
 # --- trees: a head that is wrong about itself -------------------------------------------------------------------------

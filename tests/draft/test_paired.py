@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from foredraft.core.calibration import Calibration
 from foredraft.core.cost import CostModel
 from foredraft.core.cost_tree import CostTree, Tariff
 from foredraft.core.rules import RULES, default_rule
@@ -16,8 +17,10 @@ from foredraft.draft import feature
 from foredraft.draft.feature import FeatureDrafter, FeatureStepper
 from foredraft.engine import Engine, Method
 from foredraft.models import ModelConfig, native, pack, random_decoder
-from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, settle
+from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, Lexicon, settle
+from foredraft.models.linear import TiledLinear
 from foredraft.runtime import FINAL, TorchExecutor, executor_for
+from foredraft.types import DraftBatch
 from tests.engine.runs import finish, request
 
 pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
@@ -34,8 +37,11 @@ SHAPES: list[Shape] = [
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
 
 
-def text(shape: Shape | None, temperature: float = 0.0) -> tuple[list[list[int]], int]:
-    """What a batch of three and one that waits for a slot write, and how many tokens were drafted for them."""
+def text(shape: Shape | None, temperature: float = 0.0, follows: bool = False) -> tuple[list[list[int]], int]:
+    """What a batch of three and one that waits for a slot write, and how many tokens were drafted for them.
+
+    `follows`: the head begins with few words and takes up those of the texts.
+    """
     target = random_decoder(CONFIG, seed=5)
     for name, parameter in target.named_parameters():
         if not name.endswith("norm"):
@@ -49,7 +55,9 @@ def text(shape: Shape | None, temperature: float = 0.0) -> tuple[list[list[int]]
         settle(head, torch.bfloat16)
         index = torch.full((VOCAB,), -1)
         index[::2] = torch.arange(WORDS)
-        made = FeatureDrafter(head, shape, Vocabulary(torch.arange(0, VOCAB, 2), index), 3, 128, "eagle3")
+        words = Vocabulary(torch.arange(0, VOCAB, 2), index)
+        lexicon = Lexicon(cast(TiledLinear, target.head), words.ids, 16) if follows else None
+        made = FeatureDrafter(head, shape, words, 3, 128, "eagle3", lexicon)
         method = Method("eagle3", default_rule(made.kinds, made.topology), made)
     executor: TorchExecutor = executor_for(target, 3, 128)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature}
@@ -73,3 +81,42 @@ def test_both_steppers_draft_alike(shape: Shape, temperature: float, monkeypatch
     assert text(shape, temperature) == quick and seen and quick[1] > 0
     if temperature == 0:
         assert quick[0] == text(None)[0]
+
+
+def trees(depth: int) -> list[Shape]:
+    """Made anew for every run: a calibration remembers."""
+    cheap = Tariff(CostModel((1, 8), (64,), (1,), (((1.0, 1.001),),)), 1e-4)
+    return [
+        ValueTree(nodes=20, width=4, depth=depth),
+        ValueTree(nodes=9, width=1, depth=depth),
+        CostTree(nodes=10, width=3, depth=depth, tariff=cheap, calibration=Calibration()),
+    ]
+
+
+def drafted(shape: Shape, follows: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[DraftBatch]]:
+    """Texts, and all drafts that were made for them."""
+    made: list[DraftBatch] = []
+    propose = FeatureDrafter.propose
+
+    def noted(self: FeatureDrafter, *arguments: Any) -> DraftBatch:
+        made.append(propose(self, *arguments))
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureDrafter, "propose", noted)
+        return text(shape, follows=follows)[0], made
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("follows", [False, True])
+def test_levels_in_one_call_are_levels_in_steps(number: int, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are equal to the last bit of their values, and texts are plain decoding's."""
+    quick, made = drafted(trees(5)[number], follows, monkeypatch)
+    monkeypatch.setattr(FeatureDrafter, "_levels_of", lambda self, batch: None)
+    slow, known = drafted(trees(5)[number], follows, monkeypatch)
+    assert quick == slow == text(None)[0] and len(made) == len(known)
+    assert sum(drafts.width > 0 and drafts.levels > 2 for drafts in made) > 3
+    for one, other in zip(made, known, strict=True):
+        for name in ("token", "parent", "depth", "order", "length", "value", "source"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert mine is theirs is None or torch.equal(mine, theirs), name

@@ -295,3 +295,22 @@ def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: boo
         expected = RULES[name].verify_batch(BatchCase(block, laws, KeyedDice(zeros, zeros, zeros)))
         for column in ("path", "accepted", "token", "reason"):
             assert torch.equal(getattr(found, column), getattr(expected, column)), (name, column)
+
+
+@pytest.mark.parametrize(("patience", "sizes"), [(24, {3}), (2, {1, 2, 3})])
+def test_sizes_that_are_seldom_wanted_make_do_with_larger_recordings(
+    patience: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests that end one after the other: nobody waits for a recording that is hardly used."""
+    monkeypatch.setattr("foredraft.engine.swift.PATIENCE", patience)
+
+    def texts(make: Make) -> tuple[list[list[int]], Engine]:
+        torch.manual_seed(5)
+        engine = Engine(make(toys.target()))
+        plain = Method("plain", RULES["sample-and-match"])
+        requests = [request(PROMPTS[i], plain, i, max_new_tokens=8 + 6 * i) for i in range(3)]
+        return finish(engine, *requests), engine
+
+    found, engine = texts(taped)
+    assert found == texts(eager)[0]
+    assert {key[1] for key in keys(engine.executor.recorder, "round")} == sizes

@@ -95,7 +95,7 @@ class _TableHead:
 class _TableWorkshop(Workshop):
     """Recipes find tables here whatever they ask for."""
 
-    def head(self, kind: str, named: str | None) -> Ready:
+    def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         executor: Any = self.models[_DRAFTER].executor
         return _TableHead(executor)
 

@@ -15,11 +15,16 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..types import DraftBatch
+
+Numbers = NDArray[Any]
 
 
 def log_odds(chance: float) -> float:
@@ -29,6 +34,7 @@ def log_odds(chance: float) -> float:
 KNOTS = tuple(log_odds(q) for q in (0.03, 0.1, 0.25, 0.5, 0.75, 0.95))
 POINTS = (0.003, 0.03, 0.1, 0.17, 0.25, 0.37, 0.5, 0.62, 0.75, 0.86, 0.95, 0.995)  # of the curve that a round uses
 LOG_POINTS = tuple(map(math.log, POINTS))
+POINT_ARRAY = np.array(LOG_POINTS, dtype=np.float32)
 MIDDLES = tuple((a + b) / 2 for a, b in pairwise(KNOTS))  # a claim belongs to the nearest knot
 EVERYONE_WEIGHT = 8.0  # tries that "the drafter is right about itself" is worth at each knot
 OWN_WEIGHT = 6.0  # precision of "this sequence is like the others": they differ by some 0.4 in log-odds
@@ -91,15 +97,21 @@ class Own:
 class Curve:
     """Chances for the probabilities that a drafter gives in one round; their logarithms are linear between points."""
 
-    points: Tensor  # [P] log-probabilities
-    first: Tensor  # [B, 1, k] where the pieces of each sequence begin, for the likeliest token behind a node and others
-    slope: Tensor  # [B * 2 * (P + 1)] of all pieces
-    offset: Tensor
+    first: (
+        Numbers  # [B, 1, k] where the pieces of each sequence begin, for the likeliest token behind a node and others
+    )
+    slope: Numbers  # [B * 2 * (P + 1)] of all pieces
+    offset: Numbers
 
     def __call__(self, said: Tensor) -> Tensor:
         """[B, w, k] log-chances of the k likeliest tokens behind w nodes, from log-probabilities that fall along k."""
-        piece = torch.bucketize(said, self.points) + self.first[:, :, : said.shape[2]]
-        return torch.addcmul(self.offset.take(piece), self.slope.take(piece), said)
+        return torch.from_numpy(self.on_host(said.cpu().numpy())).to(said.device)
+
+    def on_host(self, said: Numbers) -> Numbers:
+        """The same in numpy."""
+        piece = POINT_ARRAY.searchsorted(said) + self.first[:, :, : said.shape[2]]
+        chances: Numbers = self.slope[piece] * said + self.offset[piece]
+        return chances
 
 
 @dataclass(slots=True)
@@ -112,14 +124,14 @@ class Calibration:
     own: dict[int, Own] = field(default_factory=dict)
     claims: dict[int, Claims] = field(default_factory=dict)  # sequence -> its round under way
 
-    def curve(self, ids: Seq[int], width: int, device: torch.device) -> Curve:
+    def curve(self, ids: Seq[int], width: int) -> Curve:
         """For sequences `ids`, and at most `width` tokens behind a node."""
         heights = [[_at(knots, log_odds(q)) for q in POINTS] for knots in map(_heights, self.everyone)]
         own = [self.own[each].shift if each in self.own else 0.0 for each in ids]
         pieces = [piece for shift in own for line in heights for piece in _pieces(line, shift)]
-        slope, offset = torch.tensor(pieces, device=device).unbind(dim=1)
+        slope, offset = np.array(pieces, dtype=np.float32).T
         first = [[[(len(POINTS) + 1) * (2 * b + (k > 0)) for k in range(width)]] for b in range(len(ids))]
-        return Curve(torch.tensor(LOG_POINTS, device=device), torch.tensor(first, device=device), slope, offset)
+        return Curve(np.array(first), slope, offset)
 
     def claim(self, ids: Seq[int], drafts: DraftBatch, said: Tensor, first: Tensor) -> None:
         """These drafts go to the verifier, of which the drafter `said` these log-probabilities, and which were the

@@ -69,7 +69,7 @@ class CostTree(ValueTree):
         shape = PricedTree(self.nodes, self.width, self.depth, verify=verify, level=level)
         if self.calibration is None:
             return shape.grow(stepper, budgets, dice)
-        honest = HonestStepper(stepper, self.calibration.curve(stepper.ids, self.width, stepper.device))
+        honest = HonestStepper(stepper, self.calibration.curve(stepper.ids, self.width))
         drafts = shape.grow(honest, budgets, dice)
         if drafts.width:
             self.calibration.claim(stepper.ids, drafts, *honest.said_of(drafts))
@@ -88,11 +88,11 @@ class PricedTree(ValueTree):
 
     def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool:
         """The next level is worth what its nodes bring beyond their own price; one sequence of the batch is enough."""
-        tokens = 1 + self._falling(pool.columns()[2]).cumsum(axis=1)
+        tokens = 1 + self._falling(pool.values()).cumsum(axis=1)
         seconds = self.verify[1 : tokens.shape[1] + 1] + (level - 1) * self.level
         rate = (tokens / seconds).max(axis=1)  # [B]
         bar = rate * (self.verify[-1] - self.verify[0]) / self.nodes  # tokens that a node must bring
-        hope = _chances(value)[:, None, :] * LIKELY  # [B, 2, w]
+        hope = np.exp(value.cpu().numpy())[:, None, :] * LIKELY  # [B, 2, w]
         gain = np.maximum(hope - bar[:, None, None], 0).sum(axis=(1, 2))
         return bool((gain > rate * self.level).any())
 
@@ -106,8 +106,4 @@ class PricedTree(ValueTree):
 
     def _falling(self, value: Tensor) -> Numbers:
         """The largest chances of each sequence, as many as it may have nodes."""
-        return -np.sort(-_chances(value), axis=1)[:, : self.nodes]
-
-
-def _chances(value: Tensor) -> Numbers:
-    return np.exp(value.cpu().numpy())
+        return np.exp(-np.sort(-value.cpu().numpy(), axis=1)[:, : self.nodes])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..types import DraftBatch
 from .calibration import Curve
+from .host_pool import Found, Front, Tops, tops_of
 from .step import Frontier, Step, Stepper
 
 
@@ -27,6 +28,9 @@ class HonestStepper:
 
     def expand(self, frontier: Frontier) -> Step:
         return self._honest(self._stepper.expand(frontier))
+
+    def tops(self) -> Tops:
+        return HonestTops(tops_of(self._stepper), self._curve, self._said)
 
     def said_of(self, drafts: DraftBatch) -> tuple[Tensor, Tensor]:
         """[B, N] log-probabilities as the drafter gave them, and whether each node is the likeliest behind its parent.
@@ -55,3 +59,22 @@ class HonestStep(Step):
         values, ids = self.step.top(k)
         self.said.append(values)
         return self.curve(values), ids
+
+
+@dataclass(frozen=True, slots=True)
+class HonestTops:
+    """The same in numpy."""
+
+    tops: Tops
+    curve: Curve
+    said: list[Tensor]
+
+    def root(self, k: int) -> Found:
+        return self._honest(self.tops.root(k))
+
+    def below(self, front: Front, k: int) -> Found:
+        return self._honest(self.tops.below(front, k))
+
+    def _honest(self, found: Found) -> Found:
+        self.said.append(torch.from_numpy(found[0]))
+        return self.curve.on_host(found[0]), found[1]

@@ -23,6 +23,7 @@ from .pool import Pool
 from .step import Frontier, Stepper
 
 Numbers = NDArray[Any]
+Found = tuple[Numbers, Numbers]  # log-probabilities and target ids of the likeliest tokens, [B, w, k] each
 Grow = Callable[[Any, Stepper, Seq[Budget], Dice], DraftBatch]
 
 
@@ -59,25 +60,57 @@ class Front:
         return Frontier(*(torch.from_numpy(column) for column in columns))
 
 
+class Tops(Protocol):
+    """The likeliest tokens behind nodes, in numpy."""
+
+    def root(self, k: int) -> Found: ...
+    def below(self, front: Front, k: int) -> Found: ...
+
+
+class SteppedTops:
+    """What the steps of any stepper say of them; one with `tops` of its own knows a shorter way."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def root(self, k: int) -> Found:
+        values, ids = self._stepper.root().top(k)
+        return values.numpy(), ids.numpy()
+
+    def below(self, front: Front, k: int) -> Found:
+        values, ids = self._stepper.expand(front.frontier()).top(k)
+        return values.numpy(), ids.numpy()
+
+
+def tops_of(stepper: Stepper) -> Tops:
+    make: Callable[[], Tops] | None = getattr(stepper, "tops", None)
+    return SteppedTops(stepper) if make is None else make()
+
+
 class HostPool(Pool):
     """A pool that grows level by level."""
 
-    def __init__(self, stepper: Stepper, width: int) -> None:
+    def __init__(self, stepper: Stepper, width: int, depth: int) -> None:
         super().__init__(stepper)
         self.width = width
         self._who = np.arange(self.batch)[:, None]
-        self._made: list[tuple[Numbers, Numbers, Numbers]] = []  # parents, tokens and values of each level
+        self._begin: list[int] = []  # of each level
+        rooms = width + (depth - 1) * width**2
+        self._parent, self._token = np.empty((2, self.batch, rooms), dtype=np.int64)
+        self._value = np.empty((self.batch, rooms), dtype=np.float32)
 
-    def grow(self, front: Front | None, found: tuple[Tensor, Tensor]) -> Front:
+    def grow(self, front: Front | None, found: Found) -> Front:
         """Add the likeliest tokens behind a front (None = the root), [B, w, k] each; the best of them are the next."""
-        more, token = (part.numpy() for part in found)
+        more, token = found
         (batch, wide, k), begin = more.shape, self.size
         node = np.full((batch, wide), -1) if front is None else front.node
         if front is not None:
             more = front.value[:, :, None] + more
         token, value = token.reshape(batch, -1), more.reshape(batch, -1)
         self.levels, self.size = self.levels + 1, begin + wide * k
-        self._made.append((node.repeat(k, 1), token, value))
+        self._begin.append(begin)
+        new = slice(begin, self.size)
+        self._parent[:, new], self._token[:, new], self._value[:, new] = node.repeat(k, 1), token, value
         best = falling(value)[:, : self.width]
         best.sort(axis=1)
         above = best // k
@@ -86,12 +119,17 @@ class HostPool(Pool):
         )
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        parent, token, value, depth = (torch.from_numpy(column) for column in self._joined())
-        return parent, token, value, depth
+        parent, token, value = (torch.from_numpy(x[:, : self.size]) for x in (self._parent, self._token, self._value))
+        return parent, token, value, torch.from_numpy(self._depth().repeat(self.batch, 0))
+
+    def values(self) -> Tensor:
+        return torch.from_numpy(self._value[:, : self.size])
+
+    def within(self, budgets: Seq[Budget]) -> Tensor:
+        return torch.from_numpy(self._within(budgets))
 
     def best(self, nodes: int, budgets: Seq[Budget], kind: Kind, branching: int) -> DraftBatch:
-        parent, token, value, depth = self._joined()
-        value = np.where(depth <= np.array([[budget.depth] for budget in budgets]), value, -np.inf)
+        parent, token, value = self._parent[:, : self.size], self._token, self._within(budgets)
         room = np.array([[max(0, min(nodes, budget.nodes))] for budget in budgets])
         here = (inverse(falling(value)) < room) & np.isfinite(value)
         order = np.argsort(~here, axis=1, kind="stable")
@@ -99,7 +137,7 @@ class HostPool(Pool):
         above = parent[self._who, chosen]
         above = np.where(above >= 0, place[self._who, above], -1)
         elder = np.tril(above[:, :, None] == above[:, None, :], -1).sum(axis=2)
-        token, depth = token[self._who, chosen], depth[self._who, chosen]
+        token, depth = token[self._who, chosen], self._depth()[0, chosen]
         value = np.exp(np.where(here, value, -np.inf)[self._who, chosen])
         length = here.sum(axis=1)
         return DraftBatch(
@@ -116,11 +154,19 @@ class HostPool(Pool):
             lengths_host=tuple(length.tolist()),
         )
 
-    def _joined(self) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Parents, tokens, values and depths of all nodes."""
-        parent, token, value = (np.concatenate(part, axis=1) for part in zip(*self._made, strict=True))
-        depth = np.repeat(np.arange(1, self.levels + 1), [part[0].shape[1] for part in self._made])
-        return parent, token, value, np.broadcast_to(depth, token.shape).copy()
+    def _within(self, budgets: Seq[Budget]) -> Numbers:
+        """[B, n] values, missing where a node is deeper than its sequence may draft."""
+        value, allowed = self._value[:, : self.size], [budget.depth for budget in budgets]
+        if min(allowed) >= self.levels:
+            return value
+        return np.where(self._depth() <= np.array(allowed)[:, None], value, np.float32(-np.inf))
+
+    def _depth(self) -> Numbers:
+        """[1, n]."""
+        depth = np.zeros((1, self.size), dtype=np.int64)
+        for begin in self._begin:
+            depth[:, begin:] += 1
+        return depth
 
 
 def on_host(grow: Grow) -> Grow:
@@ -139,10 +185,10 @@ def on_host(grow: Grow) -> Grow:
 def grow_on_host(shape: Growing, stepper: Stepper, budgets: Seq[Budget]) -> DraftBatch:
     """The chosen tree of a shape; every level is read for all sequences."""
     depth = min(shape.depth, max(budget.depth for budget in budgets))
-    pool = HostPool(stepper, shape.width)
-    front = pool.grow(None, pool.root().top(shape.width))
+    pool, tops = HostPool(stepper, shape.width, depth), tops_of(stepper)
+    front = pool.grow(None, tops.root(shape.width))
     while front.level < depth and shape.goes_on(pool, torch.from_numpy(front.value), front.level + 1):
-        front = pool.grow(front, pool.read(front.frontier()).top(shape.width))
+        front = pool.grow(front, tops.below(front, shape.width))
     return pool.best(shape.nodes, shape.within(pool, budgets), shape.kind, shape.width)
 
 

@@ -47,6 +47,10 @@ class Pool:
             self._parts = [(parent, token, value, depth)]
         return self._parts[0]
 
+    def values(self) -> Tensor:
+        """[B, n] of all nodes."""
+        return self.columns()[2]
+
     def frontier(self, node: Tensor) -> Frontier:
         parent, token, _, depth = (column.gather(1, node) for column in self.columns())
         return Frontier(node, token, parent, depth)

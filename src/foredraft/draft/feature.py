@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from ..core.dice import Dice
+from ..core.host_pool import Found, Front, SteppedTops, Tops
 from ..core.sampling import ParamBlock
 from ..core.shape import Frontier, Shape, Step, Vocabulary
+from ..core.top_kernels import IMPOSSIBLE
+from ..core.value_tree import ValueTree
 from ..models.heads import FeatureHead, Lexicon
+from ..models.native import MOST
 from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
 from ..runtime.graphs import GraphExecutor
 from ..runtime.inside import Inside
+from ..runtime.levels import Levels
 from ..runtime.native_executor import NativeExecutor
 from ..runtime.recorder import Recorder
 from ..runtime.torch_executor import CHUNK
@@ -52,6 +57,7 @@ class FeatureDrafter(ModelDrafter):
         # sequence id -> features of the last slots, those unread included, in parts
         self._features: dict[int, list[Tensor]] = {}
         self._foreseen: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
+        self._levels: dict[int, Levels] = {}
 
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
@@ -81,11 +87,22 @@ class FeatureDrafter(ModelDrafter):
         paired = isinstance(self.executor, NativeExecutor) and self.executor.reads_pairs
         kind = PairedStepper if paired else FeatureStepper
         stepper = kind(self.head, self.executor, slots, sequences, block, self.shape)
+        if isinstance(stepper, PairedStepper):
+            stepper.levels = self._levels_of(len(slots))
         stepper.vocabulary, stepper.features = self._words(sequences), features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
         if drafts.width:  # else nothing was read
             self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
         return drafts
+
+    def _levels_of(self, batch: int) -> Levels | None:
+        """For shapes that grow by levels in numpy; one for every size of a batch."""
+        assert isinstance(self.executor, NativeExecutor)
+        if not isinstance(self.shape, ValueTree) or self.shape.width > MOST or not self.executor.reads_levels:
+            return None
+        if batch not in self._levels:
+            self._levels[batch] = Levels(self.executor, batch, self.shape.reads, self.shape.width, CATCH_UP)
+        return self._levels[batch]
 
     def _words(self, sequences: Seq[Sequence]) -> Vocabulary | None:
         """What may be drafted this round."""
@@ -197,19 +214,24 @@ class FeatureStepper(ModelStepper):
 
     def root(self) -> Step:
         """Read the slots that verification has settled; the newest one predicts the first draft."""
+        unread, tokens = self.catch_up()
+        out = self._settle(list(range(self.batch)), unread, tokens)
+        last = torch.tensor([[len(run) - 1] for run in unread], device=self.device)
+        rows = out.index.gather(1, last)
+        self._back = self.head.back(out.hidden[self._taps[0]][rows[:, 0]])[:, None]
+        return self._step(out, rows)
+
+    def catch_up(self) -> tuple[list[Tensor], list[list[int]]]:
+        """Features and tokens of slots that are settled and not read; of a prompt's, all but the last are read here."""
         unread, tokens = self._unread()
-        while max(len(run) for run in unread) > CATCH_UP:  # a prompt: all but its last slots, in passes of their own
+        while max(len(run) for run in unread) > CATCH_UP:  # in passes of their own
             cuts = [min(len(run) - 1, CHUNK) if len(run) > CATCH_UP else 0 for run in unread]
             long = [b for b, cut in enumerate(cuts) if cut]
             parts = [unread[b][: cuts[b]] for b in long], [tokens[b][: cuts[b]] for b in long]
             self._settle(long, *parts, logits=False)
             unread = [run[cut:] for run, cut in zip(unread, cuts, strict=True)]
             tokens = [run[cut:] for run, cut in zip(tokens, cuts, strict=True)]
-        out = self._settle(list(range(self.batch)), unread, tokens)
-        last = torch.tensor([[len(run) - 1] for run in unread], device=self.device)
-        rows = out.index.gather(1, last)
-        self._back = self.head.back(out.hidden[self._taps[0]][rows[:, 0]])[:, None]
-        return self._step(out, rows)
+        return unread, tokens
 
     def expand(self, frontier: Frontier) -> Step:
         rows = self._place(frontier)
@@ -250,6 +272,7 @@ class PairedStepper(FeatureStepper):
     """The same on an executor that looks tokens and features up by itself: a level is one call."""
 
     executor: NativeExecutor
+    levels: Levels | None = None
     _table: Tensor  # [B, reads + 1, d] what the head handed back behind the root and behind every scratch row
 
     def root(self) -> Step:
@@ -271,6 +294,26 @@ class PairedStepper(FeatureStepper):
 
     def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:
         return self.executor.forward_pairs(rows, features, None, self._taps, logits)
+
+    def tops(self) -> Tops:
+        """For growth in numpy; of the two forms one is used in a round."""
+        return SteppedTops(self) if self.levels is None else LevelTops(self, self.levels)
+
+
+class LevelTops:
+    """The same in numpy, without steps."""
+
+    def __init__(self, stepper: PairedStepper, levels: Levels) -> None:
+        self._stepper, self._levels = stepper, levels
+
+    def root(self, k: int) -> Found:
+        stepper, words = self._stepper, self._stepper.vocabulary
+        assert words is not None
+        features, tokens = stepper.catch_up()
+        return self._levels.root(stepper.slots, tokens, torch.cat(features), words.ids, IMPOSSIBLE, k)
+
+    def below(self, front: Front, k: int) -> Found:
+        return self._levels.below(front.token, front.above, front.level - 1, k)
 
 
 class InsideStepper(FeatureStepper):
@@ -307,7 +350,10 @@ def unread_slots(
 def accepted_rows(round: Round) -> tuple[Tensor, list[int]]:
     """Packed rows of each sequence's pending token and accepted nodes, behind one another, and how many each has."""
     counts = [n + 1 for n in round.accepted]
-    path = round.verdict.path[:, : max(counts) - 1]
+    index, path = round.out.index, round.verdict.path[:, : max(counts) - 1]
+    if index.device.type == "cpu":
+        lines = zip(index.tolist(), path.tolist(), round.accepted, strict=True)
+        return torch.tensor([line[node + 1] for line, nodes, n in lines for node in (-1, *nodes[:n])]), counts
     rows = torch.cat((torch.zeros_like(path[:, :1]) if path.shape[1] else path.new_zeros(len(counts), 1), path + 1), 1)
     wanted = torch.arange(rows.shape[1], device=rows.device)[None, :] < rows.new_tensor(counts)[:, None]
-    return round.out.index.gather(1, rows.clamp(min=0))[wanted], counts
+    return index.gather(1, rows.clamp(min=0))[wanted], counts

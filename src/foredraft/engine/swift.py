@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ MOST = 256  # sequences of a recorded round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together
 FLAT = 128  # rows up to which a pass mostly reads weights
 AFTER = 1  # rounds before one is recorded
+PATIENCE = 24  # rounds that make do with a larger recording before one of their own size is made
 
 
 def take_swiftly(executor: Executor, turns: Seq[Turn]) -> None:
@@ -132,25 +135,55 @@ def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -
     slots, counts = [s.slot for s in sequences], [n + 1 for part in drafts for n in part.lengths()]
     first = executor.store.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
-    widest = max(part.width for part in drafts)
-    width = fitting(widest + 1, WIDTHS) - 1  # so that drafts of many sizes share a recording
-    tree = any(part.branching > 1 for part in drafts)
-    levels = min(width, fitting(max(part.levels for part in drafts), WIDTHS)) if tree else width
-    batch = fitting(len(slots), BATCHES)  # and so do batches that shrink and grow
-    batch = batch if batch * (width + 1) <= MOST_ROWS else len(slots)
-    bars = [_bar(turn) for turn in turns for _ in turn.requests]
-    table = _table(executor, sequences, slots, counts, bars, batch)
     inner = tuple(sorted({tap for turn in turns for tap in turn.method.taps if tap != FINAL}))
-    rule = turns[0].method.rule
-    key, rooms = ("round", batch, width, levels, tree, inner, _kin(turns[0])), [table.shape, (4, batch, width)]
+    key = _key(executor, drafts, (inner, _kin(turns[0])))
+    bars = [_bar(turn) for turn in turns for _ in turn.requests]
+    table = _table(executor, sequences, slots, counts, bars, key.batch)
+    rule, rooms = turns[0].method.rule, [table.shape, (4, key.batch, key.width)]
     taken[key] += 1
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
-        return _round(executor, table, columns, levels, tree, inner, rule)
+        return _round(executor, table, columns, key.levels, key.tree, inner, rule)
 
+    widest = max(part.width for part in drafts)
     inputs = (table, torch.cat([_columns(part, widest) for part in drafts], dim=1))
-    out, verdict, summary = executor.recorder.run((*key, taken[key]), body, inputs, rooms, AFTER)
+    out, verdict, summary = executor.recorder.run(key._replace(time=taken[key]), body, inputs, rooms, AFTER)
     _hand_out(turns, out, verdict, summary)
+
+
+class Key(NamedTuple):
+    """What a round is recorded for; the drafts of a call may be fewer and smaller."""
+
+    kind: str
+    batch: int
+    width: int
+    levels: int
+    tree: bool
+    asked: Hashable  # taps and opinions
+    time: int = 1  # in one step
+
+
+def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable) -> Key:
+    """The smallest size that holds these drafts, or, while that is seldom wanted, a larger one that is at hand.
+
+    Padding costs a little in each round, a recording as much as many rounds.
+    """
+    batch, rows = sum(part.batch for part in drafts), max(part.width for part in drafts) + 1
+    deepest, tree = max(part.levels for part in drafts), any(part.branching > 1 for part in drafts)
+
+    def sized(batch: int, rows: int) -> Key:
+        levels = min(rows - 1, fitting(deepest, WIDTHS)) if tree else rows - 1
+        return Key("round", batch, rows - 1, levels, tree, asked)
+
+    height, width = fitting(batch, BATCHES), fitting(rows, WIDTHS)
+    tight = sized(height if height * width <= MOST_ROWS else batch, width)
+    if executor.recorder.holds(tight):
+        return tight
+    most = min(MOST_ROWS, max(FLAT, 2 * batch * rows))
+    larger = ((b, r) for b in BATCHES if b >= batch for r in WIDTHS if r >= rows and b * r <= most)
+    held = (size for size in sorted(larger, key=prod) if executor.recorder.holds(sized(*size)))
+    found = next(held, None)
+    return tight if found is None or executor.recorder.wish(tight) > PATIENCE else sized(*found)
 
 
 def _table(

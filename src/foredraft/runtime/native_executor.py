@@ -114,6 +114,26 @@ class NativeExecutor(TorchExecutor):
         """Whether `forward_pairs` is for this model."""
         return self._paired and self._looks_up
 
+    @property
+    def reads_levels(self) -> bool:
+        """Whether `Levels` are for this model."""
+        return self.reads_pairs and self._tail is not None
+
+    def order_of_pairs(self) -> native.Pass:
+        """A pass through all layers, as far as all passes are alike."""
+        order = native.Pass.from_buffer_copy(self._order)
+        order.first_layer, order.last_layer = 0, self.num_layers
+        return order
+
+    def tail(self) -> native.Tail:
+        """What follows the last layer up to the words; for heads whose end the library knows."""
+        assert self._tail is not None
+        return native.Tail.from_buffer_copy(self._tail)
+
+    def run_pairs(self, order: native.Pass) -> None:
+        """A pass that somebody else has put together."""
+        self._code.layers(order)
+
     def _entering(self, hidden: Tensor) -> tuple[native.Source, native.Source]:
         """A stream [T, d] and nothing, or the halves of a stream [T, 2 d] of pairs."""
         if hidden.shape[1] == self.hidden_size:

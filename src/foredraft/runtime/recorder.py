@@ -63,6 +63,22 @@ class Recorder:
             return body(*self._here(inputs))
         return cast(Answer, made.replay(inputs))
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether a replay is at hand."""
+        return key in self._made
+
+    def wish(self, key: Hashable) -> int:
+        """Somebody would have called this function, but makes do with another; how often that was so."""
+        calls = self._calls.get(key, 0)
+        if calls >= 0:  # else it cannot be recorded, and will go on making do
+            self._calls[key] = calls = calls + 1
+            self._forget()
+        return calls
+
+    def _forget(self) -> None:
+        if len(self._calls) > MOST_KEYS:
+            self._calls.popitem(last=False)
+
     def _here(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return [given.to(self.device, non_blocking=True) for given in inputs]
 
@@ -71,8 +87,7 @@ class Recorder:
         calls = self._calls.get(key, 0)
         if 0 <= calls < after or calls < 0:
             self._calls[key] = calls + 1 if calls >= 0 else calls
-            if len(self._calls) > MOST_KEYS:
-                self._calls.popitem(last=False)
+            self._forget()
             return None
         if shared and self._pool is None:
             self._pool = self.pool()

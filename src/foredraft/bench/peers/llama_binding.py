@@ -31,7 +31,7 @@ def abilities(info: str) -> list[str]:
 class LlamaBinding:
     """A context over a GGUF file, cleared for every prompt; for the CPU.
 
-    Without `repack` the weights stay as they are in the file, and no AMX product runs: llama.cpp has one switch for both.
+    Without `repack` weights stay as they are in the file, and no AMX product runs: llama.cpp has one switch for both.
     """
 
     def __init__(self, gguf: str, threads: int, context: int, repack: bool) -> None:
@@ -46,7 +46,7 @@ class LlamaBinding:
         limits = library.llama_context_default_params()
         limits.n_ctx, limits.n_batch = context + CHUNK, CHUNK
         limits.n_threads = limits.n_threads_batch = threads
-        limits.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        limits.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it slows passes over few rows here
         self._context = self._model and library.llama_init_from_model(self._model, limits)
         if not self._context:
             raise RuntimeError(f"llama.cpp cannot load {gguf}")
@@ -54,7 +54,7 @@ class LlamaBinding:
         self._greedy = library.llama_sampler_init_greedy()
         self._lookup = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding(NGRAM, LOOKUP_TOKENS)
         self._tokens, self._positions = (library.llama_token * CHUNK)(), (library.llama_pos * CHUNK)()
-        self._wanted = (ctypes.c_int8 * CHUNK)()
+        self._wanted: Any = (ctypes.c_int8 * CHUNK)()
 
     def clear(self) -> None:
         self._library.llama_memory_clear(self._memory, True)

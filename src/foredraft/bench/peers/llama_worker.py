@@ -1,4 +1,4 @@
-"""The process that runs `llama-cpp-python`: JSON lines in, JSON lines out (`python -m foredraft.bench.peers.llama_worker`).
+"""The process that runs `llama-cpp-python`: JSON lines in, JSON lines out; started with `python -m`.
 
 The first line in holds the settings of the binding, every further one a prompt; the first line out says that the engine
 is ready, and what its build can do.

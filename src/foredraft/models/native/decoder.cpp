@@ -31,6 +31,14 @@ struct Tail {  // what comes behind the last layer
     Weight turn, words;  // without columns: left out
     bf16* features;      // [rows, hidden]
     float* logits;       // [rows, words.columns]
+    const int32_t* row;  // those rows that are wanted, one behind another; null = all
+    int32_t rows;        // how many these are
+    int32_t top;         // how many of the likeliest words to look for; 0 = none
+    float least;
+    int32_t none;
+    const int64_t* ids;  // of the words
+    float* values;       // [rows, top] log-probabilities, none below `least`
+    int64_t* places;     // [rows, top] ids
 };
 struct Pass {
     int32_t rows, hidden, heads, kv_heads, dim, inner, first_layer, last_layer, slots, capacity, spans, threads;
@@ -237,17 +245,17 @@ struct Runner {
         if (p.taps[index] && me == 0) std::memcpy(p.taps[index], b.stream.data, size_t(p.rows) * p.hidden * 2);
     }
 
-    // The final norm, the turn of those that have one, and the logits.
+    // The final norm, the turn of those that have one, the logits, and the likeliest words.
     void finish(const Tail& tail) {
-        const int d = p.hidden, mine = from(p.rows), end = upto(p.rows);
-        for (int r = mine; r < end; r++) norm(&b.stream[r * d], tail.norm, p.eps, d, &b.normed[r * d]);
+        const int d = p.hidden, rows = tail.row ? tail.rows : p.rows, mine = from(rows), end = upto(rows);
+        for (int r = mine; r < end; r++) norm(&b.stream[(tail.row ? tail.row[r] : r) * d], tail.norm, p.eps, d, &b.normed[r * d]);
         barrier.wait();
-        begin_tiles(p.rows);
+        begin_tiles(rows);
         const bf16* features = b.normed.data;
         if (tail.turn.columns) {
             auto emit = [&](int row, int j, __m512 sum) { narrow16(&b.turned[row * d + 16 * j], sum); };
             const int blocks = d / COLUMNS;
-            product(features, d, p.rows, tail.turn, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+            product(features, d, rows, tail.turn, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
             barrier.wait();
             features = b.turned.data;
         }
@@ -257,7 +265,12 @@ struct Runner {
             _mm512_storeu_ps(tail.logits + long(row) * tail.words.columns + 16 * j, sum);
         };
         const int blocks = tail.words.columns / COLUMNS;
-        product(features, d, p.rows, tail.words, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        product(features, d, rows, tail.words, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        if (!tail.top) return;
+        barrier.wait();
+        for (int r = mine; r < end; r++)
+            likeliest(tail.logits + long(r) * tail.words.columns, tail.words.columns, tail.top, tail.ids, tail.least,
+                      tail.values + r * tail.top, tail.places + r * tail.top);
     }
 
     void run() {

@@ -41,7 +41,15 @@ class Source(ctypes.Structure):
 
 
 class Tail(ctypes.Structure):
-    _fields_ = [*_fields("", "norm words_bias"), ("turn", Weight), ("words", Weight), *_fields("", "features logits")]
+    _fields_ = [
+        *_fields("", "norm words_bias"),
+        ("turn", Weight),
+        ("words", Weight),
+        *_fields("", "features logits row"),
+        *_fields("rows top"),
+        ("least", _float),
+        *_fields("none", "ids values places"),
+    ]
 
 
 class Pass(ctypes.Structure):

@@ -106,6 +106,7 @@ inline void begin_tiles(int rows) {
     const int beyond = rows <= 2 * ROWS ? rows - ROWS : rows - 2 * ROWS;
     if (rows > ROWS && beyond < ROWS) shape.rows[2] = shape.rows[5] = beyond;
     if (rows > ROWS && rows < 2 * ROWS) shape.rows[3] = beyond;
+    asm volatile("" ::"r"(&shape) : "memory");  // compilers may think that only eight bytes of it are read
     _tile_loadconfig(&shape);
 }
 inline void end_tiles() { _tile_release(); }

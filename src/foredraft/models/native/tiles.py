@@ -46,39 +46,31 @@ class Tiles:
 
     def dense(self) -> Tensor:
         """[columns, depth] in bf16, from the stored form alone."""
-        codes, scales = self._codes(), self._scales().to(torch.float32)
+        codes, scales = self._picked(torch.arange(self.columns))
+        scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
         if self.format == GRID8:
-            codes = (codes * scales[0][..., None]).to(torch.bfloat16)
+            codes = (codes * scales[:, :, 0]).to(torch.bfloat16)
         elif self.format == GRID4:
-            codes = (codes * scales[0][..., None] + scales[1][..., None]).to(torch.bfloat16)
+            codes = (codes * scales[:, :, 0] + scales[:, :, 1]).to(torch.bfloat16)
         return codes.reshape(self.columns, self.depth)
 
     def chosen(self, columns: Tensor) -> Tiles:
         """Some columns, in whole blocks of 16, stored as here."""
-        blocks, place = torch.unique(columns // COLUMNS, return_inverse=True)  # few of them, where columns are few
-        part = Tiles(self.format, len(blocks) * COLUMNS, self.depth, self.codes[blocks], self.scales[blocks])
-        columns = place * COLUMNS + columns % COLUMNS
-        codes = _in_order(part._codes()[columns])
+        picked, scales = self._picked(columns)
+        codes, blocks = _in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
         stored = _halves(codes) if self.format == GRID4 else codes.flatten(2).view(torch.uint8)
-        scales = [_beside(scale[columns]) for scale in part._scales()]
-        joined = torch.stack(scales, dim=2) if scales else self.scales.new_empty((*stored.shape[:2], 0, COLUMNS))
-        return Tiles(self.format, len(columns), self.depth, stored, joined)
+        return Tiles(self.format, len(columns), self.depth, stored, blocks.permute(0, 2, 3, 1).contiguous())
 
-    def _codes(self) -> Tensor:
-        """[columns, k-blocks, 32] numbers as they are stored."""
-        count, depth = self.columns // COLUMNS, self.depth // DEPTH
+    def _picked(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of columns as they are stored, [n, k-blocks, 32], and their scales [n, k-blocks, kinds]."""
+        block, own = columns // COLUMNS, columns % COLUMNS
         lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8)[self.format])
-        if self.format == GRID4:
-            halves = lanes.view(count, depth, DEPTH // 2, COLUMNS)
-            lanes = torch.cat((halves & 15, halves >> 4), dim=-1)
-        order = lanes.view(count, depth, DEPTH // 2, COLUMNS, 2).permute(0, 3, 1, 2, 4)
-        return order.reshape(self.columns, depth, DEPTH)
-
-    def _scales(self) -> Tensor:
-        """[kinds, columns, k-blocks]."""
-        return self.scales.permute(2, 0, 3, 1).reshape(
-            -1 if self.scales.numel() else 0, self.columns, self.depth // DEPTH
-        )
+        if self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
+            both = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS // 2, 2)[block, :, :, own % (COLUMNS // 2)]
+            pairs = both >> (own // (COLUMNS // 2) * 4).to(torch.uint8)[:, None, None, None] & 15
+        else:
+            pairs = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS, 2)[block, :, :, own]
+        return pairs.reshape(len(columns), -1, DEPTH), self.scales[block, :, :, own]
 
 
 def fits(weight: Tensor) -> bool:
