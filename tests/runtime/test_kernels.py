@@ -77,6 +77,17 @@ def test_rows_are_turned_stored_and_attended_to(case: tuple[int, int, int, int, 
         assert (fused - twin).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("programs", [1, 14])  # the keys of a sequence are not shared out, or among two programs
+def test_many_sequences_leave_no_parts(programs: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(k, "PROGRAMS", programs)
+    here = ground(3, 9, 32, packed)
+    query = noise(len(here.place), 4, 16)
+    keys, values = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16) + 1
+    expected = k.tree_attention_twin(query, here, keys, values)
+    assert (k.tree_attention_fused(query, here, keys, values) - expected).abs().max() < 1e-5
+
+
 def test_accepted_rows_move_to_the_front() -> None:
     slot, length = torch.tensor([2, 0], device=DEVICE), torch.tensor([7, 3], device=DEVICE)
     count, keep = torch.tensor([3, 1], device=DEVICE), torch.tensor([[0, 2, 5], [4, -1, -1]], device=DEVICE)

@@ -82,6 +82,13 @@ def foresee(drafter: Drafter, out: Output, verdict: Verdict) -> None:
         early(out, verdict)
 
 
+def draft_ahead(drafter: Drafter, sequences: Seq[Sequence], verdict: Verdict) -> None:
+    """Let a drafter begin with its next drafts before the host knows the verdict on the last; few can do that."""
+    begin = getattr(drafter, "draft_ahead", None)
+    if begin is not None:
+        begin(sequences, verdict)
+
+
 def weighs_costs(drafter: Drafter) -> bool:
     """Whether a drafter chooses the size of its drafts by what they cost and bring; few do, so few say so."""
     return bool(getattr(drafter, "weighs_costs", False))

@@ -16,10 +16,11 @@ from ..runtime import FINAL, Executor, Output, Rows
 from ..runtime.graphs import GraphExecutor
 from ..runtime.inside import Inside
 from ..runtime.native_executor import NativeExecutor
-from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology
+from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
+from .ahead import Begun, Last, begin
 from .base import QuietDrafter, Round
 from .native_step import NativeStep
-from .recorded import can_record, cut_to_budgets, filled, record_round, shape_for, sure_block
+from .recorded import Recorded, can_record, cut_to_budgets, filled, record_round, settled, shape_for, sure_block
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -54,6 +55,8 @@ class ModelDrafter(QuietDrafter):
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
         self._rows: dict[int, int] = {}  # sequence id -> scratch rows
+        self._last: Last | None = None  # a recorded chain whose verdict is awaited
+        self._begun: Begun | None = None
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -118,16 +121,30 @@ class ModelDrafter(QuietDrafter):
             stepper.given, stepper.counts = tokens, counts
             return stepper
 
-        made = record_round(executor, shape, slots, unread, make, id(self))
+        who, begun, self._begun = [s.id for s in sequences], self._begun, None
+        if begun is not None and begun.holds(who, shape, known, unread):
+            made: Recorded | None = settled(executor, begun.made, slots, unread)
+        else:
+            made = record_round(executor, shape, slots, unread, make, id(self))
         if made is None:
             return None
         assert made.row_of is not None
+        if isinstance(shape, Chain) and not shape.states:
+            self._last = Last(who, slots, shape, made)
         self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
         self._rows |= {s.id: made.rows for s in sequences}
         return cut_to_budgets(made.drafts, sequences)
 
+    @torch.no_grad()
+    def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
+        last, self._last = self._last, None
+        if last is not None and last.who == [s.id for s in sequences] and isinstance(self.executor, GraphExecutor):
+            self._begun = begin(self.executor, id(self), last, verdict)
+
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
+        if self._begun is not None:
+            self._begun.hear([s.id for s in round.sequences], round.accepted)
         who = [b for b, s in enumerate(round.sequences) if s.id in self._read]
         if not who:
             return

@@ -123,9 +123,18 @@ def record_round(
     if features is not None:
         inputs.append(_padded(features))
         rooms.append((batch, width, inputs[1].shape[2]))
-    key = ("draft", owner, shape, batch, width)
-    made = executor.recorder.run(key, body, inputs, rooms, AFTER)
-    executor.settle(slots, [n + c for n, c in zip(lengths, counts, strict=True)], made.rows)
+    made = executor.recorder.run(key_of(owner, shape, batch, width), body, inputs, rooms, AFTER)
+    return settled(executor, made, slots, unread)
+
+
+def key_of(owner: Hashable, shape: Shape, batch: int, width: int) -> Hashable:
+    return "draft", owner, shape, batch, width
+
+
+def settled(executor: GraphExecutor, made: Recorded, slots: Seq[int], unread: Seq[Seq[int]]) -> Recorded:
+    """What a round has read stands in the books from now on; its answer without what filled the batch up."""
+    lengths = [executor.length(slot) + len(run) for slot, run in zip(slots, unread, strict=True)]
+    executor.settle(slots, lengths, made.rows)
     own = range(len(slots))
     rows = None if made.row_of is None else made.row_of[: len(own)]
     return Recorded(part(made.drafts, own), rows, made.rows)

@@ -17,12 +17,13 @@ from ..core.rules import BatchCase, check_pair
 from ..core.soft import soften
 from ..core.surgery import move, part
 from ..draft import Drafter, Round
-from ..draft.base import foresee
+from ..draft.base import draft_ahead, foresee
 from ..runtime import Executor, Output, Rows
 from ..runtime.ground import upload
 from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
 from .admission import check_request
+from .ahead import RunAhead
 from .clock import Clock
 from .request import Request
 from .sampler import Sampler
@@ -42,6 +43,7 @@ class Engine:
         self.sampler = Sampler(executor.vocab_size, executor.device)
         self._dice = dice or self._keyed_dice
         self._rehearsals = 0  # of the executor before the pass
+        self._ahead = RunAhead()
         self.share(sharing or Sharing())
 
     def share(self, sharing: Sharing) -> None:
@@ -122,10 +124,15 @@ class Engine:
         # What a step that failed half-way has left behind must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
         self._rehearsals = self.executor.rehearsals
-        take_swiftly(self.executor, turns)  # pass and verdict at once, where that can be
+        calm = self._is_calm(len(running))
+        if not calm:
+            self._ahead.guess = None
+        take_swiftly(self.executor, turns, self._ahead if calm else None)  # pass and verdict at once, where that can be
         for turn in turns:
             if turn.summary is not None and turn.method.drafter is not None:
                 foresee(turn.method.drafter, turn.out, turn.verdict)  # while the device is busy
+                if calm:
+                    draft_ahead(turn.method.drafter, turn.sequences, turn.verdict)
         turns = [turn for turn in turns if turn.summary is None]
         for turn in turns:
             root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
@@ -140,6 +147,11 @@ class Engine:
             for turn, _ in fresh:
                 turn.out = out.part(begin, begin + len(turn.requests))
                 begin += len(turn.requests)
+
+    def _is_calm(self, writing: int) -> bool:
+        """Whether the next step will most likely be like this one, and nobody times what the device does."""
+        scheduler = self.scheduler
+        return scheduler.spending is None and not scheduler.waiting and len(scheduler.running) == writing
 
     def judge(self, turns: list[Turn]) -> None:
         for turn in turns:

@@ -31,6 +31,7 @@ from ..runtime.ground import NOWHERE, Book, pinned
 from ..runtime.kernels import move_rows
 from ..runtime.largest import largest as quick_largest
 from ..types import DraftBatch, Reason, Sequence, Verdict
+from .ahead import Letter, RunAhead
 from .greedy import decide
 from .request import Request
 from .turn import Turn
@@ -43,10 +44,11 @@ AFTER = 1  # rounds before one is recorded
 PATIENCE = 24  # rounds that make do with a larger recording before one of their own size is made
 
 
-def take_swiftly(executor: Executor, turns: Seq[Turn]) -> None:
+def take_swiftly(executor: Executor, turns: Seq[Turn], ahead: RunAhead | None = None) -> None:
     """Fill in the output, verdict and summary of every turn that may be taken as one recorded function.
 
     They share passes as far as there is room and opinions are kin: a pass reads every weight, however few its rows are.
+    ahead: for steps that are all there is, whose next ones may begin at once.
     """
     if not isinstance(executor, GraphExecutor):
         return
@@ -59,8 +61,9 @@ def take_swiftly(executor: Executor, turns: Seq[Turn]) -> None:
             else:
                 group.append(turn)
     taken: Counter[Hashable] = Counter()
+    alone = len(groups) == 1 and len(groups[0]) == len(turns)
     for group in groups:
-        _take(executor, group, taken)
+        _take(executor, group, taken, ahead if alone else None)
 
 
 def decide_greedily(turn: Turn, case: Callable[[Turn], BatchCase]) -> bool:
@@ -76,7 +79,7 @@ def decide_greedily(turn: Turn, case: Callable[[Turn], BatchCase]) -> bool:
     scores = None if opinion is None or not turn.drafts.width else opinion.ahead(case(turn))
     reason = Reason.STANDARD if opinion is None else opinion.reason
     made = judge(turn.drafts, choice[:, 0][turn.out.index], best[:, 0][turn.out.index], scores, reason)
-    turn.verdict, turn.summary = made.verdict, made.summary
+    turn.verdict, turn.summary = made.verdict, Letter(made.summary)
     return True
 
 
@@ -126,7 +129,7 @@ def _is_plain(request: Request) -> bool:
     return params.temperature == 0 and not penalised and not asks
 
 
-def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -> None:
+def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable], ahead: RunAhead | None) -> None:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
     Rounds of one step that look alike need a recording each: playing one again would overwrite its answer.
@@ -137,18 +140,31 @@ def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable]) -
     assert not any(first), "a round begins without scratch rows"
     inner = tuple(sorted({tap for turn in turns for tap in turn.method.taps if tap != FINAL}))
     key = _key(executor, drafts, (inner, _kin(turns[0])))
+    made = None if ahead is None else ahead.collect(key, sequences)
+    if made is None:
+        taken[key] += 1
+        made = _play(executor, turns, key._replace(time=taken[key]), inner, slots, counts)
+    out, verdict, summary = made
+    letter = Letter.post(summary)
+    _hand_out(turns, out, verdict, letter)
+    if ahead is not None and not key.width and all(turn.method.drafter is None for turn in turns):
+        ahead.begin(executor.recorder, key, sequences, letter, executor.max_length)
+
+
+def _play(
+    executor: GraphExecutor, turns: Seq[Turn], key: Key, inner: Seq[int], slots: Seq[int], counts: Seq[int]
+) -> tuple[Output, Verdict, Tensor]:
+    sequences, drafts = [s for turn in turns for s in turn.sequences], [turn.drafts for turn in turns]
     bars = [_bar(turn) for turn in turns for _ in turn.requests]
     table = _table(executor, sequences, slots, counts, bars, key.batch)
     rule, rooms = turns[0].method.rule, [table.shape, (4, key.batch, key.width)]
-    taken[key] += 1
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
         return _round(executor, table, columns, key.levels, key.tree, inner, rule)
 
     widest = max(part.width for part in drafts)
     inputs = (table, torch.cat([_columns(part, widest) for part in drafts], dim=1))
-    out, verdict, summary = executor.recorder.run(key._replace(time=taken[key]), body, inputs, rooms, AFTER)
-    _hand_out(turns, out, verdict, summary)
+    return executor.recorder.run(key, body, inputs, rooms, AFTER)
 
 
 class Key(NamedTuple):
@@ -202,7 +218,7 @@ def _bar(turn: Turn) -> int:
     return 0 if opinion is None else int(np.float64(opinion.bar).view(np.int64))
 
 
-def _hand_out(turns: Seq[Turn], out: Output, verdict: Verdict, summary: Tensor) -> None:
+def _hand_out(turns: Seq[Turn], out: Output, verdict: Verdict, summary: Letter) -> None:
     """To each turn what belongs to its sequences; a batch may have been filled up with others."""
     begin = 0
     for turn in turns:
@@ -211,7 +227,8 @@ def _hand_out(turns: Seq[Turn], out: Output, verdict: Verdict, summary: Tensor) 
             x[own] for x in (verdict.path, verdict.accepted, verdict.token, verdict.reason)
         )
         turn.out = replace(out, index=out.index[own], lasting=out.lasting and len(turns) == 1)
-        turn.verdict, turn.summary, turn.moved = Verdict(path, accepted, token, reason), summary[own], True
+        turn.verdict, turn.moved = Verdict(path, accepted, token, reason), True
+        turn.summary = summary.part(own.start, own.stop)
         begin = own.stop
 
 
@@ -256,6 +273,9 @@ def _round(
     best, choice = (found.view(batch, width + 1) for found in largest(logits, 1))
     drafts, out = _drafts(columns, count - 1, width if tree else 1, levels), Output(logits, hidden, index, lasting=True)
     made = decide(drafts, choice, best, *_opinions(rule, drafts, out, bar.view(torch.float64)))
+    if not width:  # the round as it would come next, for whoever runs ahead
+        known.add_(1)
+        root.copy_(made.verdict.token)
     if tree:
         move_rows(executor.store.data, slot, known, made.verdict.accepted + 1, made.keep)
     return out, made.verdict, made.summary

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.sampling import LogitLaws
 from ..runtime import Output
 from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
+from .ahead import Letter
 from .method import Method
 from .request import Request
 from .sampler import logprobs_of
@@ -30,7 +31,7 @@ class Turn:
     out: Output = field(init=False)
     rows: LogitLaws = field(init=False)
     verdict: Verdict = field(init=False)
-    summary: Tensor | None = field(init=False, default=None)  # what the host must know, where it is made already
+    summary: Letter | None = field(init=False, default=None)  # what the host must know, where it is made already
     told: list[Summary] = field(init=False)  # the same on the host
     moved: bool = False  # whether the K/V of accepted paths lies at the front of the scratch rows already
 
@@ -46,9 +47,9 @@ class Turn:
     def read_back(self) -> None:
         """The one small copy to the host."""
         if self.summary is None:
-            self.summary = summarise(self.drafts, self.verdict, self.rows.bad)
+            self.summary = Letter(summarise(self.drafts, self.verdict, self.rows.bad))
         levels = self.verdict.path.shape[1]
-        self.told = [Summary.read(line, levels) for line in self.summary.tolist()]
+        self.told = [Summary.read(line, levels) for line in self.summary.read()]
 
     def advance(self, b: int, max_length: int) -> Event:
         """Hand one request its tokens."""

@@ -89,7 +89,7 @@ def tree_attention(query: Tensor, ground: Ground, keys: Tensor, values: Tensor) 
 
 
 def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Tensor) -> Tensor:
-    """The keys of one sequence are shared out among several programs, whose parts are merged afterwards."""
+    """The keys of few sequences are shared out among several programs each, whose parts are merged afterwards."""
     rows, heads, dim = query.shape
     (batch, width, reach), kv_heads = ground.visible.shape, keys.shape[1]
     group = heads // kv_heads
@@ -97,20 +97,23 @@ def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Te
     blocks = triton.cdiv(width * group, block)
     splits = max(1, min(MOST_SPLITS, PROGRAMS // (batch * kv_heads * blocks)))
     out = torch.empty((rows, heads * dim), dtype=query.dtype, device=query.device)
-    shape = (batch * kv_heads, splits, width * group)
-    part = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
-    peak, mass = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
+    part = peak = mass = out
+    if splits > 1:
+        shape = (batch * kv_heads, splits, width * group)
+        part = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
+        peak, mass = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
+    padded = rows == batch * width
     _attend[(batch * kv_heads, blocks, splits)](
         query, keys, values, ground.slot, ground.length, ground.count, ground.begin, ground.end, ground.visible,
-        part, peak, mass, dim**-0.5 * LOG2_E, width, kv_heads, reach, splits, keys.stride(0), keys.stride(1),
+        part, peak, mass, out, dim**-0.5 * LOG2_E, width, kv_heads, reach, splits, keys.stride(0), keys.stride(1),
         G=group, D=dim, ROWS=block, KEYS=TILE, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=WARPS, num_stages=STAGES, **early(query),
+        SHARED=splits > 1, PADDED=padded, num_warps=WARPS, num_stages=STAGES, **early(query),
     )  # fmt: skip
-    _merge[(batch * width, heads)](
-        part, peak, mass, ground.count, ground.begin, out, width, kv_heads, splits,
-        G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=rows == batch * width, num_warps=2,
-        **early(query),
-    )  # fmt: skip
+    if splits > 1:  # a kernel of its own spreads this over all multiprocessors; the last program to arrive was slower
+        _merge[(batch * width, heads)](
+            part, peak, mass, ground.count, ground.begin, out, width, kv_heads, splits,
+            G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=padded, num_warps=2, **early(query),
+        )  # fmt: skip
     return out
 
 
@@ -209,10 +212,10 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["scale", "width", "kv_heads", "reach", "splits"])  # type: ignore[untyped-decorator]
     def _attend(  # type: ignore[no-untyped-def]
-        query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass,
+        query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass, out,
         scale, width, kv_heads, reach, splits, slot_stride, head_stride,
         G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-        EARLY: tl.constexpr,
+        SHARED: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
             wait_for_others()
@@ -252,10 +255,15 @@ if triton is not None:
             score = tl.where((inside & (scratch < 0))[None, :] | (seen != 0), score, -float("inf"))
             top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
         written = line < width * G
-        slab = (both * splits + split) * width * G + line
-        tl.store(part + slab[:, None] * D + d[None, :], tl.where(real[:, None], sums, 0.0), mask=written[:, None])
-        tl.store(peak + slab, tl.where(real, top, -float("inf")), mask=written)
-        tl.store(mass + slab, tl.where(real, total, 0.0), mask=written)
+        if SHARED:
+            slab = (both * splits + split) * width * G + line
+            tl.store(part + slab[:, None] * D + d[None, :], tl.where(real[:, None], sums, 0.0), mask=written[:, None])
+            tl.store(peak + slab, tl.where(real, top, -float("inf")), mask=written)
+            tl.store(mass + slab, tl.where(real, total, 0.0), mask=written)
+        else:
+            found = tl.where(real[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+            shown = written & (real | PADDED)  # padding's zeros, where padding has rows of its own
+            tl.store(out + flat[:, None] * D + d[None, :], found.to(out.dtype.element_ty), mask=shown[:, None])
 
     @triton.jit(do_not_specialize=["width", "kv_heads", "splits"])  # type: ignore[untyped-decorator]
     def _merge(  # type: ignore[no-untyped-def]

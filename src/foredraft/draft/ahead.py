@@ -1,0 +1,77 @@
+"""The next chain of a draft model, begun before the host knows how much of the last one stands.
+
+What the next round reads is known to the device as soon as the verdict is: the token behind the accepted drafts, and
+before it the last draft, if that was accepted too, since nobody has read it. The draft model's text is longer by the
+accepted drafts that it has read. The host works out the same when it observes the round, and takes these drafts if it
+then asks for just them; if not, they are forgotten, and have touched nothing but scratch rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..core.shape import Shape
+from ..runtime.graphs import BATCHES, GraphExecutor
+from ..runtime.ground import pinned
+from ..types import Verdict
+from .recorded import READS, Recorded, key_of
+
+MOST = 8  # sequences; of many somebody ends at every step
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The round whose verdict is awaited."""
+
+    who: list[int]  # sequences
+    slots: list[int]
+    shape: Shape
+    made: Recorded
+
+
+@dataclass(slots=True)
+class Begun:
+    """The round under way."""
+
+    who: list[int]
+    shape: Shape
+    lengths: list[int]  # texts that the draft model had read before the accepted drafts
+    made: Recorded
+    expected: list[tuple[int, int]] = field(default_factory=list)  # length and unread tokens, once they are known
+
+    def hear(self, who: list[int], accepted: Seq[int]) -> None:
+        """The verdict, on the host."""
+        held = self.made.rows
+        if who == self.who:
+            ends = zip(self.lengths, accepted, strict=True)
+            self.expected = [(length + min(n, held), 1 + (n > held)) for length, n in ends]
+
+    def holds(self, who: list[int], shape: Shape, known: Seq[int], unread: Seq[Seq[int]]) -> bool:
+        """Whether it is the one that is asked for."""
+        asked = [(length, len(run)) for length, run in zip(known, unread, strict=True)]
+        return self.who == who and self.shape == shape and self.expected == asked
+
+
+def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
+    """Play the round that comes next, if it is recorded and nothing has to be filled up."""
+    batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0])
+    recorder = executor.recorder
+    if batch > MOST or batch not in BATCHES or len(verdict.accepted) != batch or not recorder.holds(key):
+        return None
+    lengths = [executor.length(slot) for slot in last.slots]
+    accepted, token, draft, held = verdict.accepted, verdict.token, last.made.drafts.token[:, -1], last.made.rows
+
+    def body(text: Tensor) -> Tensor:
+        slot, length = text.unbind(0)
+        whole = accepted > held  # the last draft stands, and is not read
+        first = torch.where(whole, draft, token)
+        return torch.stack((slot, length + accepted.clamp(max=held), 1 + whole.to(torch.int64), first, token))
+
+    where = ("ahead", owner, batch, held, *(x.data_ptr() for x in (accepted, token, draft)))
+    table = recorder.run(where, body, [pinned([last.slots, lengths], executor.device)], after=1)
+    return Begun(last.who, last.shape, lengths, recorder.replay(key, [table]))
