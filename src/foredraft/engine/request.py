@@ -64,23 +64,24 @@ class Request:
 
     def take(self, tokens: list[int], verdict: TreeVerdict, max_length: int) -> int:
         """Append a round's tokens up to the first stop; returns how many were taken."""
-        kept = self._until_stop(tokens, max_length)
-        self.sequence.tokens += tokens[:kept]
+        kept, sequence = self._until_stop(tokens, max_length), self.sequence
+        sequence.tokens += tokens[:kept]
         self.reasons += verdict.reasons[:kept]
-        self.sequence.round += 1
+        sequence.round += 1
         if self.stop_check is not None:
-            length = self.stop_check(self.sequence.output)
+            length = self.stop_check(sequence.output)
             if length is not None:
-                surplus = self.sequence.generated - length
+                surplus = sequence.generated - length
                 kept -= surplus
-                del self.sequence.tokens[len(self.sequence.tokens) - surplus :]
+                del sequence.tokens[len(sequence.tokens) - surplus :]
                 del self.reasons[len(self.reasons) - surplus :]
                 self.finish_reason = "stop"
-        self.read = len(self.sequence.tokens) - 1
+        self.read = len(sequence.tokens) - 1
         return kept
 
     def _until_stop(self, tokens: list[int], max_length: int) -> int:
-        room = min(self.sequence.room, max_length - len(self.sequence.tokens))
+        sequence = self.sequence
+        room = min(sequence.room, max_length - len(sequence.tokens))
         if not self.stop_ids.isdisjoint(tokens):
             for i, token in enumerate(tokens[:room], start=1):
                 if token in self.stop_ids:

@@ -36,9 +36,10 @@ class Summary:
     @classmethod
     def read(cls, line: list[int], levels: int) -> Summary:
         accepted, token, drafted, depth = line[:4]
-        path, tokens = line[4 : 4 + accepted], line[4 + levels : 4 + levels + accepted]
-        reasons = line[4 + 2 * levels : 5 + 2 * levels + accepted]
-        bad = 5 + 3 * levels
-        damaged = 1 in line[bad:] and any(line[bad + row] for row in (0, *(node + 1 for node in path)))
+        tokens_at = 4 + levels
+        reasons_at, bad = tokens_at + levels, tokens_at + 2 * levels + 1
+        path, tokens = line[4 : 4 + accepted], line[tokens_at : tokens_at + accepted]
         tokens.append(token)
-        return cls(TreeVerdict(path, token, [_REASONS[r] for r in reasons]), tokens, drafted, depth, damaged)
+        reasons = [_REASONS[r] for r in line[reasons_at : reasons_at + accepted + 1]]
+        damaged = 1 in line[bad:] and any(line[bad + row] for row in (0, *(node + 1 for node in path)))
+        return cls(TreeVerdict(path, token, reasons), tokens, drafted, depth, damaged)

@@ -60,15 +60,15 @@ class Turn:
             return Event(request.id, [], [], None, "error")
         taken = request.take(tokens, verdict, max_length)
         request.count(told.depth, min(len(verdict.path), taken), told.drafted, taken)
-        logprobs = self._logprobs(b, tokens[:taken])
-        trace = self._trace(b, tokens[:taken]) if request.trace else None
-        return Event(request.id, tokens[:taken], verdict.reasons[:taken], logprobs, request.finish_reason, trace)
+        tokens, reasons = tokens[:taken], verdict.reasons[:taken]
+        logprobs = None if request.sequence.params.logprobs is None else self._logprobs(b, tokens)
+        trace = self._trace(b, tokens) if request.trace else None
+        return Event(request.id, tokens, reasons, logprobs, request.finish_reason, trace)
 
-    def _logprobs(self, b: int, tokens: list[int]) -> list[dict[int, float]] | None:
+    def _logprobs(self, b: int, tokens: list[int]) -> list[dict[int, float]]:
         request = self.requests[b]
         top = request.sequence.params.logprobs
-        if top is None:
-            return None
+        assert top is not None
         found = logprobs_of(self.out.logits, self._predicting(b, len(tokens)), tokens, top)
         request.logprobs += found
         return found

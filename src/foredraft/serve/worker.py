@@ -6,6 +6,7 @@ cancelled request is gone within one step.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -108,11 +109,14 @@ class Worker:
     def _live(self) -> None:
         try:
             self._open()
+            gc.collect()
+            gc.freeze()  # models stay; looking through them would stop a step for a tenth of a second
             while not self._is_over():
                 self._turn()
         except BaseException as error:
             self.failure = error
         finally:
+            gc.unfreeze()
             self._end_all()
             self._change(State.STOPPED)
 
