@@ -22,9 +22,9 @@ except ImportError:  # a CPU build of torch comes without it
 
 TILE = 64  # keys that a program looks at together
 LINES = 64  # at most, of queries that a program holds: new rows times query heads of a key head
-PROGRAMS = 264  # enough to fill a large GPU twice
+PROGRAMS = 132  # enough for every multiprocessor of a large GPU
 MOST_SPLITS = 16  # programs among which the keys of one sequence are shared out; a power of two
-WARPS, STAGES = 4, 2
+WARPS, STAGES, MERGE_WARPS = 4, 2, 1
 LOG2_E = 1.4426950408889634  # the kernels work with powers of two
 
 
@@ -112,7 +112,7 @@ def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Te
     if splits > 1:  # a kernel of its own spreads this over all multiprocessors; the last program to arrive was slower
         _merge[(batch * width, heads)](
             part, peak, mass, ground.count, ground.begin, out, width, kv_heads, splits,
-            G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=padded, num_warps=2, **early(query),
+            G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=padded, num_warps=MERGE_WARPS, **early(query),
         )  # fmt: skip
     return out
 
