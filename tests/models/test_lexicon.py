@@ -45,7 +45,7 @@ def check(words: Lexicon, rows: TiledLinear, used: set[int]) -> None:
     expected[known.ids] = torch.arange(len(here))
     assert torch.equal(known.index, expected)
     x = torch.randn(3, DEPTH).bfloat16()
-    assert torch.equal(words(x), rows(x)[:, known.ids])
+    assert torch.equal(words(x), rows.rounding()(x)[:, known.ids])
 
 
 @pytest.mark.parametrize("kind", ["grid", "rough"])
@@ -76,7 +76,7 @@ def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     words.follow(1, list(range(VOCAB)))
     assert words.struct.columns == FIXED + 32
     x = torch.randn(2, DEPTH).bfloat16()
-    assert torch.equal(words(x), rows(x)[:, words.vocabulary.ids])
+    assert torch.equal(words(x), rows.rounding()(x)[:, words.vocabulary.ids])
     words.forget(1)
     check(words, rows, set())
 

@@ -15,7 +15,7 @@ from foredraft.models import native
 from foredraft.models.linear import Linear, TiledLinear, can_tile
 from foredraft.models.native import Tiles
 from foredraft.models.native.compiled import SWITCH
-from foredraft.models.native.tiles import BF16, GRID4, GRID8
+from foredraft.models.native.tiles import BF16, EIGHT, GRID4, GRID8
 
 COLUMNS, DEPTH = 80, 96
 needs_code = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
@@ -61,6 +61,10 @@ def test_storage_loses_nothing(make: Callable[[], Tensor], form: int) -> None:
     assert torch.equal(tiles.dense(), weight.bfloat16())
     chosen = torch.randperm(COLUMNS)[:32]
     assert torch.equal(tiles.chosen(chosen).dense(), weight.bfloat16()[chosen])
+    rounding = tiles.rounding()
+    assert rounding.format == (EIGHT if form == GRID8 else form)
+    assert torch.equal(rounding.dense(), weight.bfloat16())
+    assert torch.equal(rounding.chosen(chosen).dense(), weight.bfloat16()[chosen])
 
 
 @pytest.mark.parametrize("make", [eight_bits, eight_bits_by_row, four_bits])
@@ -91,6 +95,28 @@ def test_products_are_right_and_rows_do_not_know_each_other(make: Callable[[], T
     alone = torch.cat([wide(x[i : i + 1]) for i in range(rows)])
     assert torch.equal(alone, got), "bit by bit, whatever else is in the batch"
     assert wide(x[:0]).shape == (0, COLUMNS) and wide(x[None]).shape == (1, rows, COLUMNS)
+
+
+@needs_code
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 31, 70])
+@pytest.mark.parametrize("make", [eight_bits, eight_bits_by_row])
+def test_rounding_products_are_those_of_rounded_rows(make: Callable[[], Tensor], rows: int) -> None:
+    torch.manual_seed(6)
+    plain = Linear(DEPTH, COLUMNS, torch.float32, "cpu", bias=True).requires_grad_(False)
+    plain.weight.copy_(make())
+    torch.nn.init.normal_(plain.bias)  # type: ignore[arg-type]
+    exact = TiledLinear(plain, wide=True)
+    quick = exact.rounding()
+    x = torch.randn(rows, DEPTH).bfloat16()
+    x[0, :32] = 0.0
+    blocks = x.float().view(rows, -1, 32)
+    most = blocks.abs().amax(dim=2, keepdim=True)
+    near = ((blocks * (127 / most.clamp(min=1e-30))).round() * (most / 127)).view(rows, DEPTH)
+    true = near.double() @ plain.weight.double().T + plain.bias.bfloat16().double()  # type: ignore[union-attr]
+    got = quick(x)
+    assert (got - true).abs().max() < 1e-5 * true.abs().max()
+    assert (got - exact(x)).norm() < 0.01 * exact(x).norm()
+    assert torch.equal(torch.cat([quick(x[i : i + 1]) for i in range(rows)]), got), "a row is its own affair"
 
 
 @needs_code

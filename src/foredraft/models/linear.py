@@ -83,6 +83,13 @@ class TiledLinear(nn.Module):
         part.bias = None if self.bias is None else self.bias[columns]
         return part
 
+    def rounding(self) -> TiledLinear:
+        """The same for a drafter: quicker for few rows, with inputs rounded to 8 bits where the weight has as many."""
+        quick = copy(self)
+        quick.tiles = self.tiles.rounding()
+        quick.struct = quick.tiles.struct
+        return quick
+
     def forward(self, x: Tensor) -> Tensor:
         return self.code.linear(x, self.struct, self.bias, self.wide)
 

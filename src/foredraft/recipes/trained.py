@@ -38,7 +38,7 @@ from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
 from .loading import Loaded
 
-USUAL_WORDS = 3072  # that trees are drafted with on a CPU, beside those of the text
+USUAL_WORDS = 2048  # that trees are drafted with on a CPU, beside those of the text
 
 
 class Ready(Protocol):

@@ -69,7 +69,7 @@ def own_parameters(head: Head) -> dict[str, nn.Parameter]:
 def word_rows(target: Decoder, ids: Tensor) -> Linear | TiledLinear:
     """The target's output rows of a draft vocabulary, frozen: features [T, d] -> [T, Vd]."""
     if isinstance(target.head, TiledLinear) and len(ids) % native.COLUMNS == 0:
-        return target.head.chosen(ids)
+        return target.head.chosen(ids).rounding()
     rows = target.head_weight.detach()[ids.to(target.device)].clone()
     linear = Linear(rows.shape[1], rows.shape[0], rows.dtype, "meta")
     linear.weight = nn.Parameter(rows, requires_grad=False)

@@ -9,6 +9,7 @@ the same.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, takewhile
 
 import torch
@@ -36,8 +37,9 @@ class Lexicon(TiledLinear):
         self._fixed = rounded(count, len(ids))
         first, self._spare = ids[: self._fixed], ids[self._fixed :].tolist()
         self._usual = frozenset(first.tolist())
-        whole = self._all.chosen(torch.cat((first, first[:1].expand(ROOM))))  # with room behind those that stay
-        self._codes, self._scales = whole.codes, whole.scales
+        self._whole = self._all.chosen(
+            torch.cat((first, first[:1].expand(ROOM)))
+        ).rounding()  # those that stay, and room
         self._ids = torch.cat((first, first.new_zeros(ROOM)))
         self._index = torch.full((self._all.columns,), -1, dtype=torch.int64)
         self._index[first] = torch.arange(self._fixed)
@@ -91,14 +93,14 @@ class Lexicon(TiledLinear):
         end, ids = begin + len(words), torch.tensor(words, dtype=torch.int64)
         self._index[self._ids[begin : self.tiles.columns]] = -1
         if words:
-            part, blocks = self._all.chosen(ids), slice(begin // native.COLUMNS, end // native.COLUMNS)
-            self._codes[blocks], self._scales[blocks] = part.codes, part.scales
+            part, blocks = self._all.chosen(ids).rounding(), slice(begin // native.COLUMNS, end // native.COLUMNS)
+            self._whole.codes[blocks], self._whole.scales[blocks] = part.codes, part.scales
             self._ids[begin:end], self._index[ids] = ids, torch.arange(begin, end)
         self._show(end)
 
     def _show(self, columns: int) -> None:
-        blocks, all = columns // native.COLUMNS, self._all
-        self.tiles = native.Tiles(all.format, columns, all.depth, self._codes[:blocks], self._scales[:blocks])
+        blocks, whole = columns // native.COLUMNS, self._whole
+        self.tiles = replace(whole, columns=columns, codes=whole.codes[:blocks], scales=whole.scales[:blocks])
         self.struct = self.tiles.struct
         self.bias = None if self._all_bias is None else self._all_bias[self._ids[:columns]]
 

@@ -56,7 +56,7 @@ def settle(head: nn.Module, dtype: torch.dtype) -> None:
     """Bring a head's own parameters to a precision for inference; what it borrows stays as it is."""
     words = getattr(head, "head", None)
     if isinstance(words, TiledLinear) and dtype == torch.bfloat16:  # the target's products are tiled: so are these
-        _replace_products(head, TiledLinear)
+        _replace_products(head, _rounding)
     for parameter in own_parameters(head).values():  # type: ignore[arg-type]
         parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(False)
@@ -68,11 +68,15 @@ def settle(head: nn.Module, dtype: torch.dtype) -> None:
             _replace_products(head, RoundedLinear)
 
 
-def _replace_products(head: nn.Module, kind: type[RoundedLinear] | type[TiledLinear]) -> None:
+def _rounding(product: Linear) -> TiledLinear:
+    return TiledLinear(product).rounding()
+
+
+def _replace_products(head: nn.Module, kind: Callable[[Linear], nn.Module]) -> None:
     """Quicker products for everything that is the head's own, and for its output rows. What it shares stays."""
     own = own_parameters(head)  # type: ignore[arg-type]
     for name, product in list(head.named_modules()):
         mine = isinstance(product, Linear) and (name == "head" or f"{name}.weight" in own)
-        if mine and (kind is not TiledLinear or can_tile(product)):
+        if mine and (kind is RoundedLinear or can_tile(product)):
             parent = head.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], kind(product))

@@ -24,7 +24,7 @@ from ..folders import cache_home
 from .structs import Pass, Weight
 
 HERE = Path(__file__).parent
-SOURCES = ("tile.h", "product.h", "attention.h", "largest.h", "decoder.cpp")
+SOURCES = ("tile.h", "eight.h", "product.h", "attention.h", "largest.h", "decoder.cpp")
 # No contraction: a level of a grid is a product and a sum, each rounded, as where the weights were made.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-fopenmp")
 SWITCH = "FOREDRAFT_NATIVE"

@@ -274,6 +274,7 @@ struct Runner {
     }
 
     void run() {
+        room.rounds = !p.tail || p.tail->words.columns;
         for (int index = p.first_layer; index < p.last_layer; index++) {
             const Layer& layer = p.layers[index];
             tap(index);
@@ -339,6 +340,7 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
 #pragma omp parallel num_threads(threads)
     {
         const int me = omp_get_thread_num();
+        room.rounds = true;
         begin_tiles(rows);
         product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
         end_tiles();

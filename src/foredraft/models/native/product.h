@@ -1,8 +1,9 @@
 // Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers.
 #pragma once
+#include "eight.h"
 #include "tile.h"
 
-enum Format : int32_t { BF16 = 0, GRID8 = 1, GRID4 = 2 };
+enum Format : int32_t { BF16 = 0, GRID8 = 1, GRID4 = 2, EIGHT = 3 };
 
 // weight [columns, depth] by blocks of 16 columns; in a block, k-block after k-block of 32; in a k-block, 16 rows of 32
 // lanes: lane 2 c + i of row p is column c at k = 2 p + i, as tile products want it.
@@ -10,13 +11,14 @@ enum Format : int32_t { BF16 = 0, GRID8 = 1, GRID4 = 2 };
 //   GRID8: lanes as int8; scales [16] float32:                          w = bf16(scale * code)
 //   GRID4: lane j in the low half of byte j, lane 16 + j in the high half; scales [2][16] half precision:
 //                                                                       w = bf16(step * code + least)
+//   EIGHT: see eight.h
 struct Weight {
     int32_t format, columns, depth;
     int32_t none;
     const uint8_t* codes;
     const uint8_t* scales;
 };
-constexpr int CODE_BYTES[] = {2 * TILE, TILE, TILE / 2}, SCALE_BYTES[] = {0, 4 * COLUMNS, 4 * COLUMNS};
+constexpr int CODE_BYTES[] = {2 * TILE, TILE, TILE / 2, TILE}, SCALE_BYTES[] = {0, 4 * COLUMNS, 4 * COLUMNS, 4 * COLUMNS};
 constexpr int LAG = 2;     // k-blocks between unpacking and multiplying, which go on side by side
 constexpr int RING = 4;    // unpacked k-blocks that are kept, where a column block is wanted once
 
@@ -31,11 +33,26 @@ struct Lanes {
 };
 inline void put(bf16* to, __m512 low, __m512 high) { _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
 
+inline __m512 whole16(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
+
 inline void unpack8(bf16* to, const uint8_t* codes, const uint8_t* scales) {
     const Lanes scale(_mm512_loadu_ps(scales));
-    auto value = [](const uint8_t* at) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at))); };
+    auto value = [](const uint8_t* at) { return whole16(_mm_loadu_si128((const __m128i*)at)); };
     for (int p = 0; p < DEPTH / 2; p++, codes += 32, to += 32)
         put(to, _mm512_mul_ps(value(codes), scale.low), _mm512_mul_ps(value(codes + 16), scale.high));
+}
+
+inline void unpack_eight(bf16* to, const uint8_t* codes, const uint8_t* scales) {  // fours of a column into twice two
+    const Lanes scale(_mm512_loadu_ps(scales));
+    for (int g = 0; g < DEPTH / 4; g++, codes += 64) {
+        const __m512i fours = _mm512_xor_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(-128));
+        for (const __m512i half : {fours, _mm512_srli_epi32(fours, 16)}) {
+            const __m256i twos = _mm512_cvtepi32_epi16(half);
+            put(to, _mm512_mul_ps(whole16(_mm256_castsi256_si128(twos)), scale.low),
+                _mm512_mul_ps(whole16(_mm256_extracti128_si256(twos, 1)), scale.high));
+            to += 32;
+        }
+    }
 }
 
 // A step has 11 bits and a code 4: their product is exact, so one rounding or two make no difference.
@@ -62,14 +79,16 @@ inline void unpack(const Weight& w, int block, int next, int k, bf16* to) {
     const char* codes = (const char*)codes_of(w, next, k);
     for (int line = 0; line < CODE_BYTES[w.format]; line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
     _mm_prefetch((const char*)scales_of(w, next, k), _MM_HINT_T1);
-    w.format == GRID8 ? unpack8(to, codes_of(w, block, k), scales_of(w, block, k))
-                      : unpack4(to, codes_of(w, block, k), scales_of(w, block, k));
+    const auto how = w.format == GRID8 ? unpack8 : w.format == GRID4 ? unpack4 : unpack_eight;
+    how(to, codes_of(w, block, k), scales_of(w, block, k));
 }
 
 // Where a thread works: unpacked tiles of up to four column blocks, and their sums.
 struct alignas(64) Room {
     float sums[4][ROWS][COLUMNS];
     Line<bf16> tiles[4];
+    Rounded rounded;
+    bool rounds = true;  // whether rows are rounded where a weight allows it
 };
 
 template <int R, int N, class Emit> void emit_sums(int row, int rows, Room& room, Emit emit) {
@@ -102,6 +121,10 @@ template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* 
 // emit(row, j, 16 sums) is called once for each; a holds whole tiles of rows, those beyond `rows` may be anything.
 template <class Block, class Emit>
 void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
+    if (w.format == EIGHT && room.rounds) {
+        room.rounded.take(a, lda, rows, w.depth);
+        return product_eight(room.rounded, rows, w.depth, w.codes, (const float*)w.scales, begin, end, block, emit);
+    }
     const bool triple = rows > 2 * ROWS && rows <= 3 * ROWS;
     const int wide = rows <= ROWS ? 4 : triple ? 1 : 2, step = triple ? 3 * ROWS : 2 * ROWS;
     const int ring = rows <= step ? RING : w.depth / DEPTH;

@@ -15,7 +15,7 @@ from torch import Tensor
 from .structs import Weight
 
 COLUMNS, DEPTH = 16, 32  # of a tile
-BF16, GRID8, GRID4 = 0, 1, 2
+BF16, GRID8, GRID4, EIGHT = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Tiles:
         """[columns, depth] in bf16, from the stored form alone."""
         codes, scales = self._picked(torch.arange(self.columns))
         scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
-        if self.format == GRID8:
+        if self.format in (GRID8, EIGHT):
             codes = (codes * scales[:, :, 0]).to(torch.bfloat16)
         elif self.format == GRID4:
             codes = (codes * scales[:, :, 0] + scales[:, :, 1]).to(torch.bfloat16)
@@ -59,13 +59,29 @@ class Tiles:
         picked, scales = self._picked(columns)
         codes, blocks = _in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
         stored = _halves(codes) if self.format == GRID4 else codes.flatten(2).view(torch.uint8)
-        return Tiles(self.format, len(columns), self.depth, stored, blocks.permute(0, 2, 3, 1).contiguous())
+        form = GRID8 if self.format == EIGHT else self.format
+        found = Tiles(form, len(columns), self.depth, stored, blocks.permute(0, 2, 3, 1).contiguous())
+        return found.rounding() if self.format == EIGHT else found
+
+    def rounding(self) -> Tiles:
+        """The same weight for products that round their inputs to 8 bits: quicker for few rows, good enough to draft.
+
+        Only a grid of 8 bits has this form; any other weight stays as it is.
+        """
+        if self.format != GRID8:
+            return self
+        pairs = self.codes.view(*self.codes.shape[:2], DEPTH // 4, 2, COLUMNS, 2)
+        fours = pairs.transpose(3, 4).contiguous().flatten(2) ^ 128  # as code + 128
+        return Tiles(EIGHT, self.columns, self.depth, fours, self.scales)
 
     def _picked(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of columns as they are stored, [n, k-blocks, 32], and their scales [n, k-blocks, kinds]."""
         block, own = columns // COLUMNS, columns % COLUMNS
-        lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8)[self.format])
-        if self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
+        lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8, torch.uint8)[self.format])
+        if self.format == EIGHT:
+            fours = lanes.view(*lanes.shape[:2], DEPTH // 4, COLUMNS, 4)[block, :, :, own]
+            pairs = (fours ^ 128).view(torch.int8)
+        elif self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
             both = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS // 2, 2)[block, :, :, own % (COLUMNS // 2)]
             pairs = both >> (own // (COLUMNS // 2) * 4).to(torch.uint8)[:, None, None, None] & 15
         else:
