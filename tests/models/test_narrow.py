@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.models import narrow, narrow_rows, random_decoder
 from foredraft.models.narrow_rows import BUCKETS, MEASURED, MOST, MOST_INPUTS, Plan, plan_for, rows_product
 
-from .kernels import CONFIG, DEVICE, DTYPES, INTERPRETED, RUNS, near, noise
+from .kernels import CONFIG, DTYPES, INTERPRETED, RUNS, near, noise
 
 pytest.importorskip("triton")
 PLANS = [Plan(16, 8, 1, 0), Plan(32, 16, 4, 0), Plan(16, 16, 8, 2), Plan(32, 8, 2, 3)]
