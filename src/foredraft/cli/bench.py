@@ -177,7 +177,9 @@ def engine(
 def peers(
     model: o.Model = o.DEFAULT_MODEL,
     methods: Methods = "prompt-lookup,suffix",
-    engines: Annotated[str, typer.Option(help="Other engines to measure.")] = "transformers,llama.cpp,openvino,vllm",
+    engines: Annotated[
+        str, typer.Option(help="Other engines to measure.")
+    ] = "transformers,llama.cpp,llama.cpp-native,openvino,vllm",
     tasks: Tasks = "",
     data: Data = None,
     limit: Limit = None,

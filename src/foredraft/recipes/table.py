@@ -77,7 +77,7 @@ def can_choose(executor: Executor, costs: CostModel) -> bool:
     return not isinstance(executor, GraphExecutor) or costs.seconds(1) > LEAST_PASS
 
 
-LEAST_PASS = 8e-4  # seconds
+LEAST_PASS = 1e-3  # seconds
 AUTO_LENGTH, AUTO_DEPTH = 16, 8  # tokens ahead at most by lookup and by a tree; how many, is worked out every round
 AUTO_NODES, AUTO_WIDTH = 32, 4  # of that tree; on SmolLM2, reading 4 nodes a level instead of 8 loses 1% of its tokens
 AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
