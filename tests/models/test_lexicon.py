@@ -96,3 +96,14 @@ def test_a_head_keeps_its_most_frequent_words(tmp_path: Path) -> None:
     assert torch.equal(few.ids, ids()[:32])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no order of frequency"):
         load_head(tmp_path / "ascending", "eagle3", target, identity, words=32)
+
+
+def test_words_that_found_no_room_come_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "ROOM", 32)
+    rows, others = target_rows("grid", False), [word for word in range(VOCAB) if word not in ids()[:FIXED].tolist()]
+    words = Lexicon(rows, ids(), FIXED)
+    words.follow(1, others[:32])
+    words.follow(2, others[32:40])
+    assert not set(others[32:40]) & set(words.vocabulary.ids.tolist())
+    words.forget(1)
+    check(words, rows, set(others[32:40]))

@@ -105,7 +105,9 @@ def _within_even(
     asked = [wish.gains if wish.drafter in drafters else () for wish in wishes]
     most, rows = np.array([len(gains) for gains in asked]), np.array([wish.rows for wish in wishes])
     longest = int(most.max(initial=0))
-    brought = np.cumsum([[0.0, *gains, *[0.0] * (longest - len(gains))] for gains in asked], axis=1)
+    brought = np.zeros((len(wishes), longest + 1))  # tokens of the first so many levels
+    for line, gains in zip(brought, asked, strict=True):
+        line[1 : len(gains) + 1] = np.cumsum(gains)
     own = {name: np.array([wish.drafter == name for wish in wishes]) for name in sorted(drafters)}
     best = Allotment((0,) * len(wishes), writers / verify(0.0))
     for height in sorted({size * level for size in set(rows.tolist()) for level in range(1, longest + 1)}):

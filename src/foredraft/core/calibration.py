@@ -97,9 +97,7 @@ class Own:
 class Curve:
     """Chances for the probabilities that a drafter gives in one round; their logarithms are linear between points."""
 
-    first: (
-        Numbers  # [B, 1, k] where the pieces of each sequence begin, for the likeliest token behind a node and others
-    )
+    first: Numbers  # [B, 1, k] where pieces of a sequence begin, for the likeliest token behind a node and for others
     slope: Numbers  # [B * 2 * (P + 1)] of all pieces
     offset: Numbers
 

@@ -19,9 +19,7 @@ class HonestStepper:
     def __init__(self, stepper: Stepper, curve: Curve) -> None:
         self.batch, self.ids, self.device = stepper.batch, stepper.ids, stepper.device
         self._stepper, self._curve = stepper, curve
-        self._said: list[
-            Tensor
-        ] = []  # [B, w, k] log-probabilities as given: all nodes in the order in which they are made
+        self._said: list[Tensor] = []  # [B, w, k] log-probabilities as given, of all nodes as they are made
 
     def root(self) -> Step:
         return self._honest(self._stepper.root())

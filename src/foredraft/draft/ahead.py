@@ -21,7 +21,7 @@ from ..runtime.ground import pinned
 from ..types import Verdict
 from .recorded import READS, Recorded, key_of
 
-MOST = 8  # sequences; of many somebody ends at every step
+MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict
     """Play the round that comes next, if it is recorded and nothing has to be filled up."""
     batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0])
     recorder = executor.recorder
-    if batch > MOST or batch not in BATCHES or len(verdict.accepted) != batch or not recorder.holds(key):
+    fits = batch <= MOST and batch in BATCHES and len(verdict.accepted) == batch
+    if not fits or verdict.accepted.device != executor.device or not recorder.holds(key):
         return None
     lengths = [executor.length(slot) for slot in last.slots]
     accepted, token, draft, held = verdict.accepted, verdict.token, last.made.drafts.token[:, -1], last.made.rows

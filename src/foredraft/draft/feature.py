@@ -17,6 +17,7 @@ from ..core.sampling import ParamBlock
 from ..core.shape import Frontier, Shape, Step, Vocabulary
 from ..core.top_kernels import IMPOSSIBLE
 from ..core.value_tree import ValueTree
+from ..errors import UsageError
 from ..models.heads import FeatureHead, Lexicon
 from ..models.native import MOST
 from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
@@ -26,7 +27,7 @@ from ..runtime.levels import Levels
 from ..runtime.native_executor import NativeExecutor
 from ..runtime.recorder import Recorder
 from ..runtime.torch_executor import CHUNK
-from ..types import DraftBatch, Sequence, Verdict
+from ..types import DraftBatch, Kind, Sequence, Verdict
 from ..types.drafts import empty_drafts
 from .base import Round
 from .model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
@@ -49,6 +50,8 @@ class FeatureDrafter(ModelDrafter):
         lexicon: Lexicon | None = None,
     ) -> None:
         """`lexicon`: the head's words where they follow the texts; for chosen drafts. None = its draft vocabulary."""
+        if lexicon is not None and shape.kind is not Kind.CHOSEN:
+            raise UsageError("words that follow the text are for drafts of kind CHOSEN: others are judged by their law")
         self.lexicon, head = lexicon, head if lexicon is None else head.speaking(lexicon)
         executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
@@ -139,7 +142,7 @@ class FeatureDrafter(ModelDrafter):
             stepper.states = given
             return stepper
 
-        made = record_round(executor, shape, slots, unread, make, id(self), features)
+        made = record_round(executor, shape, slots, unread, make, self._owner, features)
         if made is None:
             return None
         self._features |= {s.id: [line[-1:]] for s, line in zip(sequences, kept, strict=True)}
@@ -184,7 +187,7 @@ class FeatureDrafter(ModelDrafter):
             packed = index.gather(1, rows)
             return self.head.feature([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
 
-        key = ("features", id(self), len(index), *(x.data_ptr() for x in (path, index, *states)))
+        key = ("features", self._owner, len(index), path.shape[1], *(x.data_ptr() for x in (path, index, *states)))
         return recorder.run(key, body, (), after=1).clone()
 
     def _keep(self, sequence: int, new: Tensor) -> None:

@@ -20,7 +20,7 @@ from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdic
 from .ahead import Begun, Last, begin
 from .base import QuietDrafter, Round
 from .native_step import NativeStep
-from .recorded import Recorded, can_record, cut_to_budgets, filled, record_round, settled, shape_for, sure_block
+from .recorded import OWNERS, Recorded, can_record, cut_to_budgets, filled, record_round, settled, shape_for, sure_block
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -55,6 +55,7 @@ class ModelDrafter(QuietDrafter):
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
         self._rows: dict[int, int] = {}  # sequence id -> scratch rows
+        self._owner = next(OWNERS)
         self._last: Last | None = None  # a recorded chain whose verdict is awaited
         self._begun: Begun | None = None
 
@@ -90,10 +91,12 @@ class ModelDrafter(QuietDrafter):
                 self._free.append(slot)
 
     def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        self._last = None
         if can_record(self.executor, self.shape, sequences):
             drafts = self._recorded(sequences)
             if drafts is not None:
                 return drafts
+        self._begun = None
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
@@ -125,7 +128,7 @@ class ModelDrafter(QuietDrafter):
         if begun is not None and begun.holds(who, shape, known, unread):
             made: Recorded | None = settled(executor, begun.made, slots, unread)
         else:
-            made = record_round(executor, shape, slots, unread, make, id(self))
+            made = record_round(executor, shape, slots, unread, make, self._owner)
         if made is None:
             return None
         assert made.row_of is not None
@@ -139,7 +142,7 @@ class ModelDrafter(QuietDrafter):
     def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
         last, self._last = self._last, None
         if last is not None and last.who == [s.id for s in sequences] and isinstance(self.executor, GraphExecutor):
-            self._begun = begin(self.executor, id(self), last, verdict)
+            self._begun = begin(self.executor, self._owner, last, verdict)
 
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""

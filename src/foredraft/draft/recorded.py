@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -33,6 +34,8 @@ READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64)  # of recorded chains that are shorter than usual
 MOST = 64  # sequences of a recorded round
 AFTER = 1  # rounds before one is recorded
+
+OWNERS = count()  # recordings belong to drafters by number: an address may be used again
 
 # Makes the stepper of a round: (executor, tokens [B, W], counts [B], features [B, W, d] or None).
 MakeStepper = Callable[[Inside, Tensor, Tensor, Tensor | None], "RowStepper"]
@@ -103,15 +106,15 @@ def record_round(
         return None
 
     def body(table: Tensor, features: Tensor | None = None) -> Recorded:
-        slot, length, count = table[:3].unbind(0)
+        slot, length, fresh = table[:3].unbind(0)
         inside = Inside(executor, slot, length)
         given = table[3:].T
         if features is not None:
             given = given[:, : features.shape[1]]
             if len(features) < batch:  # nobody is recording, and nobody has made room
                 features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
-        stepper = make(inside, given.contiguous(), count, features)
-        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_dice(count))
+        stepper = make(inside, given.contiguous(), fresh, features)
+        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_dice(fresh))
         rows = stepper.row_of if stepper.tracks else None
         return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
@@ -152,9 +155,9 @@ def sure_block(batch: int, device: torch.device) -> ParamBlock:
     return ParamBlock(ones, ones > 0, True, True, None, None, None, None, None, None, None)
 
 
-def _no_dice(count: Tensor) -> KeyedDice:
+def _no_dice(any: Tensor) -> KeyedDice:
     """Nobody rolls them: the likeliest token needs no chance."""
-    return KeyedDice(count, count, count)
+    return KeyedDice(any, any, any)
 
 
 def _deepest(shape: Shape) -> int:

@@ -13,42 +13,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from ..draft.ahead import MOST
 from ..runtime.recorder import Recorder
 from ..types import Sequence
-
-MOST = 8  # requests; of many somebody ends at every step, and then a pass was for nothing
-
-
-@dataclass(slots=True)
-class Letter:
-    """A small tensor on its way to the host."""
-
-    content: Tensor
-    arrived: torch.cuda.Event | None = None
-
-    @classmethod
-    def post(cls, content: Tensor) -> Letter:
-        """Copy it, behind what the device is doing now and before whatever it is told to do next."""
-        if not content.is_cuda:
-            return cls(content.clone())
-        there = torch.empty(content.shape, dtype=content.dtype, pin_memory=True)
-        there.copy_(content, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return cls(there, event)
-
-    def read(self) -> list[list[int]]:
-        """Wait for it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        lines: list[list[int]] = self.content.tolist()
-        return lines
-
-    def part(self, begin: int, end: int) -> Letter:
-        return Letter(self.content[begin:end], self.arrived)
+from .letter import Letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +51,10 @@ class RunAhead:
         if go_on and len(sequences) <= MOST and recorder.holds(key):
             lengths = [len(s.tokens) + 1 for s in sequences]
             self.guess = Guess(key, [s.id for s in sequences], lengths, before, recorder.replay(key))
+
+    def forget(self) -> None:
+        """Nobody will ask for it: the next step is of another kind."""
+        self.guess = None
 
     def collect(self, key: Hashable, sequences: Seq[Sequence]) -> Any | None:
         """The answer of the round under way, if it is this one."""

@@ -126,7 +126,7 @@ class Engine:
         self._rehearsals = self.executor.rehearsals
         calm = self._is_calm(len(running))
         if not calm:
-            self._ahead.guess = None
+            self._ahead.forget()
         take_swiftly(self.executor, turns, self._ahead if calm else None)  # pass and verdict at once, where that can be
         for turn in turns:
             if turn.summary is not None and turn.method.drafter is not None:

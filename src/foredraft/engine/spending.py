@@ -90,7 +90,7 @@ class Spending:
         self._plan: dict[int, int] = {}  # request -> levels that pay
         self._usual: dict[str, int] = {}  # drafter -> levels that pay for most of its requests
         self._age, self._batch = 0, 0  # of the plan
-        self._fits: dict[int, int] = {}  # the same for this step
+        self._fits: dict[int, int] = {}  # request -> levels of this step
         self._even = False
 
     def check(self, request: Request) -> None:

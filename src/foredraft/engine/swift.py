@@ -31,8 +31,9 @@ from ..runtime.ground import NOWHERE, Book, pinned
 from ..runtime.kernels import move_rows
 from ..runtime.largest import largest as quick_largest
 from ..types import DraftBatch, Reason, Sequence, Verdict
-from .ahead import Letter, RunAhead
+from .ahead import RunAhead
 from .greedy import decide
+from .letter import Letter
 from .request import Request
 from .turn import Turn
 from .walk import decide_on_host
@@ -61,9 +62,11 @@ def take_swiftly(executor: Executor, turns: Seq[Turn], ahead: RunAhead | None = 
             else:
                 group.append(turn)
     taken: Counter[Hashable] = Counter()
-    alone = len(groups) == 1 and len(groups[0]) == len(turns)
+    if ahead is not None and (len(groups) != 1 or len(groups[0]) != len(turns)):
+        ahead.forget()
+        ahead = None
     for group in groups:
-        _take(executor, group, taken, ahead if alone else None)
+        _take(executor, group, taken, ahead)
 
 
 def decide_greedily(turn: Turn, case: Callable[[Turn], BatchCase]) -> bool:
@@ -243,7 +246,7 @@ def _constants(batch: int, width: int, device: torch.device) -> tuple[Tensor, Te
     """All rows [B, N + 1], the first ones [B], zeros [B]; and the root as it stands before `_columns` [3, B, 1], less
     its token.
 
-    Made once, since every launch inside a round costs; the first round of a size is not recorded. Not to be changed.
+    Made once, since every launch inside a round costs: by a call or a warm-up before anyone records. Not to be changed.
     """
     edge = torch.zeros((3, batch, 1), dtype=torch.int64, device=device)
     edge[0].fill_(-2)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.sampling import LogitLaws
 from ..runtime import Output
 from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
-from .ahead import Letter
+from .letter import Letter
 from .method import Method
 from .request import Request
 from .sampler import logprobs_of

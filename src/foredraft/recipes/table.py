@@ -49,14 +49,13 @@ def _suffix(workshop: Workshop, options: Options) -> Parts:
 
 def _auto(workshop: Workshop, options: Options) -> Parts:
     """Drafters that look things up always, and the best trained head where there is one for this target."""
-    length = options.draft_length or AUTO_LENGTH
-    arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
-    kind = workshop.best_head(AUTO_HEADS, options.drafter)
-    measured = costs_of(workshop.target)
-    if options.drafter is None and not can_choose(workshop.target.executor, measured):
+    measured, asked = costs_of(workshop.target), (options.drafter, options.draft_length, options.words)
+    if not any(asked) and not can_choose(workshop.target.executor, measured):
         log.info("plain decoding: a pass takes less time here than choosing among drafts would")
         return Parts(rule=SAMPLE_AND_MATCH)
-    costs = PriceList(measured)
+    length = options.draft_length or AUTO_LENGTH
+    arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
+    kind, costs = workshop.best_head(AUTO_HEADS, options.drafter), PriceList(measured)
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = workshop.head(kind, options.drafter, options.words)

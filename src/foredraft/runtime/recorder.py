@@ -1,7 +1,8 @@
 """Functions of tensors that are called again and again: on CUDA they are recorded once and replayed as one launch.
 
 A recorded function must be pure device work: it may look at its inputs on the device only, and whatever else it reads
-must be named by its key. What it returns is handed back by every replay, with new numbers in the same tensors, and
+must be named by its key. It may change its inputs, if every call gives all of them anew or means what stands there
+(`replay`). What it returns is handed back by every replay, with new numbers in the same tensors, and
 holds until the same key is run again. Elsewhere than on CUDA the function is simply called: that is the slow twin.
 """
 
@@ -76,10 +77,12 @@ class Recorder:
 
     def wish(self, key: Hashable) -> int:
         """Somebody would have called this function, but makes do with another; how often that was so."""
-        calls = self._calls.get(key, 0)
-        if calls >= 0:  # else it cannot be recorded, and will go on making do
-            self._calls[key] = calls = calls + 1
-            self._forget()
+        with self._lock:
+            self.rehearsals += 1  # the other takes another time
+            calls = self._calls.get(key, 0)
+            if calls >= 0:  # else it cannot be recorded, and will go on making do
+                self._calls[key] = calls = calls + 1
+                self._forget()
         return calls
 
     def _forget(self) -> None:

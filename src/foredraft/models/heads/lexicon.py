@@ -37,9 +37,8 @@ class Lexicon(TiledLinear):
         self._fixed = rounded(count, len(ids))
         first, self._spare = ids[: self._fixed], ids[self._fixed :].tolist()
         self._usual = frozenset(first.tolist())
-        self._whole = self._all.chosen(
-            torch.cat((first, first[:1].expand(ROOM)))
-        ).rounding()  # those that stay, and room
+        roomy = torch.cat((first, first[:1].expand(ROOM)))  # those that stay, and room
+        self._whole = self._all.chosen(roomy).rounding()
         self._ids = torch.cat((first, first.new_zeros(ROOM)))
         self._index = torch.full((self._all.columns,), -1, dtype=torch.int64)
         self._index[first] = torch.arange(self._fixed)
@@ -65,12 +64,12 @@ class Lexicon(TiledLinear):
             self._hold([*self._added, *sorted(fresh.difference(self._added))])
 
     def forget(self, sequence: int) -> None:
-        """A text has ended: its words go, but for those that others have used."""
+        """A text has ended: its words go, but for those that others have used, and make room for what had none."""
         self._read.pop(sequence, None)
         self._users -= Counter(self._used.pop(sequence, ()))
         still = [word for word in self._added if word in self._users]
         if len(still) < len(self._added):
-            self._hold(still)
+            self._hold([*still, *sorted(self._users.keys() - set(still))])
 
     def _hold(self, words: list[int]) -> None:
         """Let these words stand behind those that stay, as many as there is room for."""

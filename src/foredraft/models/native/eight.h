@@ -1,7 +1,7 @@
 // Products of drafters: weights on a grid of 8 bits against rows that are rounded to 8 bits, 32 numbers with one step each.
 // Sums of 32 are whole numbers, so nothing is unpacked: for few rows three times as quick as by tiles. What rounding
 // changes the target corrects; its own products are never rounded. A row's result is its own affair here too. Passes
-// that ask for no words read many rows, a prompt's: these go by tiles.
+// of a head that ask for no words read many rows, a prompt's: these go by tiles.
 #pragma once
 #include "tile.h"
 
