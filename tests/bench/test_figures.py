@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foredraft.bench.intervals import mean_difference, ratio_of_rates, wilson
+from foredraft.bench.intervals import mean_difference, ratio_of_mean_rates, ratio_of_rates, wilson
 from foredraft.bench.quality import Score, quality
 from foredraft.bench.records import Record
 from foredraft.bench.rows import Floor, pair_up, table
@@ -109,6 +109,14 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
         _, low, high = ratio_of_rates(rows, seed=trial)
         hits += low <= 1 / np.exp(0.3**2 / 2) <= high
     assert 180 <= hits <= 199
+
+
+def test_a_mean_of_rates_weighs_questions_alike() -> None:
+    """One question three times as quick, one of as many tokens as before that took ten times as long."""
+    rows = np.array([[30.0, 1.0, 10.0, 1.0], [100.0, 10.0, 100.0, 10.0]])
+    assert ratio_of_mean_rates(rows) == pytest.approx((30 + 10) / (10 + 10))
+    assert ratio_of_rates(rows)[0] == pytest.approx((130 / 11) / (110 / 11))
+    assert ratio_of_mean_rates(np.empty((0, 4))) == 0.0
 
 
 def test_wilson() -> None:

@@ -33,6 +33,14 @@ def _rates(totals: Array) -> Array:
         return np.nan_to_num((tokens / seconds) / (plain_tokens / plain_seconds), nan=0.0, posinf=0.0)
 
 
+def ratio_of_mean_rates(pairs: Array) -> float:
+    """The same as Spec-Bench counts it: the mean of the questions' tokens per second over that of plain decoding."""
+    tokens, seconds, plain_tokens, plain_seconds = pairs.T
+    if not (len(pairs) and plain_tokens.any() and seconds.all() and plain_seconds.all()):
+        return 0.0
+    return float((tokens / seconds).mean() / (plain_tokens / plain_seconds).mean())
+
+
 def wilson(hits: int, count: int) -> tuple[float, float, float]:
     """A share and its interval."""
     if count == 0:

@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .entries import ALONE, PLAIN
-from .intervals import ratio_of_rates
+from .intervals import ratio_of_mean_rates, ratio_of_rates
 from .quality import Score, quality
 from .records import Key, Record
 from .totals import Totals, acceptance, common_cut, totals
@@ -103,9 +104,12 @@ def _speeds(pairs: list[Pair]) -> Row:
     for pair in pairs:
         by_question[pair.method.key[:2]].append(pair)
 
+    def figures(**how: bool) -> NDArray[np.float64]:
+        sums = [np.sum([pair.figures(**how) for pair in group], axis=0) for group in by_question.values()]
+        return np.array(sums, dtype=float).reshape(-1, 4)
+
     def ratio(name: str, **how: bool) -> Row:
-        figures = [np.sum([pair.figures(**how) for pair in group], axis=0) for group in by_question.values()]
-        point, low, high = ratio_of_rates(np.array(figures, dtype=float))
+        point, low, high = ratio_of_rates(figures(**how))
         return {name: point, f"{name}_low": low, f"{name}_high": high}
 
     return {
@@ -114,6 +118,7 @@ def _speeds(pairs: list[Pair]) -> Row:
         **ratio("speedup"),
         **ratio("decode_speedup", decode=True),
         **ratio("uncut_speedup", cut=False),
+        "mean_speedup": ratio_of_mean_rates(figures()),
     }
 
 

@@ -48,10 +48,10 @@ def best_depths(
     rows in all; level_seconds: what a drafter takes for a level; even: the pass takes as many rows of every sequence as
     of the one that drafts most. Drafters that do not pay their way are left out one by one.
     """
-    drafters = {wish.drafter for wish in wishes}
-    best = _within(drafters, wishes, writers, verify, level_seconds, even)
+    drafters, within = {wish.drafter for wish in wishes}, _within_even if even else _within
+    best = within(drafters, wishes, writers, verify, level_seconds)
     while drafters:
-        trials = [(_within(drafters - {d}, wishes, writers, verify, level_seconds, even), d) for d in sorted(drafters)]
+        trials = [(within(drafters - {d}, wishes, writers, verify, level_seconds), d) for d in sorted(drafters)]
         trial, left_out = max(trials, key=lambda pair: pair[0].rate)
         if trial.rate <= best.rate:
             break
@@ -65,11 +65,8 @@ def _within(
     writers: int,
     verify: Callable[[float], float],
     level_seconds: Mapping[str, float],
-    even: bool,
 ) -> Allotment:
     """The best number of levels if they are taken from the most tokens per row downwards."""
-    if even:
-        return _within_even(drafters, wishes, writers, verify, level_seconds)
     cells = [
         (gain / wish.rows, -level, i)
         for i, wish in enumerate(wishes)

@@ -60,7 +60,8 @@ class Watch:
 
     def step(self, now: float, writing: Seq[Request]) -> int:
         """A step begins; returns what the last one wrote, 0 where others wrote it or something was recorded."""
-        who, tokens = [request.sequence.id for request in writing], total_tokens(writing)
+        who = [request.sequence.id for request in writing]
+        tokens = sum([len(request.sequence.tokens) for request in writing])
         usual = self.timed and who == self.who
         if self.began is not None and usual:
             self.host += PACE * (now - self.began - self.known - self.host)
@@ -240,10 +241,6 @@ class Spending:
 
     def end(self, request: Request) -> None:
         self.record.end(request.id)
-
-
-def total_tokens(requests: Seq[Request]) -> int:
-    return sum([len(request.sequence.tokens) for request in requests])
 
 
 def _name(request: Request) -> str:
