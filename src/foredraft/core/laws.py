@@ -1,6 +1,6 @@
 """Laws that tensors hold: dense rows, point masses, and draft laws over a smaller vocabulary.
 
-They implement the protocols of `types.laws`. Nothing here knows where the numbers came from.
+They implement the protocols of `types.distributions`. Nothing here knows where the numbers came from.
 """
 
 from __future__ import annotations

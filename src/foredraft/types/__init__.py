@@ -2,7 +2,7 @@
 
 from .drafts import Budget, DraftBatch, DraftTree, Kind, Topology
 from .grammar import Constraint, Grammar
-from .laws import Law, Laws
+from .distributions import Law, Laws
 from .params import SamplingParams
 from .results import Completion, Event, Stats
 from .sequence import Sequence

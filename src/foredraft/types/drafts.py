@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .laws import Laws
+from .distributions import Laws
 
 
 class Kind(IntEnum):
