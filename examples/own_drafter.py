@@ -1,7 +1,7 @@
 """A drafter in fifteen lines: propose the last token again. Wrong most of the time, and the text stays exact."""
 
 from foredraft import LLM, Kind, SamplingParams
-from foredraft.core.rules import find_rule
+from foredraft.core.verify import find_rule
 from foredraft.draft.base import QuietDrafter
 from foredraft.engine import Method
 from foredraft.types import Topology

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from foredraft.core.rules import RULES
+from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.models import Decoder, ModelConfig, random_decoder, shape

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.core.dice import Dice
-from foredraft.core.rules import RULES
-from foredraft.core.shape import Chain, Shape, Vocabulary
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.rng.keyed import Dice
+from foredraft.core.verify import RULES
+from foredraft.core.shapes.base import Chain, Shape, Vocabulary
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter

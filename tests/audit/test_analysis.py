@@ -15,8 +15,8 @@ from foredraft.audit.drafting import candidates
 from foredraft.audit.forms import FORMS, acceptance, optimum
 from foredraft.audit.tables import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
 from foredraft.cli.app import run
-from foredraft.core.exact import law_of_outcomes
-from foredraft.core.rules import RULES
+from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.verify import RULES
 from foredraft.types import Kind
 
 P, Q = G1_TARGET.next_law(), G1_DRAFT.next_law()

@@ -13,7 +13,7 @@ from foredraft.audit.mutation import JointSubject, audit_mutation
 from foredraft.audit.tables import at_temperature_zero, dirichlet, mixed
 from foredraft.audit.trial import Plan, Verdict, run_trial
 from foredraft.cli.app import run
-from foredraft.core.rules import RULES, Rule
+from foredraft.core.verify import RULES, Rule
 from foredraft.types import Kind, Topology
 
 INVISIBLE = {"B7 G2"}

@@ -17,8 +17,8 @@ from foredraft.audit.report import without_key
 from foredraft.audit.tables import TableModel, dirichlet
 from foredraft.audit.trial import Plan, Verdict, run_trial
 from foredraft.cli.app import run
-from foredraft.core.rules import RULES, find_rule
-from foredraft.core.shape import Chain
+from foredraft.core.verify import RULES, find_rule
+from foredraft.core.shapes.base import Chain
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Method

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foredraft.bench.records import Difference, Key, Record
 from foredraft.bench.timeline import Timeline
-from foredraft.core.loops import find_loop
+from foredraft.core.repetition import find_loop
 
 
 def line(emitted: list[int], seconds: float = 1.0, prefill: float = 0.0, depth: int = 4) -> Timeline:

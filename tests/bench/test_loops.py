@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foredraft.core.loops import LONGEST, Loop, find_loop
+from foredraft.core.repetition import LONGEST, Loop, find_loop
 
 TEXT = list(range(100, 130))
 

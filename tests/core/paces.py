@@ -13,20 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.core.expected import Expected
-from foredraft.core.lengths import Fixed, Heuristic, LengthRule
-from foredraft.core.pacing import Course, Runner, Times, calibration, linear_times, mixed, steady, stretches, sweep
-from foredraft.core.predicted import Predicted, PredictedOrConfident
-from foredraft.core.shape import Stop
-from foredraft.core.stops import (
-    AdaptiveConfidence,
-    Confidence,
-    Decided,
-    Entropy,
-    PathConfidence,
-    PredictedRejection,
-)
-from foredraft.core.thompson import CalibratedThompson, CostThompson, Thompson
+from foredraft.control.lengths.expected import Expected
+from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
+from foredraft.control.lengths.pacing import Course, Runner, Times, calibration, linear_times, mixed, steady, stretches, sweep
+from foredraft.control.lengths.predicted import Predicted, PredictedOrConfident
+from foredraft.core.shapes.base import Stop
+from foredraft.core.shapes.stops import AdaptiveConfidence, Confidence, Decided, Entropy, PathConfidence, PredictedRejection
+from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
 
 LONGEST, REQUESTS, TOKENS = 12, 60, 400
 TIMES = linear_times(draft=0.1, row=0.01)

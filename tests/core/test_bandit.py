@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foredraft.core.bandit import DEPTHS, Record, Survival, Yields
+from foredraft.control.acceptance import DEPTHS, Record, Survival, Yields
 
 
 def test_what_lies_behind_the_first_wrong_token_tells_nothing() -> None:

@@ -10,11 +10,11 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from foredraft.core.calibration import POINTS, Calibration, Claims
-from foredraft.core.cost import CostModel
-from foredraft.core.cost_tree import CostTree, Tariff
-from foredraft.core.dice import KeyedDice
-from foredraft.core.value_tree import ValueTree
+from foredraft.control.calibration import POINTS, Calibration, Claims
+from foredraft.control.cost import CostModel
+from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.types import Budget, DraftBatch
 from tests.kit.growing import TableStepper
 from tests.kit.tables import TableModel, fixed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.core.cost import CostModel, LiveCosts, best_count
-from foredraft.core.habit import Habit
+from foredraft.control.cost import CostModel, LiveCosts, best_count
+from foredraft.control.draft_timing import Habit
 
 COSTS = CostModel((1, 4, 16), (64, 512), (1, 4), (((1.0, 1.3, 2.5), (2.0, 2.3, 3.5)), ((2.0, 3.0, 7.0),) * 2))
 

@@ -10,11 +10,11 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from foredraft.core.ahead import rolled_ahead
-from foredraft.core.dice import Dice, KeyedDice, Purpose
-from foredraft.core.exact import law_of_outcomes, outcomes
-from foredraft.core.hashing import exponentials, hashed_uniform, uniform_of
-from foredraft.core.laws import DenseLaw
+from foredraft.core.rng.batched import rolled_ahead
+from foredraft.core.rng.keyed import Dice, KeyedDice, Purpose
+from foredraft.core.rng.enumerating import law_of_outcomes, outcomes
+from foredraft.core.rng.hashing import exponentials, hashed_uniform, uniform_of
+from foredraft.core.distributions.tensors import DenseLaw
 from tests.kit.chance import chance_of
 
 COUNT = 200_000

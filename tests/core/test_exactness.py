@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, Rule, check_pair, default_rule
+from foredraft.core.verify import RULES, Rule, check_pair, default_rule
 from foredraft.errors import BiasedPairError
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, tree_case_of

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from foredraft.core.fuse import alike, fuse, own_nodes
-from foredraft.core.surgery import keep
-from foredraft.core.tree import trees
+from foredraft.core.trees.fuse import alike, fuse, own_nodes
+from foredraft.core.trees.editing import keep
+from foredraft.core.trees.layout import trees
 from foredraft.types import DraftBatch, Kind
 from foredraft.types.drafts import chains, empty_drafts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.core.rules import RULES, default_rule
+from foredraft.core.verify import RULES, default_rule
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, tree_case_of
 from tests.kit.exactness import Method, accepted_tokens, emitted_law, first_tokens, method_of

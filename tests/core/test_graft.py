@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foredraft.core.graft import NOBODY, Graft
+from foredraft.core.trees.graft import NOBODY, Graft
 
 
 def paths(tree: Graft) -> dict[tuple[int, ...], float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.shape import Shape
-from foredraft.core.surgery import move
+from foredraft.core.shapes.base import Shape
+from foredraft.core.trees.editing import move
 from foredraft.types import Budget
 from tests.kit.growing import TableStepper, paths_of
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.candidates import Candidates, drawn, likeliest
-from foredraft.core.dice import KeyedDice, Purpose
-from foredraft.core.exact import ExactDice, law_of_outcomes
-from foredraft.core.sampling import ParamBlock
-from foredraft.core.shape import Step, Vocabulary
+from foredraft.core.trees.candidates import Candidates, drawn, likeliest
+from foredraft.core.rng.keyed import KeyedDice, Purpose
+from foredraft.core.rng.enumerating import ExactDice, law_of_outcomes
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.shapes.base import Step, Vocabulary
 from foredraft.types import Law, SamplingParams
 from tests.kit.chance import chance_of
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.dice import KeyedDice, Purpose
-from foredraft.core.dyspec import DySpec
-from foredraft.core.dyspec_layers import REMEMBERED, DySpecLayers
+from foredraft.core.rng.keyed import KeyedDice, Purpose
+from foredraft.core.shapes.dyspec import DySpec
+from foredraft.core.shapes.dyspec_layers import REMEMBERED, DySpecLayers
 from foredraft.errors import UsageError
 from foredraft.types import Budget, DraftBatch, Law
 from tests.kit.growing import PLENTY, TableStepper, paths_of

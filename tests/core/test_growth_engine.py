@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foredraft.core.dyspec import DySpec
-from foredraft.core.dyspec_layers import DySpecLayers
-from foredraft.core.exact import ExactDice, outcomes
-from foredraft.core.opt_tree import OptTree
-from foredraft.core.rank_tree import RankTree, rank_paths
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.sequoia import Sequoia
-from foredraft.core.shape import Shape
+from foredraft.core.shapes.dyspec import DySpec
+from foredraft.core.shapes.dyspec_layers import DySpecLayers
+from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.shapes.opt_tree import OptTree
+from foredraft.core.shapes.static_tree import RankTree, rank_paths
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.sequoia import Sequoia
+from foredraft.core.shapes.base import Shape
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import shallow

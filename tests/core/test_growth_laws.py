@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from foredraft.core import dyspec
-from foredraft.core.calibration import Calibration, Claims
-from foredraft.core.candidates import Candidates
-from foredraft.core.cost import CostModel
-from foredraft.core.cost_tree import CostTree, Tariff
-from foredraft.core.dyspec import DySpec
-from foredraft.core.dyspec_layers import DySpecLayers
-from foredraft.core.opt_tree import OptTree
-from foredraft.core.pool import Pool
-from foredraft.core.rank_tree import RankTree, rank_paths
-from foredraft.core.rules import RULES, Rule, check_pair
-from foredraft.core.sequoia import Sequoia
-from foredraft.core.shape import Shape
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.shapes import dyspec
+from foredraft.control.calibration import Calibration, Claims
+from foredraft.core.trees.candidates import Candidates
+from foredraft.control.cost import CostModel
+from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.core.shapes.dyspec import DySpec
+from foredraft.core.shapes.dyspec_layers import DySpecLayers
+from foredraft.core.shapes.opt_tree import OptTree
+from foredraft.core.trees.builder import Pool
+from foredraft.core.shapes.static_tree import RankTree, rank_paths
+from foredraft.core.verify import RULES, Rule, check_pair
+from foredraft.core.shapes.sequoia import Sequoia
+from foredraft.core.shapes.base import Shape
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.errors import UsageError
 from foredraft.types import Budget
 from tests.kit.exactness import distortion

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import LazyLaws
-from foredraft.core.rank_tree import RankTree, StaticTree
-from foredraft.core.rules import RULES, BatchCase
-from foredraft.core.sequoia import RankCounts, Sequoia
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import LazyLaws
+from foredraft.core.shapes.static_tree import RankTree, StaticTree
+from foredraft.core.verify import RULES, BatchCase
+from foredraft.core.shapes.sequoia import RankCounts, Sequoia
 from foredraft.errors import UsageError
 from foredraft.types import Budget
 from tests.kit.growing import PLENTY, TableStepper

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foredraft.core.cost import CostModel, best_count
-from foredraft.core.cost_tree import CostTree, Tariff
-from foredraft.core.dice import KeyedDice
-from foredraft.core.dyspec import DySpec
-from foredraft.core.dyspec_layers import DySpecLayers
-from foredraft.core.opt_tree import OptTree, expected_length
-from foredraft.core.rank_tree import LANTERN_PATHS, RankTree, rank_paths
-from foredraft.core.sequoia import Sequoia
-from foredraft.core.shape import Shape, StaticTree
-from foredraft.core.surgery import part, reorder
-from foredraft.core.tree import ancestor_mask, heavy_order, interval_mask, intervals
-from foredraft.core.value_tree import ValueTree
+from foredraft.control.cost import CostModel, best_count
+from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.shapes.dyspec import DySpec
+from foredraft.core.shapes.dyspec_layers import DySpecLayers
+from foredraft.core.shapes.opt_tree import OptTree, expected_length
+from foredraft.core.shapes.static_tree import LANTERN_PATHS, RankTree, rank_paths
+from foredraft.core.shapes.sequoia import Sequoia
+from foredraft.core.shapes.base import Shape, StaticTree
+from foredraft.core.trees.editing import part, reorder
+from foredraft.core.trees.layout import ancestor_mask, heavy_order, interval_mask, intervals
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.errors import UsageError
 from foredraft.types import Budget, DraftBatch, Kind
 from tests.kit.growing import PLENTY, TableStepper, by_last_token, paths_of

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.cost import CostModel
-from foredraft.core.cost_tree import PricedTree
-from foredraft.core.dice import KeyedDice
-from foredraft.core.shape import Frontier, Step
-from foredraft.core.value_tree import ValueTree
+from foredraft.control.cost import CostModel
+from foredraft.control.cost_aware_tree import PricedTree
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.shapes.base import Frontier, Step
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft.recorded import sure_block
 from foredraft.types import Budget, DraftBatch
 

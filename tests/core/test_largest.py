@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.largest import largest, place_of_largest
+from foredraft.core.distributions.top_k import largest, place_of_largest
 
 
 @pytest.mark.parametrize("columns", [61, 640, 4096, 16384])

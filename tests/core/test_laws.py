@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.laws import DenseLaw, LazyLaws, MappedLaw, PointLaw, TableLaws, inverse_cdf, normalise, race
+from foredraft.core.distributions.tensors import DenseLaw, LazyLaws, MappedLaw, PointLaw, TableLaws, inverse_cdf, normalise, race
 from foredraft.types import Law
 from tests.kit.chance import chance_of
 

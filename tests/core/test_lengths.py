@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.cost import best_count
-from foredraft.core.dice import Dice
-from foredraft.core.exact import law_of_outcomes
-from foredraft.core.expected import Expected
-from foredraft.core.lengths import Fixed, Heuristic, LengthRule
-from foredraft.core.pacing import Runner, calibration, linear_times, runs_of, steady, sweep
-from foredraft.core.predicted import Predicted, PredictedOrConfident
-from foredraft.core.rules import RULES
-from foredraft.core.sampling import ParamBlock
-from foredraft.core.shape import Chain, Stop
-from foredraft.core.step import Step, Stepper
-from foredraft.core.stops import AdaptiveConfidence, Confidence, Decided, Entropy, PathConfidence
-from foredraft.core.surgery import cut
-from foredraft.core.thompson import Belief, CalibratedThompson, CostThompson, Logistic, Thompson
+from foredraft.control.cost import best_count
+from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.control.lengths.expected import Expected
+from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
+from foredraft.control.lengths.pacing import Runner, calibration, linear_times, runs_of, steady, sweep
+from foredraft.control.lengths.predicted import Predicted, PredictedOrConfident
+from foredraft.core.verify import RULES
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.shapes.base import Chain, Stop
+from foredraft.core.shapes.step import Step, Stepper
+from foredraft.core.shapes.stops import AdaptiveConfidence, Confidence, Decided, Entropy, PathConfidence
+from foredraft.core.trees.editing import cut
+from foredraft.control.lengths.thompson import Belief, CalibratedThompson, CostThompson, Logistic, Thompson
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Topology
 from tests.kit.exactness import distortion
 from tests.kit.growing import PLENTY, TableStepper, grown_method

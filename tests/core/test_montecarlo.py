@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.core.rules import RULES, Rule
+from foredraft.core.verify import RULES, Rule
 from foredraft.types import Kind, Topology
 from tests.kit.chance import chance_of
 from tests.kit.rounds import Rounds

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from foredraft.core.dice import Dice, Purpose
-from foredraft.core.rules import RULES, Roll
+from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.verify import RULES, Roll
 from foredraft.types import Kind
 from tests.kit.drafting import Draft, candidates, draft_tree
 from tests.kit.exactness import Emit, Method, distortion, is_exact, judge_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from foredraft.core.cost import CostModel, LiveCosts
-from foredraft.core.price_list import RENEWED, PriceList
+from foredraft.control.cost import CostModel, LiveCosts
+from foredraft.control.cost_cache import RENEWED, PriceList
 
 MODEL = CostModel((1, 64), (64, 1024), (1, 8), (((1.0, 2.0), (1.5, 4.0)), ((2.0, 9.0), (3.0, 20.0))))
 

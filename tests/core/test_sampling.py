@@ -17,10 +17,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-import foredraft.core.sampling as sampling
-from foredraft.core.masks import RowMasks, pack_bits
-from foredraft.core.sampling import LogitLaws, ParamBlock, TokenCounts, law_of, truncate
-from foredraft.core.tree import trees
+import foredraft.core.distributions.sampling as sampling
+from foredraft.core.distributions.masks import RowMasks, pack_bits
+from foredraft.core.distributions.sampling import LogitLaws, ParamBlock, TokenCounts, law_of, truncate
+from foredraft.core.trees.layout import trees
 from foredraft.errors import UsageError
 from foredraft.types import DraftBatch, SamplingParams
 from foredraft.types.drafts import chains, empty_drafts

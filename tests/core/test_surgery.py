@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.laws import TableLaws
-from foredraft.core.surgery import cut, keep, part
-from foredraft.core.tree import trees
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.trees.editing import cut, keep, part
+from foredraft.core.trees.layout import trees
 from foredraft.types import DraftBatch, Kind
 
 

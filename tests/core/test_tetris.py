@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.allotment import Wish, best_depths
-from foredraft.core.exact import law_of_outcomes
-from foredraft.core.rules import RULES
-from foredraft.core.select import best_lengths_by_heap
-from foredraft.core.tetris import Score, can_cut, cut_to, law_scores
-from foredraft.core.tree import trees
+from foredraft.control.depth_allocation import Wish, best_depths
+from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.verify import RULES
+from foredraft.core.trees.select import best_lengths_by_heap
+from foredraft.core.trees.tetris import Score, can_cut, cut_to, law_scores
+from foredraft.core.trees.layout import trees
 from foredraft.types import DraftBatch, Kind
 from foredraft.types.drafts import chains
 from tests.kit.drafting import Draft, batch_case_of, draft_tree

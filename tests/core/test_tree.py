@@ -7,20 +7,9 @@ import pytest
 import torch
 from numpy.random import Generator
 
-from foredraft.core.laws import TableLaws
-from foredraft.core.surgery import cut, reorder
-from foredraft.core.tree import (
-    ancestor_mask,
-    depths_of,
-    heavy_order,
-    interval_mask,
-    intervals,
-    sibling_ranks,
-    static_tree,
-    subtree_sizes,
-    trees,
-    trie,
-)
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.trees.editing import cut, reorder
+from foredraft.core.trees.layout import ancestor_mask, depths_of, heavy_order, interval_mask, intervals, sibling_ranks, static_tree, subtree_sizes, trees, trie
 from foredraft.types import DraftBatch, Kind, Topology
 from foredraft.types.drafts import chains, empty_drafts
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.largest import largest, place_of_largest
-from foredraft.core.shape import Frontier, Step, Vocabulary
-from foredraft.core.tree_kernels import Growth
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.top_k import largest, place_of_largest
+from foredraft.core.shapes.base import Frontier, Step, Vocabulary
+from foredraft.core.shapes.eagle2_kernels import Growth
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft.recorded import sure_block
 from foredraft.types import Budget
 
 pytest.importorskip("triton")
-from foredraft.core.top_kernels import largest_fused, likeliest_fused
+from foredraft.kernels.top_k_search import largest_fused, likeliest_fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or the interpreter")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, Rule, tree_case
-from foredraft.core.rules.walk import NodeBatch
-from foredraft.core.surgery import cut
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase, Rule, tree_case
+from foredraft.core.verify.tree_walk import NodeBatch
+from foredraft.core.trees.editing import cut
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, draft_tree
 from tests.kit.exactness import emitted

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.calibration import Calibration
-from foredraft.core.cost import CostModel, LiveCosts
-from foredraft.core.cost_tree import CostTree, Tariff
-from foredraft.core.dice import Dice, KeyedDice
-from foredraft.core.rules import RULES
-from foredraft.core.shape import Chain, StaticTree
+from foredraft.control.calibration import Calibration
+from foredraft.control.cost import CostModel, LiveCosts
+from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.core.rng.keyed import Dice, KeyedDice
+from foredraft.core.verify import RULES
+from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.draft import Drafter
 from foredraft.draft.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.base import QuietDrafter

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, check_pair
+from foredraft.core.verify import RULES, check_pair
 from foredraft.draft.cascade import CascadeDrafter, agreed
 from foredraft.draft.continuing import Continuing
 from foredraft.draft.lookup import PromptLookup

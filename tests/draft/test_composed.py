@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foredraft.core.rules import RULES
-from foredraft.core.shape import Chain, Shape, StaticTree
+from foredraft.core.verify import RULES
+from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.draft import Drafter
 from foredraft.draft.cascade import CascadeDrafter
 from foredraft.draft.fused import FusedDrafter

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from foredraft.draft.crowd import LONGEST, Rest, shared_counts
+from foredraft.control.lookup_budget import LONGEST, Rest, shared_counts
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, check_pair
-from foredraft.core.shape import Chain, Shape, StaticTree
-from foredraft.core.surgery import keep
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.verify import RULES, check_pair
+from foredraft.core.shapes.base import Chain, Shape, StaticTree
+from foredraft.core.trees.editing import keep
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.fused import FusedDrafter
 from foredraft.draft.lookup import PromptLookup

@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from foredraft.core.dice import Dice
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain, Shape, StaticTree, Stepper
-from foredraft.core.surgery import keep
+from foredraft.core.rng.keyed import Dice
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain, Shape, StaticTree, Stepper
+from foredraft.core.trees.editing import keep
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.expected import Expected
-from foredraft.core.lengths import Fixed, Heuristic, LengthRule
-from foredraft.core.pacing import linear_times
-from foredraft.core.predicted import Predicted
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain, Shape, StaticTree, Stop
-from foredraft.core.stops import AdaptiveConfidence
-from foredraft.core.thompson import CalibratedThompson, CostThompson, Thompson
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.control.lengths.expected import Expected
+from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
+from foredraft.control.lengths.pacing import linear_times
+from foredraft.control.lengths.predicted import Predicted
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain, Shape, StaticTree, Stop
+from foredraft.core.shapes.stops import AdaptiveConfidence
+from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from foredraft.core.calibration import Calibration
-from foredraft.core.cost import CostModel
-from foredraft.core.cost_tree import CostTree, Tariff
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain, Shape, StaticTree, Vocabulary
-from foredraft.core.value_tree import ValueTree
+from foredraft.control.calibration import Calibration
+from foredraft.control.cost import CostModel
+from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import feature
 from foredraft.draft.feature import FeatureDrafter, FeatureStepper
 from foredraft.engine import Engine, Method

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.rules import RULES, check_pair, default_rule
-from foredraft.core.shape import Chain, StaticTree
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.verify import RULES, check_pair, default_rule
+from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.draft import Drafter
 from foredraft.draft import relay as relay_module
 from foredraft.draft.cascade import CascadeDrafter

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foredraft.core.dice import KeyedDice
+from foredraft.core.rng.keyed import KeyedDice
 from foredraft.draft.automaton import SuffixAutomaton
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.suffix import END, SuffixDrafter

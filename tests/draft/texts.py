@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from foredraft.core.rules import RULES, Rule, default_rule
+from foredraft.core.verify import RULES, Rule, default_rule
 from foredraft.draft import Drafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.types import Budget, SamplingParams, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.core.dice import Dice
+from foredraft.core.rng.keyed import Dice
 from foredraft.engine import Engine, Method, Request
 from foredraft.types import SamplingParams
 from foredraft.types import Sequence as Text

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.models import shallow

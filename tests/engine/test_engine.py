@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foredraft.core.rules import RULES
-from foredraft.core.shape import Chain, StaticTree
+from foredraft.core.verify import RULES
+from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.suffix import SuffixDrafter

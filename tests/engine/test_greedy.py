@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.rules.opinion import NO
+from foredraft.core.verify.second_chance import NO
 from foredraft.engine.greedy import decide_fused, decide_twin
 from foredraft.types import Reason
 from foredraft.types.drafts import empty_drafts

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from foredraft.core.exact import ExactDice, outcomes
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain, Shape, StaticTree
-from foredraft.core.stops import Confidence, PathConfidence
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain, Shape, StaticTree
+from foredraft.core.shapes.stops import Confidence, PathConfidence
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain
 from foredraft.draft import Drafter
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.suffix import SuffixDrafter

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.core.cost import CostModel
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, Rule, default_rule
-from foredraft.core.rules.judge import judge
-from foredraft.core.shape import Chain, Shape, Vocabulary
-from foredraft.core.tree import trees
-from foredraft.core.value_tree import ValueTree
+from foredraft.control.cost import CostModel
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase, Rule, default_rule
+from foredraft.core.verify.lossy.judge import judge
+from foredraft.core.shapes.base import Chain, Shape, Vocabulary
+from foredraft.core.trees.layout import trees
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.core.cost import CostModel
-from foredraft.core.dice import Dice
-from foredraft.core.exact import outcomes
-from foredraft.core.rules import RULES, check_pair, default_rule
-from foredraft.core.shape import Chain, StaticTree
-from foredraft.core.tetris import Score
-from foredraft.core.value_tree import ValueTree
+from foredraft.control.cost import CostModel
+from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.enumerating import outcomes
+from foredraft.core.verify import RULES, check_pair, default_rule
+from foredraft.core.shapes.base import Chain, StaticTree
+from foredraft.core.trees.tetris import Score
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.guarded import GuardedDrafter
 from foredraft.draft.lookup import PromptLookup

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, judge
-from foredraft.core.rules.opinion import NO
-from foredraft.core.tree import trees
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase
+from foredraft.core.verify.lossy import judge
+from foredraft.core.verify.second_chance import NO
+from foredraft.core.trees.layout import trees
 from foredraft.engine.greedy import decide_twin
 from foredraft.engine.summary import Summary
 from foredraft.engine.walk import decide_on_host

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.core.rules.opinion import NO
-from foredraft.core.tree import trees
+from foredraft.core.verify.second_chance import NO
+from foredraft.core.trees.layout import trees
 from foredraft.engine.greedy import Decision
 from foredraft.engine.summary import Summary
 from foredraft.types import DraftBatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.shape import Chain
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.shapes.base import Chain
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method, Sharing
 from foredraft.models import shallow

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, BatchCase, default_rule
-from foredraft.core.shape import Chain, Shape, StaticTree
-from foredraft.core.surgery import move
+from foredraft.core.verify import RULES, BatchCase, default_rule
+from foredraft.core.shapes.base import Chain, Shape, StaticTree
+from foredraft.core.trees.editing import move
 from foredraft.draft.model import ModelDrafter
 from foredraft.draft.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method

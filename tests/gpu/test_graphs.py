@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.rules import RULES, default_rule
-from foredraft.core.rules.judge import judge
-from foredraft.core.shape import Chain, Shape, StaticTree, Vocabulary
-from foredraft.core.value_tree import ValueTree
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.verify.lossy.judge import judge
+from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
+from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter

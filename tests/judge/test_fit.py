@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.evidence import evidence
+from foredraft.core.distributions.token_features import evidence
 from foredraft.errors import UsageError
 from foredraft.judge.curve import auc, careful, curve, ladder
 from foredraft.judge.features import extract

@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.evidence import evidence, look_ahead
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import BatchCase, Rule, judge, tree_case
-from foredraft.core.rules.opinion import NO
-from foredraft.core.rules.walk import Child, Node
-from foredraft.core.sampling import LogitLaws, ParamBlock
-from foredraft.core.surgery import keep, part
-from foredraft.core.tree import trees
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.token_features import evidence, look_ahead
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import BatchCase, Rule, tree_case
+from foredraft.core.verify.lossy import judge
+from foredraft.core.verify.second_chance import NO
+from foredraft.core.verify.tree_walk import Child, Node
+from foredraft.core.distributions.sampling import LogitLaws, ParamBlock
+from foredraft.core.trees.editing import keep, part
+from foredraft.core.trees.layout import trees
 from foredraft.draft.lookup import PromptLookup
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Method
@@ -54,7 +55,7 @@ def test_evidence_by_hand() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_evidence_of_many_rows_is_that_of_each(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Straight from logits, in blocks that end inside a sequence; some tokens have no chance at all."""
-    monkeypatch.setattr("foredraft.core.evidence._AT_ONCE_ON_HOST", 7 * 1000)
+    monkeypatch.setattr("foredraft.core.distributions.token_features._AT_ONCE_ON_HOST", 7 * 1000)
     generator = torch.Generator().manual_seed(3)
     logits = (6 * torch.randn((20, 1000), generator=generator)).to(dtype)
     logits[4, 5], logits[9, 10:900] = -torch.inf, -torch.inf

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from foredraft.core.dice import Dice
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import BatchCase, Rule, tree_case
-from foredraft.core.sampling import ParamBlock
-from foredraft.core.shape import Frontier, Shape, Step
+from foredraft.core.rng.keyed import Dice
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import BatchCase, Rule, tree_case
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.shapes.base import Frontier, Shape, Step
 from foredraft.types import Budget, DraftBatch, SamplingParams
 
 from .exactness import Emit, Method

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import Purpose
+from foredraft.core.rng.keyed import Purpose
 from foredraft.types import Law
 
 

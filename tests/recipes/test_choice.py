@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.core.cost import CostModel
+from foredraft.control.cost import CostModel
 from foredraft.draft.auto import AutoDrafter
 from foredraft.models import random_decoder
 from foredraft.recipes import LLM

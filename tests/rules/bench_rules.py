@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.core.bounds import alpha_star
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import DenseLaw
-from foredraft.core.rules import RULES, BatchCase, Rule, judge, lantern, lantern_pp
-from foredraft.core.tree import trees
+from foredraft.core.verify.exact.bounds import alpha_star
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import DenseLaw
+from foredraft.core.verify import RULES, BatchCase, Rule, lantern_pp
+from foredraft.core.verify.lossy import judge, lantern
+from foredraft.core.trees.layout import trees
 from foredraft.types import DraftBatch, Kind, Law, Topology
 
 VOCAB, NODES, WIDTH = 49_152, 64, 576

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from foredraft.core.dice import Dice
-from foredraft.core.rules import RULES, Rule
-from foredraft.core.rules.fly import fly
-from foredraft.core.rules.gates import kl_gate
+from foredraft.core.rng.keyed import Dice
+from foredraft.core.verify import RULES, Rule
+from foredraft.core.verify.lossy.fly import fly
+from foredraft.core.verify.lossy.gates import kl_gate
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, candidates

@@ -7,9 +7,9 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from foredraft.core import bounds
-from foredraft.core.bounds import acceptance_can_be_one, alpha_star, alpha_top_then_sampled
-from foredraft.core.transport import Plan, SetLaw, set_law, transport, transport_lp
+from foredraft.core.verify.exact import bounds
+from foredraft.core.verify.exact.bounds import acceptance_can_be_one, alpha_star, alpha_top_then_sampled
+from foredraft.core.verify.exact.transport import Plan, SetLaw, set_law, transport, transport_lp
 from foredraft.types import Kind
 
 SWOR, IID, TOP = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.TOP_THEN_SAMPLED

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.dice import Dice, Purpose
-from foredraft.core.laws import DenseLaw
-from foredraft.core.rules import RULES
+from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.distributions.tensors import DenseLaw
+from foredraft.core.verify import RULES
 from foredraft.types import Kind
 from tests.kit.drafting import Draft
 from tests.kit.exactness import Method, accepted_tokens, distortion, first_tokens, judge_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, Rule
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase, Rule
 from foredraft.types import Kind, Topology
 
 from .test_lossy_twins import LOSSY, full_case

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import KeyedDice
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, Rule, TreeCase, judge, tree_case
-from foredraft.core.tree import trees
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase, Rule, TreeCase, tree_case
+from foredraft.core.verify.lossy import judge
+from foredraft.core.trees.layout import trees
 from foredraft.errors import UsageError
 from foredraft.types import DraftBatch, Kind, Reason, Topology, TreeVerdict, Verdict
 from tests.kit.drafting import Draft, tree_case_of

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rules import Rule, lantern, lantern_pp
-from foredraft.core.rules.lantern import Pool, nearest_codes
+from foredraft.core.verify import Rule, lantern_pp
+from foredraft.core.verify.lossy import lantern
+from foredraft.core.verify.lossy.lantern import Pool, nearest_codes
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Reason
 from tests.kit.drafting import Draft, tree_case_of

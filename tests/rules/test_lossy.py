@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.dice import Dice, Purpose
-from foredraft.core.exact import law_of_outcomes
-from foredraft.core.rules import RULES, Rule, find_rule
-from foredraft.core.rules.blends import mentor_law, mentor_law_batch, mentored
-from foredraft.core.rules.fly import fly, gate_value, gate_value_batch
-from foredraft.core.rules.gates import fuzzy, js, js_batch, kl, kl_batch, kl_gate
-from foredraft.core.rules.longest import top_k, typical
-from foredraft.core.rules.turns import cactus, lenience
-from foredraft.core.sampling import LogitLaws, ParamBlock
-from foredraft.core.soft import soften
+from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.verify import RULES, Rule, find_rule
+from foredraft.core.verify.lossy.mixture import mentor_law, mentor_law_batch, mentored
+from foredraft.core.verify.lossy.fly import fly, gate_value, gate_value_batch
+from foredraft.core.verify.lossy.gates import fuzzy, js, js_batch, kl, kl_batch, kl_gate
+from foredraft.core.verify.lossy.typical import top_k, typical
+from foredraft.core.verify.lossy.lenience import cactus, lenience
+from foredraft.core.distributions.sampling import LogitLaws, ParamBlock
+from foredraft.core.distributions.temperature_one import soften
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Reason, SamplingParams, TreeVerdict
 from tests.kit.drafting import Draft, draft_tree, tree_case_of

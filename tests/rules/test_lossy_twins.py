@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foredraft.core.laws import TableLaws
-from foredraft.core.rules import RULES, BatchCase, Rule, find_rule, judge, lantern, lantern_pp, tree_case
-from foredraft.core.rules.lantern import nearest_codes
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase, Rule, find_rule, lantern_pp, tree_case
+from foredraft.core.verify.lossy import judge, lantern
+from foredraft.core.verify.lossy.lantern import nearest_codes
 from foredraft.types import Kind, Topology
 from tests.core.test_twins import VOCAB, random_case
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.bounds import alpha_star, alpha_top_then_sampled
-from foredraft.core.dice import Dice, KeyedDice, Purpose
-from foredraft.core.exact import law_of_outcomes
-from foredraft.core.laws import DenseLaw
-from foredraft.core.rules import RULES, Rule, find_rule
-from foredraft.core.rules.canonical import select
-from foredraft.core.rules.kseq import best_rho, overlap
-from foredraft.core.rules.top_then_sampled import draw_top_then_sampled
-from foredraft.core.transport import MOST_DRAWS, set_law
+from foredraft.core.verify.exact.bounds import alpha_star, alpha_top_then_sampled
+from foredraft.core.rng.keyed import Dice, KeyedDice, Purpose
+from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.distributions.tensors import DenseLaw
+from foredraft.core.verify import RULES, Rule, find_rule
+from foredraft.core.verify.exact.canonical import select
+from foredraft.core.verify.exact.kseq import best_rho, overlap
+from foredraft.core.verify.exact.top_then_sampled import draw_top_then_sampled
+from foredraft.core.verify.exact.transport import MOST_DRAWS, set_law
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, tree_case_of

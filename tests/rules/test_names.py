@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.core.rules import FACTORIES, RULES, check_pair, default_rule, find_rule
+from foredraft.core.verify import FACTORIES, RULES, check_pair, default_rule, find_rule
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Topology
 

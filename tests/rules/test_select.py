@@ -8,23 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.dice import Dice, Purpose
-from foredraft.core.exact import law_of_outcomes
-from foredraft.core.laws import DenseLaw
-from foredraft.core.rules import RULES
-from foredraft.core.select import (
-    NEVER,
-    best_lengths,
-    best_lengths_by_heap,
-    best_nodes,
-    best_nodes_by_heap,
-    keep_best,
-    masked,
-    own_scores,
-    shifted_scores,
-    tetris,
-)
-from foredraft.core.tree import trees
+from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.distributions.tensors import DenseLaw
+from foredraft.core.verify import RULES
+from foredraft.core.trees.select import NEVER, best_lengths, best_lengths_by_heap, best_nodes, best_nodes_by_heap, keep_best, masked, own_scores, shifted_scores, tetris
+from foredraft.core.trees.layout import trees
 from foredraft.types import Kind
 from tests.kit.drafting import Draft
 from tests.kit.exactness import Method, distortion, judge_of

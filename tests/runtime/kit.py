@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foredraft.core.tree import trees
+from foredraft.core.trees.layout import trees
 from foredraft.models import Decoder, ModelConfig, random_decoder, shape
 from foredraft.runtime import FINAL, Executor, Output, Rows, TorchExecutor
 from foredraft.runtime.graphs import GraphExecutor

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.laws import sure_token
-from foredraft.core.shape import Step, Vocabulary
-from foredraft.core.top_kernels import IMPOSSIBLE
+from foredraft.core.distributions.tensors import sure_token
+from foredraft.core.shapes.base import Step, Vocabulary
+from foredraft.kernels.top_k_search import IMPOSSIBLE
 from foredraft.draft.native_step import NativeStep
 from foredraft.draft.recorded import sure_block
 from foredraft.models import native

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from foredraft import LLM, SamplingParams, UsageError
-from foredraft.core.exact import ExactDice, outcomes
-from foredraft.core.masks import RowMasks, pack_bits
-from foredraft.core.rules import RULES, default_rule
+from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.distributions.masks import RowMasks, pack_bits
+from foredraft.core.verify import RULES, default_rule
 from foredraft.engine import Engine, Method
 from foredraft.serve.grammar import ANY_OBJECT, JsonGrammars
 from tests.engine.runs import finish, one, request

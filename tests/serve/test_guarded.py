@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 import pytest
 import torch
 
-from foredraft.core.dice import Dice, KeyedDice
-from foredraft.core.rules import RULES
+from foredraft.core.rng.keyed import Dice, KeyedDice
+from foredraft.core.verify import RULES
 from foredraft.draft.guarded import GuardedDrafter
 from foredraft.draft.lookup import PromptLookup
 from foredraft.engine import Engine, Method

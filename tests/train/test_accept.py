@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.core.sampling import ParamBlock
-from foredraft.core.shape import Step
-from foredraft.core.stops import PredictedRejection
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.shapes.base import Step
+from foredraft.core.shapes.stops import PredictedRejection
 from foredraft.errors import UsageError
 from foredraft.models.heads import load_head, save_head
 from foredraft.train.kinds import Accept

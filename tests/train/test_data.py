@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rules import RULES
+from foredraft.core.verify import RULES
 from foredraft.engine import Engine, Method
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import Tokenizer, resolve

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.sampling import ParamBlock
-from foredraft.core.shape import Chain, Frontier, Stepper, Vocabulary
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.shapes.base import Chain, Frontier, Stepper, Vocabulary
 from foredraft.draft.feature import FeatureDrafter, FeatureStepper
 from foredraft.draft.recurrent import RecurrentStepper
 from foredraft.train.kinds import KINDS

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.dice import Purpose
-from ..core.exact import ExactDice, outcomes
-from ..core.laws import DenseLaw
-from ..core.rules import Roll, Rule, TreeCase
+from ..core.rng.keyed import Purpose
+from ..core.rng.enumerating import ExactDice, outcomes
+from ..core.distributions.tensors import DenseLaw
+from ..core.verify import Roll, Rule, TreeCase
 from ..types import DraftTree, Kind, Law
 from .drafting import Candidates
 from .tables import Array

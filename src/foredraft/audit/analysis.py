@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.rules import RULES
-from ..core.sampling import ParamBlock, law_of
+from ..core.verify import RULES
+from ..core.distributions.sampling import ParamBlock, law_of
 from ..draft.model import TREE_TEMPERATURE
 from ..models import Progress as Loading
 from ..recipes import LLM

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..core.dice import Dice, Purpose
-from ..core.laws import DenseLaw, TableLaws
-from ..core.rules import BatchCase, Roll, TreeCase
-from ..core.tree import sibling_ranks, trees
+from ..core.rng.keyed import Dice, Purpose
+from ..core.distributions.tensors import DenseLaw, TableLaws
+from ..core.verify import BatchCase, Roll, TreeCase
+from ..core.trees.layout import sibling_ranks, trees
 from ..types import DraftTree, Kind
 from .tables import Array, Prefix, TableModel
 

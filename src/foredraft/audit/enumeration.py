@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.exact import ExactDice, outcomes
-from ..core.shape import Shape
+from ..core.rng.enumerating import ExactDice, outcomes
+from ..core.shapes.base import Shape
 from ..draft import Drafter
 from ..draft.model import ModelDrafter
 from ..engine import Engine, Method, Request

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dice import Dice
-from ..core.exact import law_of_outcomes, outcomes
-from ..core.rules import Rule
+from ..core.rng.keyed import Dice
+from ..core.rng.enumerating import law_of_outcomes, outcomes
+from ..core.verify import Rule
 from ..types import Kind, TreeVerdict
 from .drafting import Draft, batch_case_of, draft_tree, tree_case_of
 from .tables import Array, Prefix, TableModel

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..core.bounds import alpha_star, alpha_top_then_sampled
-from ..core.rules.canonical import select
-from ..core.rules.kseq import best_rho, overlap
-from ..core.rules.rejection import residual
+from ..core.verify.exact.bounds import alpha_star, alpha_top_then_sampled
+from ..core.verify.exact.canonical import select
+from ..core.verify.exact.kseq import best_rho, overlap
+from ..core.verify.exact.rejection import residual
 from ..types import Kind
 from .tables import Array
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.dice import Dice, Purpose
-from ..core.rules import Roll, TreeCase
-from ..core.rules.rejection import ratio, residual
+from ..core.rng.keyed import Dice, Purpose
+from ..core.verify import Roll, TreeCase
+from ..core.verify.exact.rejection import ratio, residual
 from ..errors import unknown_name
 from ..types import Kind, Reason, TreeVerdict
 from .drafting import Draft, draft_tree, tree_case_of

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ..core.loops import Loop
+from ..core.repetition import Loop
 from .timeline import Timeline
 
 MILLI = ("seconds", "draft", "verify")  # columns that are written in milliseconds

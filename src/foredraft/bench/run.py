@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ..core.loops import find_loop
+from ..core.repetition import find_loop
 from ..engine import Request
 from ..recipes import LLM
 from ..types import SamplingParams

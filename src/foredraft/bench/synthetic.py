@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from ..core.dice import Dice, Purpose
-from ..core.hashing import uniform_of
-from ..core.rules.matching import SAMPLE_AND_MATCH
+from ..core.rng.keyed import Dice, Purpose
+from ..core.rng.hashing import uniform_of
+from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.synthetic import SyntheticDrafter
 from ..engine import Engine, Method, Request
 from ..errors import UsageError

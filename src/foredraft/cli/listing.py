@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..core.rules import RULES
+from ..core.verify import RULES
 from ..errors import UsageError
 from ..models import MODELS, cache_home
 from ..models.folders import is_ready

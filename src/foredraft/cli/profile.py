@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..core.cost import CostModel
+from ..control.cost import CostModel
 from ..errors import ForedraftError
 from . import options as o
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core.shape import Shape
+from ..core.shapes.base import Shape
 from ..runtime.graphs import BATCHES, GraphExecutor
 from ..runtime.ground import pinned
 from ..types import Verdict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..core.calibration import Calibration
-from ..core.cost_tree import Tariff
+from ..control.calibration import Calibration
+from ..control.cost_aware_tree import Tariff
 from ..types import Topology
 from .base import Drafter
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..core.dice import Dice
+from ..core.rng.keyed import Dice
 from ..runtime import Output
 from ..types import DraftBatch, Kind, Sequence, Topology, Verdict
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 
-from ..core.bandit import Record, Yields
-from ..core.cost import best_count
-from ..core.habit import Habit
-from ..core.price_list import PriceList
+from ..control.acceptance import Record, Yields
+from ..control.cost import best_count
+from ..control.draft_timing import Habit
+from ..control.cost_cache import PriceList
 from ..types import Sequence
 from .arms import Arm, Offer
 

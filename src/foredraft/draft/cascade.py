@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
-from ..core.shape import Chain, Vocabulary
+from ..core.rng.keyed import Dice
+from ..core.shapes.base import Chain, Vocabulary
 from ..errors import UsageError
 from ..runtime import Executor, Rows
 from ..types import DraftBatch, Kind, Sequence

@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
-from ..core.sampling import ParamBlock
-from ..core.shape import Chain, Frontier, Step, Vocabulary
+from ..core.rng.keyed import Dice
+from ..core.distributions.sampling import ParamBlock
+from ..core.shapes.base import Chain, Frontier, Step, Vocabulary
 from ..models.heads import KangarooHead
 from ..runtime import Output, Rows, TorchExecutor, executor_for
 from ..types import DraftBatch, Sequence

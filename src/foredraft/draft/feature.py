@@ -11,12 +11,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
-from ..core.host_pool import Found, Front, SteppedTops, Tops
-from ..core.sampling import ParamBlock
-from ..core.shape import Frontier, Shape, Step, Vocabulary
-from ..core.top_kernels import IMPOSSIBLE
-from ..core.value_tree import ValueTree
+from ..core.rng.keyed import Dice
+from ..core.trees.host_builder import Found, Front, SteppedTops, Tops
+from ..core.distributions.sampling import ParamBlock
+from ..core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ..kernels.top_k_search import IMPOSSIBLE
+from ..core.shapes.eagle2_tree import ValueTree
 from ..errors import UsageError
 from ..models.heads import FeatureHead, Lexicon
 from ..models.native import MOST

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
+from ..core.rng.keyed import Dice
 from ..types import DraftBatch, Sequence
 from ..types.drafts import empty_drafts
 from .base import Drafter, Round, weighs_costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ..core.dice import Dice
+from ..core.rng.keyed import Dice
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import chains
 from .base import QuietDrafter

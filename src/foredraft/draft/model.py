@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
-from ..core.sampling import ParamBlock
-from ..core.shape import Chain, Frontier, Shape, Step, Vocabulary
+from ..core.rng.keyed import Dice
+from ..core.distributions.sampling import ParamBlock
+from ..core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ..errors import ForedraftError, UsageError
 from ..runtime import FINAL, Executor, Output, Rows
 from ..runtime.graphs import GraphExecutor

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core.laws import MappedLaw, PointLaw
-from ..core.step import Step
-from ..core.top_kernels import IMPOSSIBLE
+from ..core.distributions.tensors import MappedLaw, PointLaw
+from ..core.shapes.step import Step
+from ..kernels.top_k_search import IMPOSSIBLE
 from ..runtime.largest import largest, searcher
 from ..types import Law
 

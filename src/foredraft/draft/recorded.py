@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core.dice import KeyedDice
-from ..core.sampling import ParamBlock
-from ..core.shape import Chain, Shape
-from ..core.step import Stepper
-from ..core.surgery import cut, part
-from ..core.value_tree import ValueTree
+from ..core.rng.keyed import KeyedDice
+from ..core.distributions.sampling import ParamBlock
+from ..core.shapes.base import Chain, Shape
+from ..core.shapes.step import Stepper
+from ..core.trees.editing import cut, part
+from ..core.shapes.eagle2_tree import ValueTree
 from ..runtime.graphs import BATCHES, GraphExecutor, fitting
 from ..runtime.ground import NOWHERE, pinned
 from ..runtime.inside import Inside

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
-from ..core.sampling import ParamBlock
-from ..core.shape import Frontier, Shape, Step, Vocabulary
+from ..core.rng.keyed import Dice
+from ..core.distributions.sampling import ParamBlock
+from ..core.shapes.base import Frontier, Shape, Step, Vocabulary
 from ..models.heads import RecurrentHead
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import empty_drafts

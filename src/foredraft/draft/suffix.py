@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from ..core.dice import Dice
-from ..core.tree import trees
+from ..core.rng.keyed import Dice
+from ..core.trees.layout import trees
 from ..types import Budget, DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import chains
 from .automaton import ROOT, SuffixAutomaton

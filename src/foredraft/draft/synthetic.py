@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from ..core.dice import Dice, Purpose
+from ..core.rng.keyed import Dice, Purpose
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import chains
 from .base import QuietDrafter

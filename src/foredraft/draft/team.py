@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..core.dice import Dice
-from ..core.fuse import own_nodes
-from ..core.surgery import cut, move, part
+from ..core.rng.keyed import Dice
+from ..core.trees.fuse import own_nodes
+from ..core.trees.editing import cut, move, part
 from ..types import Budget, DraftBatch, Law, Laws, Sequence
 from ..types.drafts import empty_drafts
 from .base import Drafter, Round

@@ -1,6 +1,6 @@
 """Greedy verdicts: at temperature 0 every exact rule follows the target's likeliest tokens as far as they are drafted.
 
-A rule with opinions (`core.rules.opinion`) goes on where an exact one stops: to the child with the best score above NO,
+A rule with opinions (`core.verify.second_chance`) goes on where an exact one stops: to the child with the best score above NO,
 of equal ones to the first in rank. `decide` works verdicts out for a batch, with what the host must know of them: in
 one kernel on a GPU, else by `follow` and `summarise`, the slow twins.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.rules.opinion import NO
-from ..core.tree import ancestor_mask
+from ..core.verify.second_chance import NO
+from ..core.trees.layout import ancestor_mask
 from ..types import DraftBatch, Reason, Verdict
 from .summary import summarise
 

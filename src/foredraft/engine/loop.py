@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import torch
 
-from ..core.dice import Dice, KeyedDice, LateDice
-from ..core.rules import BatchCase, check_pair
-from ..core.soft import soften
-from ..core.surgery import move, part
+from ..core.rng.keyed import Dice, KeyedDice, LateDice
+from ..core.verify import BatchCase, check_pair
+from ..core.distributions.temperature_one import soften
+from ..core.trees.editing import move, part
 from ..draft import Drafter, Round
 from ..draft.base import draft_ahead, foresee
 from ..runtime import Executor, Output, Rows

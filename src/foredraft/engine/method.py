@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.rules import Rule, check_pair
+from ..core.verify import Rule, check_pair
 from ..draft import Drafter
 from ..errors import UsageError
 from ..types import Kind, Topology

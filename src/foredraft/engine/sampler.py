@@ -7,8 +7,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from ..core.masks import RowMasks, words
-from ..core.sampling import LogitLaws, ParamBlock, TokenCounts
+from ..core.distributions.masks import RowMasks, words
+from ..core.distributions.sampling import LogitLaws, ParamBlock, TokenCounts
 from ..runtime import Output
 from ..types import DraftBatch
 from .request import Request

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import median_low
 
-from ..core.allotment import Wish, best_depths
-from ..core.bandit import Record
-from ..core.cost import CostModel, LiveCosts
-from ..core.habit import Habit
-from ..core.pulse import DEAR, Pulse
-from ..core.tetris import Score, can_cut, cut_to
+from ..control.depth_allocation import Wish, best_depths
+from ..control.acceptance import Record
+from ..control.cost import CostModel, LiveCosts
+from ..control.draft_timing import Habit
+from ..control.throughput_probe import DEAR, Pulse
+from ..core.trees.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
 from ..draft.base import weighs_costs
 from ..draft.paced import depths_of

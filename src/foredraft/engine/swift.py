@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.dice import KeyedDice
-from ..core.largest import largest
-from ..core.rules import BatchCase, Rule
-from ..core.rules.opinion import above
-from ..core.sampling import LogitLaws, ParamBlock
+from ..core.rng.keyed import KeyedDice
+from ..core.distributions.top_k import largest
+from ..core.verify import BatchCase, Rule
+from ..core.verify.second_chance import above
+from ..core.distributions.sampling import LogitLaws, ParamBlock
 from ..runtime import FINAL, Executor, Output
 from ..runtime.graphs import BATCHES, WIDTHS, GraphExecutor, fitting
 from ..runtime.ground import NOWHERE, Book, pinned

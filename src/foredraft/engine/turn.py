@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core.sampling import LogitLaws
+from ..core.distributions.sampling import LogitLaws
 from ..runtime import Output
 from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
 from .letter import Letter

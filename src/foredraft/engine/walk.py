@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.rules.opinion import NO
+from ..core.verify.second_chance import NO
 from ..types import DraftBatch, Reason, Verdict
 from .greedy import Decision
 

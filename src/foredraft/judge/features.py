@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.evidence import evidence
-from ..core.rules.judge import DRAFT, EVIDENCE, TARGET
+from ..core.distributions.token_features import evidence
+from ..core.verify.lossy.judge import DRAFT, EVIDENCE, TARGET
 from ..errors import UsageError
 from ..runtime import FINAL, Executor, Rows
 from .record import RIGHT, UNCOUNTED, LabelledText

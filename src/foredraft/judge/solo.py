@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from ..core.shape import Vocabulary
+from ..core.shapes.base import Vocabulary
 from ..draft import Drafter
 from ..draft.feature import FeatureDrafter
 from ..draft.model import ModelDrafter

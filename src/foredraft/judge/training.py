@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.rules.judge import DRAFT, EVIDENCE, PARTS, TARGET
+from ..core.verify.lossy.judge import DRAFT, EVIDENCE, PARTS, TARGET
 from ..draft import Drafter
 from ..draft.feature import FeatureDrafter
 from ..draft.model import ModelDrafter

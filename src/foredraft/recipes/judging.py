@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.rules import Rule
-from ..core.rules.judge import DRAFT, judge
-from ..core.rules.label import parse
+from ..core.verify import Rule
+from ..core.verify.lossy.judge import DRAFT, judge
+from ..core.verify.parameters import parse
 from ..draft import Drafter
 from ..draft.model import ModelDrafter
 from ..errors import UsageError

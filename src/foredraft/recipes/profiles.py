@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..core.cost import CostModel
+from ..control.cost import CostModel
 from ..models.folders import cache_home
 from ..provenance import device, provenance, write_json
 from ..runtime.profile import QUICK, Grid, measure

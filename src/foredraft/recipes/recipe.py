@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core.cost_tree import CostTree, Tariff
-from ..core.rules import Rule, default_rule, find_rule
-from ..core.rules.matching import SAMPLE_AND_MATCH
-from ..core.shape import Shape
+from ..control.cost_aware_tree import CostTree, Tariff
+from ..core.verify import Rule, default_rule, find_rule
+from ..core.verify.exact.matching import SAMPLE_AND_MATCH
+from ..core.shapes.base import Shape
 from ..draft import Drafter
 from ..engine import Method
 from ..errors import UsageError, unknown_name

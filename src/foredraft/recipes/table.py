@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..core.calibration import Calibration
-from ..core.cost import CostModel
-from ..core.cost_tree import CostTree, Tariff
-from ..core.price_list import PriceList
-from ..core.rules.matching import SAMPLE_AND_MATCH
-from ..core.shape import Chain
-from ..core.stops import Confidence, PredictedRejection
+from ..control.calibration import Calibration
+from ..control.cost import CostModel
+from ..control.cost_aware_tree import CostTree, Tariff
+from ..control.cost_cache import PriceList
+from ..core.verify.exact.matching import SAMPLE_AND_MATCH
+from ..core.shapes.base import Chain
+from ..core.shapes.stops import Confidence, PredictedRejection
 from ..draft.auto import Arm, AutoDrafter
 from ..draft.cascade import CascadeDrafter
 from ..draft.fused import FusedDrafter

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from ..core.shape import Chain, Shape, Vocabulary
+from ..core.shapes.base import Chain, Shape, Vocabulary
 from ..draft import Drafter
 from ..draft.early_exit import EarlyExitDrafter
 from ..draft.feature import FeatureDrafter

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.tree import ancestor_mask
+from ..core.trees.layout import ancestor_mask
 from .base import Rows
 from .store import KVStore
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.tree import ancestor_mask
+from ..core.trees.layout import ancestor_mask
 
 NOWHERE = -1  # slot of a sequence that only fills a batch, and place of a row that is not stored
 

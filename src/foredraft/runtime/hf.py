@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..core.tree import ancestor_mask
+from ..core.trees.layout import ancestor_mask
 from ..errors import ForedraftError
 from .base import FINAL, Output, Placement, Rows
 from .store import check_drafts, check_text

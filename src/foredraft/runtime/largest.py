@@ -1,11 +1,11 @@
-"""The largest entries of rows, by the native library where it can: the twins are in `core.largest` and `core.step`."""
+"""The largest entries of rows, by the native library where it can: the twins are in `core.distributions.top_k` and `core.shapes.step`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..core import largest as plain
+from ..core.distributions import top_k as plain
 from ..models import native
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.cost import CostModel
+from ..control.cost import CostModel
 from .base import Executor, Rows
 
 TOKEN = 1  # any token does: a pass costs the same for all

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..core.rules import Rule
-from ..core.rules.label import label
+from ..core.verify import Rule
+from ..core.verify.parameters import label
 from ..errors import UsageError
 from ..recipes import LLM
 from ..recipes.judging import OFF, SeatedJudge, Terms, seat_judge

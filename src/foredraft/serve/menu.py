@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from threading import Lock
 
-from ..core.rules import Rule, default_rule, find_rule
+from ..core.verify import Rule, default_rule, find_rule
 from ..draft.guarded import GuardedDrafter, OnLoss
 from ..engine import Method
 from ..errors import UsageError, unknown_name

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from ..core.rules import FACTORIES, RULES, Rule
+from ..core.verify import FACTORIES, RULES, Rule
 from ..engine import Method
 from ..errors import ForedraftError
 from ..recipes import RECIPES

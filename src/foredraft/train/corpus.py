@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.loops import find_loop
+from ..core.repetition import find_loop
 from ..errors import ForedraftError, UsageError
 from ..models import Tokenizer
 

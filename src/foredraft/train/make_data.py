@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.loops import find_loop
+from ..core.repetition import find_loop
 from ..errors import UsageError
 from ..models import Decoder, Tokenizer
 from ..provenance import provenance, write_json

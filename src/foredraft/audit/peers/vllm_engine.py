@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.rules.matching import SAMPLE_AND_MATCH
+from ...core.verify.exact.matching import SAMPLE_AND_MATCH
 from ...engine import Method
 from ...errors import ForedraftError, UsageError
 from ...recipes.loading import Place, load

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...core.loops import find_loop
+from ...core.repetition import find_loop
 from ...errors import ForedraftError, UsageError, unknown_name
 from ...models import MODELS, source_file
 from ...provenance import PACKAGES, provenance, write_json

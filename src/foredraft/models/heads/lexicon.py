@@ -15,7 +15,7 @@ from itertools import chain, takewhile
 import torch
 from torch import Tensor, nn
 
-from ...core.step import Vocabulary
+from ...core.shapes.step import Vocabulary
 from .. import native
 from ..linear import TiledLinear
 

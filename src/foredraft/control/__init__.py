@@ -1,0 +1,1 @@
+"""What learns while it runs: cost model, acceptance statistics, calibration, draft lengths, back-off."""

@@ -1,0 +1,78 @@
+"""A draft model that gives calibrated chances in place of its own probabilities, and remembers what it had said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..types import DraftBatch
+from .calibration import Curve
+from ..core.trees.host_builder import Found, Front, Tops, tops_of
+from ..core.shapes.step import Frontier, Step, Stepper
+
+
+class HonestStepper:
+    """One round of a stepper, for shapes that choose likeliest tokens (EAGLE-2's tree and its kin)."""
+
+    def __init__(self, stepper: Stepper, curve: Curve) -> None:
+        self.batch, self.ids, self.device = stepper.batch, stepper.ids, stepper.device
+        self._stepper, self._curve = stepper, curve
+        self._said: list[Tensor] = []  # [B, w, k] log-probabilities as given, of all nodes as they are made
+
+    def root(self) -> Step:
+        return self._honest(self._stepper.root())
+
+    def expand(self, frontier: Frontier) -> Step:
+        return self._honest(self._stepper.expand(frontier))
+
+    def tops(self) -> Tops:
+        return HonestTops(tops_of(self._stepper), self._curve, self._said)
+
+    def said_of(self, drafts: DraftBatch) -> tuple[Tensor, Tensor]:
+        """[B, N] log-probabilities as the drafter gave them, and whether each node is the likeliest behind its parent.
+
+        All nodes have as many siblings, of which the likeliest was made first.
+        """
+        assert drafts.source is not None, "a pool numbers its nodes"
+        made = drafts.source
+        said = torch.cat([level.flatten(1) for level in self._said], dim=1)
+        return said.gather(1, made), made % self._said[0].shape[2] == 0
+
+    def _honest(self, step: Step) -> Step:
+        known = step.logits, step.rows, step.block, step.hidden, step.vocabulary
+        return HonestStep(*known, step=step, curve=self._curve, said=self._said)
+
+
+@dataclass(frozen=True, slots=True)
+class HonestStep(Step):
+    """A step whose likeliest tokens come with chances."""
+
+    step: Step = field(kw_only=True)
+    curve: Curve = field(kw_only=True)
+    said: list[Tensor] = field(kw_only=True)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        values, ids = self.step.top(k)
+        self.said.append(values)
+        return self.curve(values), ids
+
+
+@dataclass(frozen=True, slots=True)
+class HonestTops:
+    """The same in numpy."""
+
+    tops: Tops
+    curve: Curve
+    said: list[Tensor]
+
+    def root(self, k: int) -> Found:
+        return self._honest(self.tops.root(k))
+
+    def below(self, front: Front, k: int) -> Found:
+        return self._honest(self.tops.below(front, k))
+
+    def _honest(self, found: Found) -> Found:
+        self.said.append(torch.from_numpy(found[0]))
+        return self.curve.on_host(found[0]), found[1]

@@ -1,0 +1,47 @@
+"""AdaEAGLE's rules: a predictor says before drafting how many tokens will be accepted, and so many are drafted.
+
+The predictor is anything that maps a sequence id to a length; AdaEAGLE's reads the target's state at the newest
+verified token, once a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import Unlearned
+from ...core.shapes.step import Step
+from ...core.shapes.stops import confidence_of
+
+Predictor = Callable[[int], float]  # sequence id -> tokens that would be accepted
+
+
+@dataclass(frozen=True)
+class Predicted(Unlearned):
+    """Drafts what is predicted, rounded; 0 is a plain step."""
+
+    predict: Predictor
+
+    def longest(self, id: int, limit: int) -> int:
+        return min(max(round(self.predict(id)), 0), limit)
+
+
+@dataclass(frozen=True)
+class PredictedOrConfident:
+    """AdaEAGLE-DDD, a stop rule: a chain ends only where the predicted length is reached *and* its path is doubtful."""
+
+    predict: Predictor
+    threshold: float = math.exp(-0.6)  # of the product of confidences along the chain
+
+    def begin(self, ids: Sequence[int], device: torch.device) -> Tensor:
+        lengths = [round(self.predict(id)) for id in ids]
+        return torch.tensor([[1.0, length] for length in lengths], dtype=torch.float32, device=device)
+
+    def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
+        path, length = state.unbind(dim=1)
+        path = path * confidence_of(step)
+        return torch.stack((path, length), dim=1), (depth + 1 < length) | (path >= self.threshold)

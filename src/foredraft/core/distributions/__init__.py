@@ -1,0 +1,1 @@
+"""From logits to distributions: sampling parameters, penalties, masks, top-k search."""

@@ -1,0 +1,185 @@
+"""Laws that tensors hold: dense rows, point masses, and draft laws over a smaller vocabulary.
+
+They implement the protocols of `types.distributions`. Nothing here knows where the numbers came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...types import Law
+from ..rng.hashing import exponentials
+
+_BLOCK = 256  # tokens per block of a race
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLaw:
+    """Probabilities written out, [B, V]."""
+
+    probs: Tensor
+
+    def prob(self, token: Tensor) -> Tensor:
+        return self.probs.gather(1, token[:, None])[:, 0]
+
+    def dense(self) -> Tensor:
+        return self.probs.clone()
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        return inverse_cdf(self.probs, uniform)
+
+    def race(self, key: Tensor) -> Tensor:
+        return race(self.probs, key)
+
+    def choose(self, index: Tensor) -> Law:
+        return DenseLaw(self.probs[index])
+
+    def to(self, device: torch.device) -> Law:
+        return DenseLaw(self.probs.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class PointLaw:
+    """All mass on one token per sequence: the limit of temperature 0, without a row of zeros to carry."""
+
+    token: Tensor  # [B]
+    vocab: int
+    dtype: torch.dtype = torch.float32
+
+    def prob(self, token: Tensor) -> Tensor:
+        return (token == self.token).to(self.dtype)
+
+    def dense(self) -> Tensor:
+        out = torch.zeros((self.token.shape[0], self.vocab), dtype=self.dtype, device=self.token.device)
+        return out.scatter_(1, self.token[:, None], 1.0)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        return self.token
+
+    def race(self, key: Tensor) -> Tensor:
+        return self.token
+
+    def choose(self, index: Tensor) -> Law:
+        return PointLaw(self.token[index], self.vocab, self.dtype)
+
+    def to(self, device: torch.device) -> Law:
+        return PointLaw(self.token.to(device), self.vocab, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedLaw:
+    """A law over a reduced draft vocabulary, seen in target ids: zero wherever the drafter has no such token."""
+
+    inner: Law
+    ids: Tensor  # [Vd] target id of each draft id
+    index: Tensor  # [V] draft id of each target id, -1 where there is none
+
+    def prob(self, token: Tensor) -> Tensor:
+        local = self.index[token]
+        return torch.where(local >= 0, self.inner.prob(local.clamp(min=0)), 0.0)
+
+    def dense(self) -> Tensor:
+        local = self.inner.dense()
+        out = torch.zeros((local.shape[0], self.index.shape[0]), dtype=local.dtype, device=local.device)
+        return out.index_copy_(1, self.ids, local)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        return self.ids[self.inner.draw(uniform)]
+
+    def race(self, key: Tensor) -> Tensor:
+        return self.ids[self.inner.race(key)]
+
+    def choose(self, index: Tensor) -> Law:
+        return MappedLaw(self.inner.choose(index), self.ids, self.index)
+
+    def to(self, device: torch.device) -> Law:
+        return MappedLaw(self.inner.to(device), self.ids.to(device), self.index.to(device))
+
+
+def sure_token(law: Law) -> Tensor | None:
+    """[B] what a law is sure of, where its form says so: then no dice need be thrown."""
+    if isinstance(law, PointLaw):
+        return law.token
+    if isinstance(law, MappedLaw):
+        inner = sure_token(law.inner)
+        return None if inner is None else law.ids[inner]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TableLaws:
+    """Probabilities of every row written out, [B, R, V]; for tests, analysis and small drafters."""
+
+    probs: Tensor
+
+    def at(self, row: Tensor) -> Law:
+        index = row[:, None, None].expand(-1, 1, self.probs.shape[2])
+        return DenseLaw(self.probs.gather(1, index)[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class PointLaws:
+    """The laws of chains of likeliest tokens, [B, N]: row i is sure of token i. Nobody asks behind the last one."""
+
+    token: Tensor
+    vocab: int
+
+    def at(self, row: Tensor) -> Law:
+        return PointLaw(self.token.gather(1, row[:, None].clamp(max=self.token.shape[1] - 1))[:, 0], self.vocab)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLaws:
+    """Laws worked out by a function when a row is visited."""
+
+    work_out: Callable[[Tensor], Law]
+
+    def at(self, row: Tensor) -> Law:
+        return self.work_out(row)
+
+
+def race(probs: Tensor, key: Tensor) -> Tensor:
+    """One exponential race per row of [B, V]: the token with the largest p / E wins, E one exponential per token.
+
+    Run as two races, among blocks of tokens by their mass and then inside the winner: the same law for fewer hashes.
+    """
+    batch, vocab = probs.shape
+    if vocab <= _BLOCK:
+        return (probs / exponentials(key, vocab).to(probs.dtype)).argmax(dim=1)
+    blocks = F.pad(probs, (0, -vocab % _BLOCK)).view(batch, -1, _BLOCK)
+    mass = blocks.sum(dim=2)
+    noise = exponentials(key, mass.shape[1] + _BLOCK).to(probs.dtype)
+    block = (mass / noise[:, _BLOCK:]).argmax(dim=1)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, _BLOCK))[:, 0]
+    return block * _BLOCK + (inside / noise[:, :_BLOCK]).argmax(dim=1)
+
+
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one token per row of [B, V] by its uniform. Rows need not be normalised.
+
+    The sum runs in float64: a float32 sum over 10^5 entries is off by more than the rare tokens' probabilities.
+    """
+    cdf = probs.to(torch.float64).cumsum(dim=1)
+    total = cdf[:, -1:]
+    token = torch.searchsorted(cdf, uniform.to(torch.float64)[:, None] * total, right=True)[:, 0]
+    if token.device.type == "cpu" and bool((token < probs.shape[1]).all()):
+        return token
+    # Guard: rounding may push u * total up to the total itself; the last token with any mass is the right answer.
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).to(torch.int8).argmax(dim=1)
+    return torch.minimum(token, last)
+
+
+def normalise(weights: Tensor, fallback: Tensor) -> Tensor:
+    """weights / sum per row; rows without mass (p == q up to rounding) take `fallback`. Negatives must be clamped."""
+    total = weights.sum(dim=1, keepdim=True)
+    return pick_rows(total > 0, weights / total.clamp(min=torch.finfo(weights.dtype).tiny), fallback)
+
+
+def pick_rows(first: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Rows of a [B, V] where `first` [B, 1], else of b. The host looks before it passes over the vocabulary."""
+    return a if first.device.type == "cpu" and bool(first.all()) else torch.where(first, a, b)

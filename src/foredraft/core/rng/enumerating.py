@@ -1,0 +1,88 @@
+"""Dice that fall on every side: run any function of dice under all outcomes, with their exact probabilities.
+
+The function is run again and again; each run follows a recorded prefix of outcomes and takes the first branch of every
+later roll, which the next run then changes, depth first. So rules, drafters and the whole engine loop are enumerated
+as they are written, without a second implementation. Works for one sequence (B = 1); all rolls are fresh.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...types import Law
+from .keyed import Purpose
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Branch:
+    options: list[tuple[int, float]]  # (outcome, probability), probability > 0
+    taken: int = 0
+
+
+@dataclass(slots=True)
+class ExactDice:
+    """Follows a script of outcomes and extends it with first choices."""
+
+    script: list[_Branch] = field(default_factory=list)
+    at: int = 0
+    weight: float = 1.0
+
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+        p = float(prob.reshape(-1)[0])
+        return torch.tensor([bool(self._roll([(1, p), (0, 1.0 - p)]))])
+
+    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+        probs = law.dense()[0].double()
+        probs = probs / probs.sum()
+        return torch.tensor([self._roll(list(enumerate(probs.tolist())))])
+
+    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
+        return self.draw(law, Purpose.EMIT, depth)
+
+    def choose(self, index: Tensor) -> ExactDice:
+        return self
+
+    def to(self, device: torch.device) -> ExactDice:
+        return self
+
+    def _roll(self, options: list[tuple[int, float]]) -> int:
+        options = [(outcome, p) for outcome, p in options if p > 0]
+        if len(options) == 1:
+            return options[0][0]
+        if self.at == len(self.script):
+            self.script.append(_Branch(options))
+        branch = self.script[self.at]
+        self.at += 1
+        outcome, p = branch.options[branch.taken]
+        self.weight *= p
+        return outcome
+
+
+def outcomes(run: Callable[[ExactDice], T]) -> Iterator[tuple[float, T]]:
+    """Every (probability, result) of `run`; the probabilities add up to 1."""
+    script: list[_Branch] = []
+    while True:
+        dice = ExactDice(script)
+        result = run(dice)
+        yield dice.weight, result
+        while script and script[-1].taken == len(script[-1].options) - 1:
+            script.pop()
+        if not script:
+            return
+        script[-1].taken += 1
+
+
+def law_of_outcomes(run: Callable[[ExactDice], Hashable]) -> dict[Hashable, float]:
+    """The law of the result of `run`."""
+    law: dict[Hashable, float] = defaultdict(float)
+    for weight, result in outcomes(run):
+        law[result] += weight
+    return dict(law)

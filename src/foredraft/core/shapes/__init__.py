@@ -1,0 +1,1 @@
+"""Shapes: where a model drafter spends its next call. Chains, static and dynamic trees, stop rules."""

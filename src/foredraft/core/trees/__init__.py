@@ -1,0 +1,1 @@
+"""Draft trees as arrays: building, editing, fusing, cutting and selecting them."""

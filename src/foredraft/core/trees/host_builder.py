@@ -1,0 +1,204 @@
+"""Value trees on the host, in numpy: a small operation takes a microsecond there where a tensor's takes ten.
+
+What `on_host` wraps and `Pool` are the slow twins. Nodes are numbered and chosen alike; of equal values the one
+that was made first goes first, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...types import Budget, DraftBatch, Kind
+from ..rng.keyed import Dice
+from .builder import Pool
+from ..shapes.step import Frontier, Stepper
+
+Numbers = NDArray[Any]
+Found = tuple[Numbers, Numbers]  # log-probabilities and target ids of the likeliest tokens, [B, w, k] each
+Grow = Callable[[Any, Stepper, Seq[Budget], Dice], DraftBatch]
+
+
+class Growing(Protocol):
+    """What a value tree and its kin decide by themselves."""
+
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def kind(self) -> Kind: ...
+
+    def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool: ...
+    def within(self, pool: Pool, budgets: Seq[Budget]) -> Seq[Budget]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The best nodes of a level, [B, w] each, in the order of making."""
+
+    node: Numbers
+    token: Numbers
+    parent: Numbers
+    above: Numbers  # column of the parent in the front before
+    value: Numbers
+    level: int
+
+    def frontier(self) -> Frontier:
+        depth = np.full_like(self.node, self.level)
+        columns = (self.node, self.token, self.parent, depth, self.above)
+        return Frontier(*(torch.from_numpy(column) for column in columns))
+
+
+class Tops(Protocol):
+    """The likeliest tokens behind nodes, in numpy."""
+
+    def root(self, k: int) -> Found: ...
+    def below(self, front: Front, k: int) -> Found: ...
+
+
+class SteppedTops:
+    """What the steps of any stepper say of them; one with `tops` of its own knows a shorter way."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def root(self, k: int) -> Found:
+        values, ids = self._stepper.root().top(k)
+        return values.numpy(), ids.numpy()
+
+    def below(self, front: Front, k: int) -> Found:
+        values, ids = self._stepper.expand(front.frontier()).top(k)
+        return values.numpy(), ids.numpy()
+
+
+def tops_of(stepper: Stepper) -> Tops:
+    make: Callable[[], Tops] | None = getattr(stepper, "tops", None)
+    return SteppedTops(stepper) if make is None else make()
+
+
+class HostPool(Pool):
+    """A pool that grows level by level."""
+
+    def __init__(self, stepper: Stepper, width: int, depth: int) -> None:
+        super().__init__(stepper)
+        self.width = width
+        self._who = np.arange(self.batch)[:, None]
+        self._begin: list[int] = []  # of each level
+        rooms = width + (depth - 1) * width**2
+        self._parent, self._token = np.empty((2, self.batch, rooms), dtype=np.int64)
+        self._value = np.empty((self.batch, rooms), dtype=np.float32)
+
+    def grow(self, front: Front | None, found: Found) -> Front:
+        """Add the likeliest tokens behind a front (None = the root), [B, w, k] each; the best of them are the next."""
+        more, token = found
+        (batch, wide, k), begin = more.shape, self.size
+        node = np.full((batch, wide), -1) if front is None else front.node
+        if front is not None:
+            more = front.value[:, :, None] + more
+        token, value = token.reshape(batch, -1), more.reshape(batch, -1)
+        self.levels, self.size = self.levels + 1, begin + wide * k
+        self._begin.append(begin)
+        new = slice(begin, self.size)
+        self._parent[:, new], self._token[:, new], self._value[:, new] = node.repeat(k, 1), token, value
+        best = falling(value)[:, : self.width]
+        best.sort(axis=1)
+        above = best // k
+        return Front(
+            best + begin, token[self._who, best], node[self._who, above], above, value[self._who, best], self.levels
+        )
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        parent, token, value = (torch.from_numpy(x[:, : self.size]) for x in (self._parent, self._token, self._value))
+        return parent, token, value, torch.from_numpy(self._depth().repeat(self.batch, 0))
+
+    def values(self) -> Tensor:
+        return torch.from_numpy(self._value[:, : self.size])
+
+    def within(self, budgets: Seq[Budget]) -> Tensor:
+        return torch.from_numpy(self._within(budgets))
+
+    def best(self, nodes: int, budgets: Seq[Budget], kind: Kind, branching: int) -> DraftBatch:
+        parent, token, value = self._parent[:, : self.size], self._token, self._within(budgets)
+        room = np.array([[max(0, min(nodes, budget.nodes))] for budget in budgets])
+        here = (inverse(falling(value)) < room) & np.isfinite(value)
+        order = np.argsort(~here, axis=1, kind="stable")
+        place, chosen = inverse(order), order[:, :nodes]
+        above = parent[self._who, chosen]
+        above = np.where(above >= 0, place[self._who, above], -1)
+        elder = np.tril(above[:, :, None] == above[:, None, :], -1).sum(axis=2)
+        token, depth = token[self._who, chosen], self._depth()[0, chosen]
+        value = np.exp(np.where(here, value, -np.inf)[self._who, chosen])
+        length = here.sum(axis=1)
+        return DraftBatch(
+            token=torch.from_numpy(token),
+            parent=torch.from_numpy(above),
+            depth=torch.from_numpy(depth),
+            order=torch.from_numpy(elder),
+            length=torch.from_numpy(length),
+            kind=kind,
+            branching=branching,
+            levels=self.levels,
+            value=torch.from_numpy(value),
+            source=torch.from_numpy(chosen),
+            lengths_host=tuple(length.tolist()),
+        )
+
+    def _within(self, budgets: Seq[Budget]) -> Numbers:
+        """[B, n] values, missing where a node is deeper than its sequence may draft."""
+        value, allowed = self._value[:, : self.size], [budget.depth for budget in budgets]
+        if min(allowed) >= self.levels:
+            return value
+        return np.where(self._depth() <= np.array(allowed)[:, None], value, np.float32(-np.inf))
+
+    def _depth(self) -> Numbers:
+        """[1, n]."""
+        depth = np.zeros((1, self.size), dtype=np.int64)
+        for begin in self._begin:
+            depth[:, begin:] += 1
+        return depth
+
+
+def on_host(grow: Grow) -> Grow:
+    """A value tree's `grow`, done here where the drafter lives on the host; what it wraps is the slow twin."""
+
+    @wraps(grow)
+    def quicker(shape: Any, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+        elsewhere = stepper.device.type != "cpu" or getattr(stepper, "recorded", False)
+        if elsewhere or max(budget.chain for budget in budgets) <= 0:
+            return grow(shape, stepper, budgets, dice)
+        return grow_on_host(shape, stepper, budgets)
+
+    return quicker
+
+
+def grow_on_host(shape: Growing, stepper: Stepper, budgets: Seq[Budget]) -> DraftBatch:
+    """The chosen tree of a shape; every level is read for all sequences."""
+    depth = min(shape.depth, max(budget.depth for budget in budgets))
+    pool, tops = HostPool(stepper, shape.width, depth), tops_of(stepper)
+    front = pool.grow(None, tops.root(shape.width))
+    while front.level < depth and shape.goes_on(pool, torch.from_numpy(front.value), front.level + 1):
+        front = pool.grow(front, tops.below(front, shape.width))
+    return pool.best(shape.nodes, shape.within(pool, budgets), shape.kind, shape.width)
+
+
+def falling(value: Numbers) -> Numbers:
+    """[B, n] places of the entries from the largest on; equal ones keep their order."""
+    return np.argsort(-value, axis=1, kind="stable")
+
+
+def inverse(order: Numbers) -> Numbers:
+    """[B, n] where each place of a permutation went."""
+    found = np.empty_like(order)
+    found[np.arange(len(order))[:, None], order] = np.arange(order.shape[1])
+    return found

@@ -1,0 +1,65 @@
+"""TETRIS on batches of drafts: cut what was drafted for several requests down to the best of it.
+
+`core.trees.select` has the choice itself; here it is applied to drafts with what their drafters say of them. Drawn chains are
+scored by their laws and stay what they are; trees and chosen chains are scored by their values, which may look at
+tokens, so what is left of them is CHOSEN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ...types import DraftBatch, Kind, Topology
+from ..verify import Rule
+from .select import best_lengths, keep_best, masked, own_scores, shifted_scores
+from .editing import cut
+
+
+class Score(Enum):
+    """How a drawn token is valued."""
+
+    SHIFTED = "shifted"  # by its law and the tokens before it: exact
+    PUBLISHED = "published"  # by its own probability: BIASED for targets that sample
+
+
+def law_scores(drafts: DraftBatch, score: Score = Score.SHIFTED) -> Tensor:
+    """[B, N] log-scores of drawn chains. The law of node j lies at row j: behind the node above it."""
+    assert drafts.laws is not None
+    own, top = [], []
+    for node in range(drafts.width):
+        law = drafts.laws.at(torch.full_like(drafts.length, node))
+        own.append(law.prob(drafts.token[:, node]))
+        top.append(law.dense().amax(dim=1) if score is Score.SHIFTED else own[-1])
+    log_q = torch.stack(own, dim=1).clamp(min=torch.finfo(torch.float32).tiny).log()
+    if score is Score.PUBLISHED:
+        return own_scores(log_q)
+    return shifted_scores(log_q, torch.stack(top, dim=1).log())
+
+
+def can_cut(drafts: DraftBatch, rule: Rule) -> bool:
+    """Whether the drafts say enough of themselves to be cut, and the rule stays exact with what is left.
+
+    A drawn tree is cut only under rules that take any tree. For another rule it would have to be CHOSEN when it is cut
+    and drawn when it is not, and whether it is cut may depend on what was drawn.
+    """
+    if not drafts.width or drafts.node_kind is not None:
+        return False
+    if drafts.topology is Topology.CHAIN and drafts.kind is not Kind.CHOSEN:
+        return drafts.laws is not None
+    kinds = frozenset({Kind.CHOSEN}) if drafts.kind is Kind.CHOSEN else frozenset(Kind)
+    return drafts.value is not None and drafts.started is None and rule.exact_with(kinds, drafts.topology)
+
+
+def cut_to(drafts: DraftBatch, capacity: int, score: Score = Score.SHIFTED) -> DraftBatch:
+    """The best `capacity` nodes of all sequences together."""
+    if sum(drafts.lengths()) <= capacity:
+        return drafts
+    if drafts.topology is Topology.TREE or drafts.kind is Kind.CHOSEN:
+        left = keep_best(drafts, capacity)
+        return replace(left, lengths_host=tuple(left.length.tolist()))
+    lengths = best_lengths(masked(law_scores(drafts, score), drafts.length), capacity)
+    return cut(drafts, lengths.tolist())

@@ -1,0 +1,1 @@
+"""Exact rules: the text keeps the target distribution."""

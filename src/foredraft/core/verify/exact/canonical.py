@@ -1,0 +1,162 @@
+"""Canonical decomposition (Khisti et al. 2025): first select one of the drafts, then test that one alone.
+
+Two independent draws X1 ~ q1 and X2 ~ q2 become one token Y ~ q_I, kept so that sum min(p, q_I) is large; Y is tested
+against q_I like a single draft, and the residual is Nrm([p - q_I]+). More draws are folded in one after another, as a
+tournament: Y ~ q_I meets X3 ~ q, and so on. Which draw is kept changes how much is accepted, never the law, as long as
+q_I is exactly the law of Y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ....errors import UsageError
+from ....types import Kind
+from ...rng.keyed import Purpose
+from ...distributions.tensors import DenseLaw
+from .transport import SMALL, transport
+from ..base import Array, Rule, pairs
+from ..residual_hit import emit_or_hit, emit_or_hit_batch
+from ..parameters import label
+from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, residual, shuffled, walk_ahead
+from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of two different draws to keep: the one of smaller rank, but by weight among the first few ranks."""
+
+    rank: NDArray[np.int64]  # [V]
+    weight: Array  # [s, s] probability of keeping X1 when its rank is the row and that of X2 the column
+    law: Array  # [V] q_I
+
+    def keep_first(self, first: int, second: int) -> float:
+        """Probability of keeping X1 = first against X2 = second."""
+        a, b = self.rank[first], self.rank[second]
+        if max(a, b) < len(self.weight):
+            return float(self.weight[a, b])
+        return float(a <= b)
+
+
+def select(p: Array, q1: Array, q2: Array, free: int = 5, alphabet: int = 40) -> Selection:
+    """The selection of the paper's truncated linear program, solved as a flow.
+
+    Tokens rank by p - q1 q2, the `alphabet` likeliest of the target first. The pairs among the first `free` ranks are
+    split freely; every other pair keeps the smaller rank.
+    """
+    rank, order = _ranks(p, q1 * q2, alphabet)
+    a, b = q1[order], q2[order]
+    free = min(free, int(np.count_nonzero((a > 0) | (b > 0))))
+    after_a, after_b = (np.append(np.cumsum(x[:0:-1])[::-1], 0.0) for x in (a, b))
+    law = a * b + a * after_b + b * after_a  # what the smaller rank alone would give
+    law[:free] = a[:free] * (b[:free] + b[free:].sum()) + b[:free] * a[free:].sum()
+    weight = _split(np.clip(p[order[:free]] - law[:free], 0.0, None), a[:free], b[:free])
+    first = np.outer(a[:free], b[:free])
+    np.fill_diagonal(first, 0.0)
+    law[:free] += (first * weight).sum(axis=1) + (first * (1.0 - weight)).sum(axis=0)
+    out = np.empty_like(law)
+    out[order] = law
+    return Selection(rank, weight, out)
+
+
+def _ranks(p: Array, both: Array, alphabet: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    score = p - both
+    if alphabet < p.size:
+        front = np.argpartition(-p, alphabet)[:alphabet]
+        score[front] += 2.0  # scores lie in [-1, 1]
+    order = np.argsort(-score.astype(np.float32))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    return rank, order
+
+
+def _split(room: Array, a: Array, b: Array) -> Array:
+    """Weights that send the mass of each pair of the first ranks to where p has room; what fits nowhere goes first."""
+    weight = np.triu(np.ones((a.size, a.size)))
+    pairs_of = {(i, j): float(a[i] * b[j] + a[j] * b[i]) for i in range(a.size) for j in range(i + 1, a.size)}
+    plan = transport(room, {pair: mass for pair, mass in pairs_of.items() if mass > 0})
+    for (i, j), flow in plan.flow.items():
+        weight[i, j] = np.clip(1.0 - flow[1] / pairs_of[i, j], 0.0, 1.0)
+        weight[j, i] = 1.0 - weight[i, j]
+    return weight
+
+
+def _select(p: Array, q1: Array, q2: Array, free: int, alphabet: int) -> Selection:
+    """`select`, remembered for laws of few tokens: enumeration asks for the same ones again and again."""
+    if p.size > SMALL:
+        return select(p, q1, q2, free, alphabet)
+    return _remembered(p.tobytes(), q1.tobytes(), q2.tobytes(), free, alphabet)
+
+
+@lru_cache(maxsize=256)
+def _remembered(p: bytes, q1: bytes, q2: bytes, free: int, alphabet: int) -> Selection:
+    return select(np.frombuffer(p), np.frombuffer(q1), np.frombuffer(q2), free, alphabet)
+
+
+def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
+    if not node.children:
+        return emit(node, node.p)
+    p, q = node.p, node.draft()
+    kept, law = None, q
+    for turn, child in shuffled(node):
+        if kept is None:
+            kept = child
+            continue
+        chosen = _select(p, law, q, free, alphabet)
+        law = chosen.law
+        if child is not kept:
+            stay = chosen.keep_first(kept.token, child.token)
+            kept = kept if node.roll.flip(stay, Purpose.SELECT, node.index, turn) else child
+    assert kept is not None
+    if node.roll.flip(ratio(p[kept.token], law[kept.token]), Purpose.ACCEPT, node.index):
+        return Step(kept, kept.token)
+    return emit_or_hit(node, residual(p, law))
+
+
+def solve_canonical_batch(node: NodeBatch, free: int, alphabet: int) -> StepBatch:
+    if node.childless():
+        return emit_batch(node, node.p)
+    p, q = node.p.dense().double(), node.draft_law().dense().double()
+    law, kept = q.clone(), torch.zeros_like(node.index)
+    for turn, k, present in draw_order(node):
+        rival = k[:, 0]
+        if turn == 0:
+            kept = rival
+            continue
+        stay = torch.ones_like(kept, dtype=torch.float64)
+        for b in torch.nonzero(present)[:, 0].tolist():  # flows are solved one by one, on the host
+            chosen = _select(p[b].cpu().numpy(), law[b].cpu().numpy(), q[b].cpu().numpy(), free, alphabet)
+            law[b] = torch.from_numpy(chosen.law).to(law.device)
+            if kept[b] != rival[b]:
+                stay[b] = chosen.keep_first(int(node.token[b, kept[b]]), int(node.token[b, rival[b]]))
+        kept = torch.where(node.dice.flip(stay, Purpose.SELECT, node.index, turn), kept, rival)
+    return _test_kept(node, p, law, kept)
+
+
+def _test_kept(node: NodeBatch, p: Tensor, law: Tensor, kept: Tensor) -> StepBatch:
+    """The single-draft test of the kept draw against its own law."""
+    token, drawn = node.token.gather(1, kept[:, None]).clamp(min=0), node.child[:, 0] >= 0
+    own = torch.where(drawn, law.gather(1, token)[:, 0], 0.0)
+    slot = torch.where(flip_ratio(node, p.gather(1, token)[:, 0], own, node.index, 0), kept, -1)
+    rest = torch.relu(p - torch.where(drawn[:, None], law, 0.0))
+    rest = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
+    return emit_or_hit_batch(node, DenseLaw(rest), slot)
+
+
+def canonical(free: int = 5, alphabet: int = 40) -> Rule:
+    """The canonical rule. free: tokens among which pairs are split by the flow; alphabet: where they are taken from."""
+    if not 0 <= free <= 15 or alphabet < 1:
+        raise UsageError("canonical: free lies in 0..15 and alphabet is at least 1")
+    return Rule(
+        name=label("canonical", free=(free, 5), alphabet=(alphabet, 40)),
+        summary="select one of several independent draws, then test it alone; optimal for two (weighted importance)",
+        exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
+        verify=partial(walk, partial(solve_canonical, free=free, alphabet=alphabet)),
+        verify_batch=partial(walk_ahead, partial(solve_canonical_batch, free=free, alphabet=alphabet)),
+    )

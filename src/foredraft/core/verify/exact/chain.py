@@ -1,0 +1,175 @@
+"""Rules for single chains of drawn tokens: the classical test and block verification.
+
+Both need q of every drafted position. Notation of the papers: x_i drawn from q_i, p_i the target's law at that place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ....types import Reason, TreeVerdict, Verdict
+from ...rng.batched import rolled_ahead
+from ...rng.keyed import Purpose
+from ...distributions.tensors import DenseLaw, normalise
+from ..base import Array, BatchCase, Rule, TreeCase
+from .rejection import ONE_DRAW, ratio, residual
+
+
+def verify_chain(case: TreeCase) -> TreeVerdict:
+    """Leviathan et al. 2023, Chen et al. 2023: accept x_i with min(1, p/q), else emit from Nrm([p - q]+)."""
+    path: list[int] = []
+    for i, token in enumerate(case.tree.token):
+        p, q = case.target(i), case.draft(i)
+        if not case.roll.flip(ratio(p[token], q[token]), Purpose.ACCEPT, i):
+            follow = case.roll.draw(residual(p, q), Purpose.OWN, i - 1)
+            return TreeVerdict(path, follow, [Reason.STANDARD] * len(path) + [Reason.CORRECTED])
+        path.append(i)
+    follow = case.roll.draw(case.target(len(path)), Purpose.OWN, len(path) - 1)
+    return TreeVerdict(path, follow, [Reason.STANDARD] * len(path) + [Reason.BONUS])
+
+
+def verify_block(case: TreeCase) -> TreeVerdict:
+    """Sun et al. 2025: accept the longest prefix whose joint test passes; never fewer tokens than the chain test.
+
+    P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)),  Z_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,
+    h_i = Z_i / (Z_i + 1 - P_i) for i < M and h_M = P_M; tau is the LARGEST i whose test u_i < h_i passes.
+    """
+    tokens = case.tree.token
+    joint = [1.0]
+    for i, token in enumerate(tokens):
+        joint.append(min(1.0, joint[-1] * _quotient(case.target(i)[token], case.draft(i)[token])))
+    tau = 0
+    for i in range(1, len(tokens) + 1):
+        h = joint[i] if i == len(tokens) else _block_test(joint[i], case.target(i), case.draft(i))
+        if case.roll.flip(h, Purpose.ACCEPT, i - 1):
+            tau = i
+    p, path = case.target(tau), list(range(tau))
+    if tau == len(tokens):
+        follow = case.roll.draw(p, Purpose.OWN, tau - 1)
+        return TreeVerdict(path, follow, [Reason.STANDARD] * tau + [Reason.BONUS])
+    rest = (joint[tau] * p - case.draft(tau)).clip(min=0.0)
+    law = rest / rest.sum() if rest.sum() > 0 else p
+    follow = case.roll.draw(law, Purpose.OWN, tau - 1)
+    return TreeVerdict(path, follow, [Reason.STANDARD] * tau + [Reason.CORRECTED])
+
+
+def _quotient(p: float, q: float) -> float:
+    return p / q if q > 0 else 0.0
+
+
+def _block_test(joint: float, p: Array, q: Array) -> float:
+    z = float((joint * p - q).clip(min=0.0).sum())
+    bottom = z + 1.0 - joint
+    return z / bottom if bottom > 0 else 1.0
+
+
+def verify_chain_batch(case: BatchCase) -> Verdict:
+    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    drafts, walk = case.drafts, _Rows(case)
+    length = torch.zeros_like(drafts.length)
+    running = torch.ones_like(length, dtype=torch.bool)
+    for i in range(drafts.levels):
+        p, q, node = *walk.probs(i), torch.full_like(length, i)
+        prob = torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
+        accept = case.dice.flip(prob, Purpose.ACCEPT, node)
+        running = running & (i < drafts.length) & accept
+        length += running.to(torch.int64)
+        if walk.on_host and not bool(running.any()):
+            break
+    p = case.target.at(length).dense()
+    q = walk.q_at(length)
+    return walk.finish(length, p, normalise((p - q).clamp(min=0), p))
+
+
+def verify_block_batch(case: BatchCase) -> Verdict:
+    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    drafts, walk = case.drafts, _Rows(case)
+    batch, levels = drafts.batch, drafts.levels
+    joint = torch.ones((batch, levels + 1), dtype=torch.float64, device=drafts.token.device)
+    for i in range(levels):
+        p, q = walk.probs(i)
+        step = torch.where(q > 0, p / q, 0.0)
+        joint[:, i + 1] = (joint[:, i] * step).clamp(max=1.0)
+    tau = torch.zeros_like(drafts.length)
+    for i in range(1, levels + 1):
+        here = joint[:, i]
+        h = here
+        if i < levels:
+            row_p, row_q = walk.p(i), walk.q(i)
+            over = torch.addcmul(row_q.neg_(), here[:, None].to(row_p.dtype), row_p)
+            z = torch.relu_(over).sum(dim=1).double()
+            bottom = z + 1 - here
+            inner = torch.where(bottom > 0, z / bottom.clamp(min=1e-300), 1.0)
+            h = torch.where(drafts.length == i, here, inner)
+        passed = case.dice.flip(h, Purpose.ACCEPT, torch.full_like(tau, i - 1)) & (i <= drafts.length)
+        tau = torch.where(passed, i, tau)
+    p = case.target.at(tau).dense()
+    weight = joint.gather(1, tau[:, None]).to(p.dtype)
+    return walk.finish(tau, p, normalise((weight * p - walk.q_at(tau)).clamp(min=0), p))
+
+
+class _Rows:
+    """Access to p and q of one chain position for the whole batch, and the verdict's last step."""
+
+    def __init__(self, case: BatchCase) -> None:
+        self.case = case
+        self.on_host = case.drafts.token.device.type == "cpu"
+
+    def _row(self, i: int) -> Tensor:
+        return torch.full_like(self.case.drafts.length, i)
+
+    def p(self, i: int) -> Tensor:
+        return self.case.target.at(self._row(i)).dense()
+
+    def q(self, i: int) -> Tensor:
+        laws = self.case.drafts.laws
+        if laws is None:
+            raise ValueError("this rule needs the draft's laws, and the drafter gave none")
+        return laws.at(self._row(i)).dense()
+
+    def probs(self, i: int) -> tuple[Tensor, Tensor]:
+        """p and q of the token drafted at position i, [B] float64; no row is written out for them."""
+        laws, row, token = self.case.drafts.laws, self._row(i), self.case.drafts.token[:, i]
+        if laws is None:
+            raise ValueError("this rule needs the draft's laws, and the drafter gave none")
+        return self.case.target.at(row).prob(token).double(), laws.at(row).prob(token).double()
+
+    def q_at(self, length: Tensor) -> Tensor:
+        """q behind each sequence's accepted prefix; rows past the end are read but not used."""
+        laws = self.case.drafts.laws
+        last = max(self.case.drafts.levels - 1, 0)
+        if laws is None:
+            return torch.zeros_like(self.case.target.at(length).dense())
+        return laws.at(length.clamp(max=last)).dense()
+
+    def finish(self, length: Tensor, p: Tensor, rest: Tensor) -> Verdict:
+        drafts, dice = self.case.drafts, self.case.dice
+        whole = length == drafts.length
+        node = length - 1
+        token = dice.draw(DenseLaw(torch.where(whole[:, None], p, rest)), Purpose.OWN, node)
+        column = torch.arange(drafts.levels + 1, device=length.device)[None, :]
+        path = torch.where(column[:, :-1] < length[:, None], column[:, :-1], -1)
+        end = torch.where(whole, int(Reason.BONUS), int(Reason.CORRECTED))
+        reason = torch.where(column == length[:, None], end[:, None], int(Reason.STANDARD))
+        return Verdict(path, length, token, reason)
+
+
+CHAIN = Rule(
+    name="chain",
+    summary="the classical p/q test on one drawn chain",
+    exact_for=ONE_DRAW,
+    verify=verify_chain,
+    verify_batch=verify_chain_batch,
+)
+
+BLOCK = Rule(
+    name="block",
+    summary="joint test of the whole drawn chain; accepts at least as much as the classical test",
+    exact_for=ONE_DRAW,
+    verify=verify_block,
+    verify_batch=verify_block_batch,
+    reads_ahead=True,
+)

@@ -1,0 +1,1 @@
+"""Lossy rules: they accept more than the target would, and say so."""

@@ -1,0 +1,1 @@
+"""Triton kernels, each with its reference implementation in torch. They know tensors and no part of the engine."""
