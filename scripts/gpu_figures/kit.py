@@ -18,10 +18,7 @@ from foredraft.draft import Drafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.models import Decoder, ModelConfig, random_decoder, shape
 from foredraft.models.decoder import pack
-from foredraft.models.eight_bit import (
-    EightBitLinear,
-    rounded,
-)
+from foredraft.models.layers.int8_linear import EightBitLinear, rounded
 from foredraft.provenance import provenance
 from foredraft.runtime import Rows
 from foredraft.runtime.graphs import GraphExecutor

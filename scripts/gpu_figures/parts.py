@@ -30,14 +30,10 @@ from foredraft.engine.sharing import Sharing
 from foredraft.engine.slots import Kept, SlotPool
 from foredraft.engine.spending import Spending
 from foredraft.models import Decoder, ModelConfig, random_decoder
-from foredraft.models.eight_bit import (
-    DTYPES,
-    EightBitLinear,
-    eight_bit_decoder,
-)
+from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
-from foredraft.models.heads.loading import settle
-from foredraft.models.stream import multiply_fused
+from foredraft.models.heads.loader import settle
+from foredraft.models.layers.gemv_stream import multiply_fused
 from foredraft.runtime.graphs import GraphExecutor
 from foredraft.runtime.profile import Grid, measure
 from foredraft.types import DraftBatch, SamplingParams, Sequence

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from foredraft.models import ModelConfig, random_decoder
-from foredraft.models.families import slots
+from foredraft.models.load.weight_names import slots
 
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 VOCABULARY = 256 + len(SPECIAL)

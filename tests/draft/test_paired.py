@@ -18,7 +18,7 @@ from foredraft.draft.feature import FeatureDrafter, FeatureStepper
 from foredraft.engine import Engine, Method
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, Lexicon, settle
-from foredraft.models.linear import TiledLinear
+from foredraft.models.layers.linear import TiledLinear
 from foredraft.runtime import FINAL, TorchExecutor, executor_for
 from foredraft.types import DraftBatch
 from tests.engine.runs import finish, request

@@ -13,10 +13,12 @@ from foredraft.draft import Drafter
 from foredraft.draft.feature import FeatureDrafter
 from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method
-from foredraft.models import Decoder, ModelConfig, early, flow, random_decoder, shallow
-from foredraft.models.eight_bit import eight_bit_decoder
+from foredraft.models import Decoder, ModelConfig, random_decoder, shallow
+from foredraft.kernels import early_launch as early
+from foredraft.models.layers import fused_pass as flow
+from foredraft.models.layers.int8_linear import eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
-from foredraft.models.heads.loading import settle
+from foredraft.models.heads.loader import settle
 from foredraft.runtime import Rows, TorchExecutor, executor_for
 from foredraft.runtime.graphs import GraphExecutor
 from foredraft.types import Reason

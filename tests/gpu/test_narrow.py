@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models import narrow
-from foredraft.models.narrow_rows import BUCKETS
+from foredraft.models.layers import gemv_narrow as narrow
+from foredraft.kernels.gemv_narrow_rows import BUCKETS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 BF16 = torch.bfloat16

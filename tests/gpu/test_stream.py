@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.models.eight_bit import DTYPES, EightBitLinear
-from foredraft.models.stream import Plan, multiply_fused, multiply_twin
+from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
+from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_twin
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 BF16 = torch.bfloat16

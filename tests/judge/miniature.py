@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from foredraft.judge.record import RIGHT, WRONG, LabelledText
 from foredraft.models import ModelConfig, random_decoder
-from foredraft.models.families import slots
+from foredraft.models.load.weight_names import slots
 from foredraft.recipes.loading import Loaded, Place, load
 from foredraft.runtime import Rows
 

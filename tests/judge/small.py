@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from foredraft.judge.families import ending, lines
 from foredraft.judge.problem import Problem, result, wording
 from foredraft.models import ModelConfig, random_decoder
-from foredraft.models.families import slots
+from foredraft.models.load.weight_names import slots
 
 FAMILY = "digits"
 END = "<end>"

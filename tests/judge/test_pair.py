@@ -21,8 +21,8 @@ from foredraft.judge.spelling import ask
 from foredraft.models import Tokenizer, resolve
 from foredraft.models.heads import read_spec, read_weights, save_head
 from foredraft.models.heads.delta import describe, whole_weights
-from foredraft.models.lora import Delta
-from foredraft.models.names import TUNED, shipped_folder
+from foredraft.models.layers.lora import Delta
+from foredraft.models.load.names import TUNED, shipped_folder
 from foredraft.recipes.loading import Place, load
 from foredraft.recipes.trained import find_head
 from tests.train import toys

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foredraft.models import Decoder, fetch, resolve
+from foredraft.models import Decoder, resolve
+from foredraft.models.load import fetch
 
 
 class Causal:

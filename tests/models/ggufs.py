@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.models.families import GGUF_LAYER_NAMES, GGUF_NAMES
+from foredraft.models.load.weight_names import GGUF_LAYER_NAMES, GGUF_NAMES
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 288,

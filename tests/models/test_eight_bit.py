@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foredraft.models import random_decoder, shape
-from foredraft.models.eight_bit import DTYPES, EightBitLinear, eight_bit_decoder
-from foredraft.models.linear import Linear
+from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
+from foredraft.models.layers.linear import Linear
 from foredraft.runtime import Rows
 from foredraft.runtime.graphs import GraphExecutor
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models import Decoder, flow, norm, random_decoder
-from foredraft.models.attend import AttendHeads
-from foredraft.models.flow import Flow
+from foredraft.models import Decoder, random_decoder
+from foredraft.models.layers import fused_pass as flow
+from foredraft.kernels import norm
+from foredraft.models.layers.attention_protocol import AttendHeads
+from foredraft.models.layers.fused_pass import Flow
 
 from .kernels import CONFIG, DEVICE, DTYPES, RUNS, near, noise
 

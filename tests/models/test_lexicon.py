@@ -12,7 +12,7 @@ from torch import Tensor
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, Lexicon, by_frequency, lexicon, load_head, save_head
-from foredraft.models.linear import Linear, TiledLinear
+from foredraft.models.layers.linear import Linear, TiledLinear
 from foredraft.runtime import FINAL
 
 pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.models.linear import FEW_ROWS, Linear, PackedLinear, RoundedLinear, can_pack
+from foredraft.models.layers.linear import FEW_ROWS, Linear, PackedLinear, RoundedLinear, can_pack
 
 needs_bf16 = pytest.mark.skipif(not can_pack(torch.zeros(1, dtype=torch.bfloat16)), reason="needs bf16 instructions")
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from foredraft.errors import ForedraftError
-from foredraft.models import ModelConfig, Tokenizer, fetch, load_decoder, resolve, source_file
-from foredraft.models.llama2c import convert_llama2c
+from foredraft.models import ModelConfig, Tokenizer, load_decoder, resolve, source_file
+from foredraft.models.load import fetch
+from foredraft.models.load.llama2c import convert_llama2c
 
 from .conftest import forward, greedy
 
@@ -113,7 +114,7 @@ def test_tinyllama_answers_and_shares_the_vocabulary() -> None:
 def test_llama2_merges_equal_sentencepiece() -> None:
     spm = pytest.importorskip("sentencepiece")
     proto = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
-    from foredraft.models.gguf import open_gguf, vocabulary
+    from foredraft.models.load.gguf import open_gguf, vocabulary
 
     found = vocabulary(open_gguf(source_file("tinyllama")))
     model = proto.ModelProto()

@@ -12,7 +12,7 @@ from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.heads import Identity, read_spec, read_weights, save_head
 from foredraft.models.heads.delta import KIND, describe, first_layers
-from foredraft.models.lora import PRODUCTS, Delta, merge, with_delta
+from foredraft.models.layers.lora import PRODUCTS, Delta, merge, with_delta
 
 from .conftest import forward
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.models import MODELS, cache_home, fetch, names, resolve, source_file
-from foredraft.models.fetch import Package, Source, file_hash
-from foredraft.models.folders import STALE_SECONDS, appearing, is_ready
+from foredraft.models import MODELS, cache_home, resolve, source_file
+from foredraft.models.load import fetch, names
+from foredraft.models.load.fetch import Package, Source, file_hash
+from foredraft.models.load.folders import STALE_SECONDS, appearing, is_ready
 
 from .conftest import client_is
 from .ggufs import write_gguf

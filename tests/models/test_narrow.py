@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models import narrow, narrow_rows, random_decoder
-from foredraft.models.narrow_rows import BUCKETS, MEASURED, MOST, MOST_INPUTS, Plan, plan_for, rows_product
+from foredraft.models.layers import gemv_narrow as narrow
+from foredraft.kernels import gemv_narrow_rows as narrow_rows
+from foredraft.models import random_decoder
+from foredraft.kernels.gemv_narrow_rows import BUCKETS, MEASURED, MOST, MOST_INPUTS, Plan, plan_for, rows_product
 
 from .kernels import CONFIG, DTYPES, INTERPRETED, RUNS, near, noise
 

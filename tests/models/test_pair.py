@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
-from foredraft.models.heads import pair as p
+from foredraft.kernels import embedding_pair as p
 
 from .kernels import CAN_RUN, DEVICE, DTYPES, noise
 

@@ -9,16 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models.stream import (
-    FROM_FP8,
-    FROM_INT8,
-    LEAST_COLUMNS,
-    MEASURED,
-    MOST_SPLITS,
-    WARPS,
-    arrivals_for,
-    plan_for,
-)
+from foredraft.models.layers.gemv_stream import FROM_FP8, FROM_INT8, LEAST_COLUMNS, MEASURED, MOST_SPLITS, WARPS, arrivals_for, plan_for
 
 CODES = torch.arange(256, dtype=torch.int64).to(torch.uint8).view(torch.int8)
 

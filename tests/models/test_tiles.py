@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foredraft.models import native
-from foredraft.models.linear import Linear, TiledLinear, can_tile
+from foredraft.models.layers.linear import Linear, TiledLinear, can_tile
 from foredraft.models.native import Tiles
 from foredraft.models.native.compiled import SWITCH
 from foredraft.models.native.tiles import BF16, EIGHT, GRID4, GRID8

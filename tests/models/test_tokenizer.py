@@ -12,7 +12,7 @@ import pytest
 
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import TextStream, Tokenizer
-from foredraft.models.vocabulary import Role, Vocabulary, build
+from foredraft.models.load.vocabulary import Role, Vocabulary, build
 
 TEXTS = [
     "",

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from foredraft.errors import ForedraftError
 from foredraft.models import load_decoder
-from foredraft.models.tensorfile import CHUNK, TensorFile, TensorWriter
+from foredraft.models.load.tensorfile import CHUNK, TensorFile, TensorWriter
 
 from .conftest import forward
 from .test_decoder import hf_model

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.models.activation import gated_fused, gated_twin
-from foredraft.models.eight_bit import DTYPES, EightBitLinear
-from foredraft.models.stream import Plan, multiply_fused, multiply_twin
+from foredraft.kernels.activation import gated_fused, gated_twin
+from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
+from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_twin
 from foredraft.runtime import kernels as k
 from foredraft.runtime.ground import Book, Ground, Limits, survey
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.models import Decoder, ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import Eagle3Head, EagleHead, HeadSpec, Identity, KangarooHead, settle
-from foredraft.models.heads.feature import GriffinHead
+from foredraft.models.heads.eagle import GriffinHead
 from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
 from foredraft.runtime.native_executor import NativeExecutor
 from foredraft.runtime.torch_executor import CHUNK

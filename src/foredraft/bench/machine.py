@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..models.eight_bit import EightBitLinear
+from ..models.layers.int8_linear import EightBitLinear
 from ..runtime import Executor, TorchExecutor
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}

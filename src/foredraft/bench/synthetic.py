@@ -25,8 +25,8 @@ from ..draft.synthetic import SyntheticDrafter
 from ..engine import Engine, Method, Request
 from ..errors import UsageError
 from ..models import Decoder, pack, random_decoder, shape
-from ..models.eight_bit import DTYPES as EIGHT_BIT
-from ..models.eight_bit import eight_bit_decoder, rounded
+from ..models.layers.int8_linear import DTYPES as EIGHT_BIT
+from ..models.layers.int8_linear import eight_bit_decoder, rounded
 from ..provenance import provenance, write_json
 from ..recipes.loading import DTYPES, Place
 from ..runtime import Rows, executor_for

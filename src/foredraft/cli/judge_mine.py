@@ -68,7 +68,7 @@ class Mining:
     @property
     def compares(self) -> bool:
         """Whether there is a drafter: one that is named, or the one that a tuned target was trained with."""
-        from ..models.names import TUNED
+        from ..models.load.names import TUNED
 
         return self.drafter is not None or self.target in TUNED
 

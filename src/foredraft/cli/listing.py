@@ -12,8 +12,8 @@ from rich.table import Table
 from ..core.verify import RULES
 from ..errors import UsageError
 from ..models import MODELS, cache_home
-from ..models.folders import is_ready
-from ..models.names import TUNED, tuned_folder
+from ..models.load.folders import is_ready
+from ..models.load.names import TUNED, tuned_folder
 from ..recipes.table import RECIPES
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..models.fetch import file_hash
+from ..models.load.fetch import file_hash
 from ..models.judges import change, read_spec
 from ..models.judges.artefact import WEIGHTS
 from ..provenance import provenance

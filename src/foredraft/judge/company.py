@@ -12,7 +12,7 @@ from pathlib import Path
 from ..engine import Method
 from ..errors import ForedraftError
 from ..models.heads import read_spec
-from ..models.names import TUNED
+from ..models.load.names import TUNED
 from ..recipes import LLM, Options
 from ..recipes.judging import SeatedJudge, seat_judge
 from ..recipes.loading import Loaded

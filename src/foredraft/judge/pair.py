@@ -16,8 +16,8 @@ from ..models import Decoder
 from ..models.heads import FastDraft, HeadSpec, fill, read_spec, read_weights, save_head
 from ..models.heads.artefact import CARD, CONFIG
 from ..models.heads.delta import KIND, LAYERS, base_weights, describe
-from ..models.lora import Delta
-from ..models.names import shipped_folder
+from ..models.layers.lora import Delta
+from ..models.load.names import shipped_folder
 from ..provenance import provenance, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import decoder_of, identity

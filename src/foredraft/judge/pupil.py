@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ForedraftError
 from ..models import Decoder
-from ..models.lora import Delta
+from ..models.layers.lora import Delta
 from ..train.attention import Causal, any_length
 from ..train.student import BETAS, CLIP, autocast, schedule
 from ..train.write import Task, write

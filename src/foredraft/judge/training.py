@@ -20,7 +20,7 @@ from ..draft import Drafter
 from ..draft.feature import FeatureDrafter
 from ..draft.model import ModelDrafter
 from ..errors import UsageError, unknown_name
-from ..models.fetch import file_hash
+from ..models.load.fetch import file_hash
 from ..models.judges import Judge, JudgeSpec, save_judge
 from ..models.judges.heads import KINDS
 from ..provenance import provenance

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .activation import gated
-from .attend import AttendHeads
+from ..kernels.activation import gated
+from .layers.attention_protocol import AttendHeads
 from .config import ModelConfig
-from .flow import flow_of
-from .linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
-from .norm import norm
-from .rope import rotate, rotation_table
-from .stream import StreamedLinear, can_stream
+from .layers.fused_pass import flow_of
+from .layers.linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
+from ..kernels.norm import norm
+from .layers.rope import rotate, rotation_table
+from .layers.gemv_stream import StreamedLinear, can_stream
 
 Device = torch.device | str
 FINAL = -1  # the tap behind the final norm: the features that the LM head reads

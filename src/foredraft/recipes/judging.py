@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..models.heads import Identity
 from ..models.judges import Judge, load_judge
 from ..models.judges.artefact import SPEC
-from ..models.names import tuned_folder
+from ..models.load.names import tuned_folder
 from ..runtime import FINAL, Executor, Rows
 from .loading import Loaded
 

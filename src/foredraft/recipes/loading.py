@@ -11,7 +11,7 @@ from ..errors import ForedraftError, UsageError, unknown_name
 from ..models import Progress, Tokenizer, load_decoder, pack, resolve, runs_natively
 from ..models.config import read_json
 from ..models.heads.delta import load_tuned
-from ..models.names import tuned_folder
+from ..models.load.names import tuned_folder
 from ..runtime import Executor, executor_for
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

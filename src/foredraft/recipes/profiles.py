@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..control.cost import CostModel
-from ..models.folders import cache_home
+from ..models.load.folders import cache_home
 from ..provenance import device, provenance, write_json
 from ..runtime.profile import QUICK, Grid, measure
 from .loading import Loaded

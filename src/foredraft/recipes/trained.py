@@ -32,8 +32,8 @@ from ..models.heads import (
     weights_digest,
 )
 from ..models.heads.artefact import CONFIG
-from ..models.linear import TiledLinear
-from ..models.names import TUNED, tuned_folder
+from ..models.layers.linear import TiledLinear
+from ..models.load.names import TUNED, tuned_folder
 from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
 from .loading import Loaded

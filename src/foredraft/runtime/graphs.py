@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..models.attend import AttendHeads
+from ..models.layers.attention_protocol import AttendHeads
 from ..models.decoder import Decoder
 from .base import FINAL, Output, Placement, Rows
 from .ground import Book, Ground, Limits, survey, table_of, upload

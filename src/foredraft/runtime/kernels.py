@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models.early import early
+from ..kernels.early_launch import early
 from .ground import NOWHERE, Ground
 
 try:
     import triton
     import triton.language as tl
 
-    from ..models.early import wait_for_others
+    from ..kernels.early_launch import wait_for_others
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
@@ -39,7 +39,7 @@ def can_attend(dim: int) -> bool:
 def rotate_and_store(heads: Tensor, rotations: Tensor | None, ground: Ground, keys: Tensor, values: Tensor) -> Tensor:
     """heads [T, H + 2 Hkv, D] -> queries [T, H, D]; keys and values go to their places.
 
-    rotations [positions, 2, D] as `models.rope` makes them; None = queries and keys are rotated already.
+    rotations [positions, 2, D] as `models.layers.rope` makes them; None = queries and keys are rotated already.
     """
     if not heads.is_cuda:
         return rotate_and_store_twin(heads, rotations, ground, keys, values)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..models import native
-from ..models.linear import TiledLinear
+from ..models.layers.linear import TiledLinear
 from .native_executor import NativeExecutor
 
 Numbers = NDArray[Any]

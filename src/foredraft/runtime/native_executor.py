@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..models import native
 from ..models.decoder import Decoder, Layer
-from ..models.heads.exits import Adapter
-from ..models.heads.feature import Eagle3Head, Eagle3Layer, EagleLayer
-from ..models.linear import TiledLinear
+from ..models.heads.language import Adapter
+from ..models.heads.eagle import Eagle3Head, Eagle3Layer, EagleLayer
+from ..models.layers.linear import TiledLinear
 from .attention import scratch_lines
 from .base import FINAL, Output, Placement, Rows
 from .torch_executor import TorchExecutor

@@ -2,11 +2,11 @@
 
 from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
 from .base import Head, HeadSpec, Identity, own_parameters
-from .exits import AcceptHead, FastDraft, KangarooHead
-from .feature import Eagle3Head, EagleHead, FeatureHead, GriffinHead
-from .lexicon import Lexicon, by_frequency
-from .loading import BUILDERS, load_head, settle
-from .recurrent import MedusaHead, RecurrentHead, SpeculatorHead
+from .language import AcceptHead, FastDraft, KangarooHead
+from .eagle import Eagle3Head, EagleHead, FeatureHead, GriffinHead
+from .draft_vocab import Lexicon, by_frequency
+from .loader import BUILDERS, load_head, settle
+from .medusa import MedusaHead, RecurrentHead, SpeculatorHead
 
 __all__ = [
     "BUILDERS",

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ...errors import ForedraftError, UsageError
 from ..config import read_json
-from ..fetch import file_hash
-from ..folders import appearing
+from ..load.fetch import file_hash
+from ..load.folders import appearing
 from .base import Head, HeadSpec, Identity, own_parameters
 
 FORMAT = 1

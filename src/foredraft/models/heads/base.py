@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import native
 from ..config import ModelConfig
 from ..decoder import FINAL, Decoder
-from ..linear import Linear, TiledLinear
+from ..layers.linear import Linear, TiledLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...errors import ForedraftError, UsageError
 from ..decoder import Decoder, Device
-from ..lora import Delta, merge, with_delta
-from ..names import resolve, shipped_folder
-from ..weights import load_decoder
+from ..layers.lora import Delta, merge, with_delta
+from ..load.names import resolve, shipped_folder
+from ..load.weights import load_decoder
 from .artefact import read_spec, read_weights, weights_digest
 from .base import HeadSpec, Identity
 

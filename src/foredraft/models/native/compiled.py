@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..folders import cache_home
+from ..load.folders import cache_home
 from .structs import Pass, Weight
 
 HERE = Path(__file__).parent

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ForedraftError
-from .config import ModelConfig
-from .families import gguf_to_hf, halves_from_pairs, slots
+from ...errors import ForedraftError
+from ..config import ModelConfig
+from .weight_names import gguf_to_hf, halves_from_pairs, slots
 from .folders import Progress, appearing, mark, silent
-from .rope import frequencies
+from ..layers.rope import frequencies
 from .tensorfile import TensorWriter
 from .vocabulary import Vocabulary, write_tokenizer
 

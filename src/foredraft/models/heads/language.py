@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..decoder import Decoder, Layer
 from .base import HeadSpec, draft_config, start, word_rows
-from .recurrent import ResidualBlock
+from .medusa import ResidualBlock
 
 
 class FastDraft(Decoder):

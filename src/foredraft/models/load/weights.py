@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ForedraftError
-from .config import ModelConfig, read_json
-from .decoder import Decoder, Device
-from .families import ignorable, slots
+from ...errors import ForedraftError
+from ..config import ModelConfig, read_json
+from ..decoder import Decoder, Device
+from .weight_names import ignorable, slots
 from .tensorfile import TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

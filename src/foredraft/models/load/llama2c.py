@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ForedraftError
-from .families import halves_from_pairs
+from ...errors import ForedraftError
+from .weight_names import halves_from_pairs
 from .folders import Progress, appearing, mark, silent
 from .tensorfile import TensorWriter
 from .vocabulary import Role, Vocabulary, write_tokenizer

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ForedraftError
+from ...errors import ForedraftError
 
 DTYPES = {
     "F64": torch.float64,

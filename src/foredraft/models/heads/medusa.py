@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decoder import Decoder
-from ..linear import Linear
+from ..layers.linear import Linear
 from .base import HeadSpec, start, word_rows
 
 

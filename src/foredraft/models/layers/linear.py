@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import native
+from .. import native
 
 
 class Linear(nn.Module):

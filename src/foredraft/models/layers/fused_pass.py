@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .activation import gated
-from .attend import AttendHeads
-from .narrow import fits, normed_gate, normed_product, product_added
-from .norm import add_norm
+from ...kernels.activation import gated
+from .attention_protocol import AttendHeads
+from .gemv_narrow import fits, normed_gate, normed_product, product_added
+from ...kernels.norm import add_norm
 
 if TYPE_CHECKING:
-    from .decoder import Layer
+    from ..decoder import Layer
 
 
 class Flow:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .config import ModelConfig
-from .decoder import Decoder
+from ..config import ModelConfig
+from ..decoder import Decoder
 from .linear import Linear
 from .rope import rotation_table
-from .stream import SLICE, arrivals_for, multiply
+from .gemv_stream import SLICE, arrivals_for, multiply
 
 DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ..decoder import Decoder
-from ..linear import Linear, RoundedLinear, TiledLinear, can_pack, can_tile
+from ..layers.linear import Linear, RoundedLinear, TiledLinear, can_pack, can_tile
 from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
 from .delta import whole_weights
-from .exits import AcceptHead, FastDraft, KangarooHead
-from .feature import Eagle3Head, EagleHead, GriffinHead
-from .lexicon import by_frequency, rounded
-from .recurrent import MedusaHead, SpeculatorHead
+from .language import AcceptHead, FastDraft, KangarooHead
+from .eagle import Eagle3Head, EagleHead, GriffinHead
+from .draft_vocab import by_frequency, rounded
+from .medusa import MedusaHead, SpeculatorHead
 
 BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "eagle": EagleHead,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from ..errors import ForedraftError, UsageError, unknown_name
+from ...errors import ForedraftError, UsageError, unknown_name
 from .fetch import Package, Source, fetch, file_hash
 from .folders import Progress, cache_home, is_ready, silent
 

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..errors import ForedraftError
-from .config import ModelConfig
+from ...errors import ForedraftError
+from ..config import ModelConfig
 
 
 def frequencies(config: ModelConfig) -> Tensor:

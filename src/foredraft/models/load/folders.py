@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ForedraftError
+from ...errors import ForedraftError
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 FORMAT = 1  # of the folders that our converters write; a higher number makes older ones be written anew

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..decoder import Decoder, Layer
-from ..linear import Linear
-from ..norm import norm
+from ..layers.linear import Linear
+from ...kernels.norm import norm
 from .base import HeadSpec, draft_config, start, word_rows
-from .pair import norm_halves, pairs
+from ...kernels.embedding_pair import norm_halves, pairs
 
 
 class FeatureHead(Decoder):

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .early import early
+from .early_launch import early
 
 try:
     import triton
     import triton.language as tl
 
-    from .early import wait_for_others
+    from .early_launch import wait_for_others
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 

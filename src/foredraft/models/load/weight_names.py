@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .config import ModelConfig
+from ..config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

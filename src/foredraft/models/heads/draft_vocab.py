@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...core.shapes.step import Vocabulary
 from .. import native
-from ..linear import TiledLinear
+from ..layers.linear import TiledLinear
 
 ROOM = 1024  # words that the texts at hand may add: those of several long prompts
 

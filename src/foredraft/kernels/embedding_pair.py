@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..early import early
-from ..norm import CHANNELS, LONGEST, norm_twin
+from .early_launch import early
+from .norm import CHANNELS, LONGEST, norm_twin
 
 try:
     import triton
     import triton.language as tl
 
-    from ..early import wait_for_others
+    from .early_launch import wait_for_others
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 

@@ -13,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .activation import gated_twin
-from .early import early
+from ...kernels.activation import gated_twin
+from ...kernels.early_launch import early
 from .linear import Linear
-from .narrow_rows import MOST, rows_product
-from .narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
-from .norm import norm_twin
-from .stream import StreamedLinear
+from ...kernels.gemv_narrow_rows import MOST, rows_product
+from ...kernels.gemv_narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
+from ...kernels.norm import norm_twin
+from .gemv_stream import StreamedLinear
 
 try:
     import triton
     import triton.language as tl
 
-    from .early import wait_for_others
-    from .narrow_rows import gate_of
+    from ...kernels.early_launch import wait_for_others
+    from ...kernels.gemv_narrow_rows import gate_of
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .early import early
+from .early_launch import early
 
 try:
     import triton
     import triton.language as tl
 
-    from .early import wait_for_others
+    from .early_launch import wait_for_others
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..errors import ForedraftError
+from ...errors import ForedraftError
 from .folders import Progress, silent, working
 
 BLOCK = 1 << 20

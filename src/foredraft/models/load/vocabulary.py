@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ForedraftError
+from ...errors import ForedraftError
 
 if TYPE_CHECKING:
     import tokenizers

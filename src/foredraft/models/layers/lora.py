@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ForedraftError, UsageError
-from .decoder import Decoder
+from ...errors import ForedraftError, UsageError
+from ..decoder import Decoder
 from .linear import Linear
 
 A, B = ".a", ".b"  # endings of the two factors' names; before them stands the product's name
