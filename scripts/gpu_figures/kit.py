@@ -21,7 +21,7 @@ from foredraft.models.decoder import pack
 from foredraft.models.layers.int8_linear import EightBitLinear, rounded
 from foredraft.provenance import provenance
 from foredraft.runtime import Rows
-from foredraft.runtime.graphs import GraphExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.types import SamplingParams, Sequence
 
 LOUD = 500.0  # an embedding so large that the model repeats its last token, whatever its layers say

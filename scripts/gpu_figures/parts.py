@@ -34,8 +34,8 @@ from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bi
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loader import settle
 from foredraft.models.layers.gemv_stream import multiply_fused
-from foredraft.runtime.graphs import GraphExecutor
-from foredraft.runtime.profile import Grid, measure
+from foredraft.runtime.cuda.executor import GraphExecutor
+from foredraft.runtime.profiler import Grid, measure
 from foredraft.types import DraftBatch, SamplingParams, Sequence
 from foredraft.types.drafts import chain_batch
 

@@ -20,7 +20,7 @@ from foredraft.engine import Engine, Method, Request, Sharing
 from foredraft.engine.slots import Kept, SlotPool
 from foredraft.errors import UsageError
 from foredraft.runtime import FINAL, TorchExecutor
-from foredraft.runtime.hf import HFExecutor
+from foredraft.runtime.hf.executor import HFExecutor
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet
 from tests.runtime.kit import hf_folder

@@ -29,8 +29,8 @@ from foredraft.engine.turn import Turn
 from foredraft.models import Decoder, shallow
 from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
-from foredraft.runtime.graphs import GraphExecutor
-from foredraft.runtime.recorder import Recorder
+from foredraft.runtime.cuda.executor import GraphExecutor
+from foredraft.runtime.cuda.graphs import Recorder
 from foredraft.types import Kind, Reason, Stats
 from tests.runtime.tape import TapeRecorder
 from tests.train import toys

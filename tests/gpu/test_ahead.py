@@ -11,7 +11,7 @@ from foredraft.draft.model import ModelDrafter
 from foredraft.engine import Engine, Method, Sharing
 from foredraft.models import shallow
 from foredraft.runtime import TorchExecutor
-from foredraft.runtime.graphs import GraphExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
 from tests.engine.guesses import comings_and_goings, watch
 
 from .test_graphs import decoder

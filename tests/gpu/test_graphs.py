@@ -20,7 +20,7 @@ from foredraft.models.layers.int8_linear import eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loader import settle
 from foredraft.runtime import Rows, TorchExecutor, executor_for
-from foredraft.runtime.graphs import GraphExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.types import Reason
 from tests.engine.runs import finish, request
 

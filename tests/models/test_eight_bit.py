@@ -9,7 +9,7 @@ from foredraft.models import random_decoder, shape
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
 from foredraft.models.layers.linear import Linear
 from foredraft.runtime import Rows
-from foredraft.runtime.graphs import GraphExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
 
 
 @pytest.mark.parametrize("kind", DTYPES)

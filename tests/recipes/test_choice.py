@@ -12,7 +12,7 @@ from foredraft.models import random_decoder
 from foredraft.recipes import LLM
 from foredraft.recipes.table import LEAST_PASS, can_choose
 from foredraft.runtime import TorchExecutor
-from foredraft.runtime.graphs import GraphExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
 from tests.models.kernels import CONFIG
 
 

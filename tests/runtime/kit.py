@@ -19,8 +19,8 @@ from torch import Tensor
 from foredraft.core.trees.layout import trees
 from foredraft.models import Decoder, ModelConfig, random_decoder, shape
 from foredraft.runtime import FINAL, Executor, Output, Rows, TorchExecutor
-from foredraft.runtime.graphs import GraphExecutor
-from foredraft.runtime.hf import HFExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
+from foredraft.runtime.hf.executor import HFExecutor
 
 VOCAB = 64
 CLOSE = 1e-4

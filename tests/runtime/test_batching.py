@@ -9,7 +9,7 @@ import torch
 
 from foredraft.models import ModelConfig
 from foredraft.runtime import FINAL, Rows, TorchExecutor
-from foredraft.runtime.torch_executor import CHUNK
+from foredraft.runtime.torch.executor import CHUNK
 
 from .kit import CLOSE, CPU, LLAMA, QWEN3, Rig, all_taps, far, loud_decoder, random_tree, tokens, tree_rows
 

@@ -13,7 +13,7 @@ import torch
 from foredraft.errors import ForedraftError
 from foredraft.models import load_decoder
 from foredraft.runtime import FINAL, Executor, Placement, Rows, TorchExecutor
-from foredraft.runtime.hf import UNKNOWN_LENGTH, HFExecutor, attention_windows, context_length
+from foredraft.runtime.hf.executor import UNKNOWN_LENGTH, HFExecutor, attention_windows, context_length
 
 from .kit import CLOSE, SLIDING, SMALL, far, hf_folder, hf_rig, random_tree, save_loud, tokens, tree_rows
 

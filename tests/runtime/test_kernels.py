@@ -11,8 +11,8 @@ from torch import Tensor
 from foredraft.kernels.activation import gated_fused, gated_twin
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
 from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_twin
-from foredraft.runtime import kernels as k
-from foredraft.runtime.ground import Book, Ground, Limits, survey
+from foredraft.runtime.cuda import tree_attention as k
+from foredraft.runtime.row_layout import Book, Ground, Limits, survey
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

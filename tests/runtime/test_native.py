@@ -13,8 +13,8 @@ from foredraft.models import Decoder, ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import Eagle3Head, EagleHead, HeadSpec, Identity, KangarooHead, settle
 from foredraft.models.heads.eagle import GriffinHead
 from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
-from foredraft.runtime.native_executor import NativeExecutor
-from foredraft.runtime.torch_executor import CHUNK
+from foredraft.runtime.native.executor import NativeExecutor
+from foredraft.runtime.torch.executor import CHUNK
 
 pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from foredraft.kernels.top_k_search import IMPOSSIBLE
 from foredraft.draft.native_step import NativeStep
 from foredraft.draft.recorded import sure_block
 from foredraft.models import native
-from foredraft.runtime.largest import largest, searcher
+from foredraft.runtime.native.native_top_k import largest, searcher
 
 pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
 CPU = torch.device("cpu")

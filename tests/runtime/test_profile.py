@@ -6,7 +6,7 @@ import torch
 
 from foredraft.models import ModelConfig, random_decoder
 from foredraft.runtime import TorchExecutor
-from foredraft.runtime.profile import Grid, measure
+from foredraft.runtime.profiler import Grid, measure
 
 CONFIG = ModelConfig("llama", 61, 32, 2, 4, 2, 8, 48, max_position=256, tied_head=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.runtime.ground import see
+from foredraft.runtime.row_layout import see
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.runtime.ground import Book, Limits
-from foredraft.runtime.spread import spread_fused, spread_twin
+from foredraft.runtime.row_layout import Book, Limits
+from foredraft.runtime.cuda.pad_rows import spread_fused, spread_twin
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

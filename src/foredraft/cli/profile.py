@@ -30,7 +30,7 @@ def profile(
     """Measure what passes of a model cost on this machine (under a minute) and keep it for --method auto."""
     from ..recipes.loading import Place, load
     from ..recipes.profiles import make_profile, profile_file, stored_profile
-    from ..runtime.profile import Grid
+    from ..runtime.profiler import Grid
 
     target = load(model, Place(dtype, device, batch_size))
     costs = None if again else stored_profile(target)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..core.shapes.base import Shape
-from ..runtime.graphs import BATCHES, GraphExecutor
-from ..runtime.ground import pinned
+from ..runtime.cuda.executor import BATCHES, GraphExecutor
+from ..runtime.row_layout import pinned
 from ..types import Verdict
 from .recorded import READS, Recorded, key_of
 

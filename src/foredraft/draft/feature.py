@@ -21,12 +21,12 @@ from ..errors import UsageError
 from ..models.heads import FeatureHead, Lexicon
 from ..models.native import MOST
 from ..runtime import Executor, Output, Rows, TorchExecutor, executor_for
-from ..runtime.graphs import GraphExecutor
-from ..runtime.inside import Inside
-from ..runtime.levels import Levels
-from ..runtime.native_executor import NativeExecutor
-from ..runtime.recorder import Recorder
-from ..runtime.torch_executor import CHUNK
+from ..runtime.cuda.executor import GraphExecutor
+from ..runtime.cuda.captured_passes import Inside
+from ..runtime.native.native_tree import Levels
+from ..runtime.native.executor import NativeExecutor
+from ..runtime.cuda.graphs import Recorder
+from ..runtime.torch.executor import CHUNK
 from ..types import DraftBatch, Kind, Sequence, Verdict
 from ..types.drafts import empty_drafts
 from .base import Round

@@ -13,9 +13,9 @@ from ..core.distributions.sampling import ParamBlock
 from ..core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ..errors import ForedraftError, UsageError
 from ..runtime import FINAL, Executor, Output, Rows
-from ..runtime.graphs import GraphExecutor
-from ..runtime.inside import Inside
-from ..runtime.native_executor import NativeExecutor
+from ..runtime.cuda.executor import GraphExecutor
+from ..runtime.cuda.captured_passes import Inside
+from ..runtime.native.executor import NativeExecutor
 from ..types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
 from .ahead import Begun, Last, begin
 from .base import QuietDrafter, Round

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.distributions.tensors import MappedLaw, PointLaw
 from ..core.shapes.step import Step
 from ..kernels.top_k_search import IMPOSSIBLE
-from ..runtime.largest import largest, searcher
+from ..runtime.native.native_top_k import largest, searcher
 from ..types import Law
 
 

@@ -25,9 +25,9 @@ from ..core.shapes.base import Chain, Shape
 from ..core.shapes.step import Stepper
 from ..core.trees.editing import cut, part
 from ..core.shapes.eagle2_tree import ValueTree
-from ..runtime.graphs import BATCHES, GraphExecutor, fitting
-from ..runtime.ground import NOWHERE, pinned
-from ..runtime.inside import Inside
+from ..runtime.cuda.executor import BATCHES, GraphExecutor, fitting
+from ..runtime.row_layout import NOWHERE, pinned
+from ..runtime.cuda.captured_passes import Inside
 from ..types import Budget, DraftBatch, Sequence
 
 READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..draft.ahead import MOST
-from ..runtime.recorder import Recorder
+from ..runtime.cuda.graphs import Recorder
 from ..types import Sequence
 from .letter import Letter
 

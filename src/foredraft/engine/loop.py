@@ -19,7 +19,7 @@ from ..core.trees.editing import move, part
 from ..draft import Drafter, Round
 from ..draft.base import draft_ahead, foresee
 from ..runtime import Executor, Output, Rows
-from ..runtime.ground import upload
+from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
 from .admission import check_request

@@ -26,10 +26,10 @@ from ..core.verify import BatchCase, Rule
 from ..core.verify.second_chance import above
 from ..core.distributions.sampling import LogitLaws, ParamBlock
 from ..runtime import FINAL, Executor, Output
-from ..runtime.graphs import BATCHES, WIDTHS, GraphExecutor, fitting
-from ..runtime.ground import NOWHERE, Book, pinned
-from ..runtime.kernels import move_rows
-from ..runtime.largest import largest as quick_largest
+from ..runtime.cuda.executor import BATCHES, WIDTHS, GraphExecutor, fitting
+from ..runtime.row_layout import NOWHERE, Book, pinned
+from ..runtime.cuda.tree_attention import move_rows
+from ..runtime.native.native_top_k import largest as quick_largest
 from ..types import DraftBatch, Reason, Sequence, Verdict
 from .ahead import RunAhead
 from .greedy import decide

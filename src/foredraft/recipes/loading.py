@@ -88,7 +88,7 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
             pack(decoder, DTYPES[dtype])
         executor = executor_for(decoder, place.slots, place.max_length)
     else:
-        from ..runtime.hf import HFExecutor
+        from ..runtime.hf.executor import HFExecutor
 
         executor = HFExecutor.from_folder(folder, DTYPES[dtype], device, place.slots, place.max_length)
     tokenizer = Tokenizer.from_folder(folder)

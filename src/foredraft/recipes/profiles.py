@@ -12,7 +12,7 @@ import torch
 from ..control.cost import CostModel
 from ..models.load.folders import cache_home
 from ..provenance import device, provenance, write_json
-from ..runtime.profile import QUICK, Grid, measure
+from ..runtime.profiler import QUICK, Grid, measure
 from .loading import Loaded
 
 FORMAT = 1

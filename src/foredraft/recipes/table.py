@@ -25,7 +25,7 @@ from ..draft.relay import RelayDrafter
 from ..draft.suffix import SuffixDrafter
 from ..errors import unknown_name
 from ..runtime import Executor
-from ..runtime.graphs import GraphExecutor
+from ..runtime.cuda.executor import GraphExecutor
 from ..types import Kind
 from .profiles import costs_of
 from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor

@@ -2,6 +2,6 @@
 
 from .base import FINAL, Executor, Output, Placement, Rows
 from .choose import executor_for
-from .torch_executor import TorchExecutor
+from .torch.executor import TorchExecutor
 
 __all__ = ["FINAL", "Executor", "Output", "Placement", "Rows", "TorchExecutor", "executor_for"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..models.decoder import Decoder
-from .graphs import GraphExecutor
-from .kernels import can_attend
-from .native_executor import NativeExecutor, runs_native
-from .torch_executor import TorchExecutor
+from .cuda.executor import GraphExecutor
+from .cuda.tree_attention import can_attend
+from .native.executor import NativeExecutor, runs_native
+from .torch.executor import TorchExecutor
 
 
 def executor_for(

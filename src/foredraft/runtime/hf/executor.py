@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..core.trees.layout import ancestor_mask
-from ..errors import ForedraftError
-from .base import FINAL, Output, Placement, Rows
-from .store import check_drafts, check_text
+from ...core.trees.layout import ancestor_mask
+from ...errors import ForedraftError
+from ..base import FINAL, Output, Placement, Rows
+from ..kv_cache import check_drafts, check_text
 
 CHUNK = 256  # prompt tokens that go through the model at once
 UNKNOWN_LENGTH = 4096  # context of a model whose config does not tell

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.distributions import top_k as plain
-from ..models import native
+from ...core.distributions import top_k as plain
+from ...models import native
 
 
 def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:

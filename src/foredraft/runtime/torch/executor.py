@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from ..models.decoder import Decoder
+from ...models.decoder import Decoder
 from .attention import MaskBuffers, PaddedAttention, RaggedAttention
-from .base import FINAL, Output, Placement, Rows
-from .store import KVStore, Snapshot
+from ..base import FINAL, Output, Placement, Rows
+from ..kv_cache import KVStore, Snapshot
 
 CHUNK = 256  # prompt tokens that go through the model at once
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.early_launch import early
-from .ground import NOWHERE, Ground
+from ...kernels.early_launch import early
+from ..row_layout import NOWHERE, Ground
 
 try:
     import triton
     import triton.language as tl
 
-    from ..kernels.early_launch import wait_for_others
+    from ...kernels.early_launch import wait_for_others
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 

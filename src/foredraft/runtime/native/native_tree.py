@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..models import native
-from ..models.layers.linear import TiledLinear
-from .native_executor import NativeExecutor
+from ...models import native
+from ...models.layers.linear import TiledLinear
+from .executor import NativeExecutor
 
 Numbers = NDArray[Any]
 Found = tuple[Numbers, Numbers]  # log-probabilities and ids of the likeliest words, [B, w, k] each

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ground import Book, Ground, Limits, survey
+from ..row_layout import Book, Ground, Limits, survey
 
 try:
     import triton

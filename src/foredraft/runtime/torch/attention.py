@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.trees.layout import ancestor_mask
-from .base import Rows
-from .store import KVStore
+from ...core.trees.layout import ancestor_mask
+from ..base import Rows
+from ..kv_cache import KVStore
 
 
 def scratch_lines(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[list[int] | None]:

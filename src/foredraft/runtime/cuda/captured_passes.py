@@ -11,9 +11,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from .base import Output, Rows
-from .graphs import GraphExecutor
-from .ground import Book
+from ..base import Output, Rows
+from .executor import GraphExecutor
+from ..row_layout import Book
 
 
 class Inside:

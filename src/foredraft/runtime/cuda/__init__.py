@@ -1,0 +1,1 @@
+"""The executor whose passes are CUDA graphs."""

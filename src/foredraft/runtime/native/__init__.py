@@ -1,0 +1,1 @@
+"""The executor whose passes are compiled C++, for CPUs."""

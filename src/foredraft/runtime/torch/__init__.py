@@ -1,0 +1,1 @@
+"""The executor for our decoder in plain torch, on CPU and CUDA."""
