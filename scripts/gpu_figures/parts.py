@@ -22,8 +22,8 @@ from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, Shape, Vocabulary
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.feature import FeatureDrafter
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.engine.sharing import Sharing

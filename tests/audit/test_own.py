@@ -19,8 +19,8 @@ from foredraft.audit.trial import Plan, Verdict, run_trial
 from foredraft.cli.app import run
 from foredraft.core.verify import RULES, find_rule
 from foredraft.core.shapes.base import Chain
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Method
 from foredraft.recipes import RECIPES, Options
 from foredraft.types import SamplingParams

@@ -13,7 +13,7 @@ from foredraft.core.shapes.static_tree import RankTree, rank_paths
 from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.sequoia import Sequoia
 from foredraft.core.shapes.base import Shape
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import shallow
 from foredraft.runtime import TorchExecutor

@@ -14,7 +14,7 @@ from foredraft.core.distributions.top_k import largest, place_of_largest
 from foredraft.core.shapes.base import Frontier, Step, Vocabulary
 from foredraft.core.shapes.eagle2_kernels import Growth
 from foredraft.core.shapes.eagle2_tree import ValueTree
-from foredraft.draft.recorded import sure_block
+from foredraft.draft.neural.captured import sure_block
 from foredraft.types import Budget
 
 pytest.importorskip("triton")

@@ -16,11 +16,11 @@ from foredraft.core.rng.keyed import Dice, KeyedDice
 from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.draft import Drafter
-from foredraft.draft.auto import TRY_EVERY, Arm, AutoDrafter
+from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.base import QuietDrafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence, Topology
 from foredraft.types.drafts import chains

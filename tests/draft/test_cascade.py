@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from foredraft.core.verify import RULES, check_pair
-from foredraft.draft.cascade import CascadeDrafter, agreed
-from foredraft.draft.continuing import Continuing
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.maxgram import MaxGram
-from foredraft.draft.model import CATCH_UP
+from foredraft.draft.combine.cascade import CascadeDrafter, agreed
+from foredraft.draft.combine.continuing import Continuing
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.neural.draft_model import CATCH_UP
 from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, ForedraftError, UsageError
 from foredraft.models import shallow

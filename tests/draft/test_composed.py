@@ -10,12 +10,12 @@ import torch
 from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.draft import Drafter
-from foredraft.draft.cascade import CascadeDrafter
-from foredraft.draft.fused import FusedDrafter
-from foredraft.draft.maxgram import MaxGram
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.relay import RelayDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.combine.cascade import CascadeDrafter
+from foredraft.draft.combine.fused import FusedDrafter
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.combine.relay import RelayDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, shallow
 from foredraft.runtime import TorchExecutor

@@ -15,11 +15,11 @@ from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.core.trees.editing import keep
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.fused import FusedDrafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.maxgram import MaxGram
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.combine.fused import FusedDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.turn import Turn

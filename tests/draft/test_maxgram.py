@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.draft.bigrams import Bigrams
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.maxgram import MaxGram
+from foredraft.draft.retrieval.bigrams import Bigrams
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.errors import UsageError
 from tests.kit.tables import TableModel
 

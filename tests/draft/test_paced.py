@@ -20,9 +20,9 @@ from foredraft.core.shapes.stops import AdaptiveConfidence
 from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.paced import PacedDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.combine.paced import PacedDrafter
 from foredraft.engine import Engine, Method
 from foredraft.types import Budget, SamplingParams, Sequence
 from tests.core.test_lengths import remembered

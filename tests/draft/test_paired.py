@@ -13,8 +13,8 @@ from foredraft.control.cost_aware_tree import CostTree, Tariff
 from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import ValueTree
-from foredraft.draft import feature
-from foredraft.draft.feature import FeatureDrafter, FeatureStepper
+from foredraft.draft.neural import eagle as feature
+from foredraft.draft.neural.eagle import FeatureDrafter, FeatureStepper
 from foredraft.engine import Engine, Method
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, Lexicon, settle

@@ -13,12 +13,12 @@ from foredraft.core.rng.keyed import KeyedDice
 from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.draft import Drafter
-from foredraft.draft import relay as relay_module
-from foredraft.draft.cascade import CascadeDrafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.maxgram import MaxGram
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.relay import RelayDrafter
+from foredraft.draft.combine import relay as relay_module
+from foredraft.draft.combine.cascade import CascadeDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.combine.relay import RelayDrafter
 from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.types import Kind, Topology

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.draft.ahead import Begun
+from foredraft.draft.neural.pipelined import Begun
 from foredraft.engine import Engine, Method
 from foredraft.engine.ahead import RunAhead
 

@@ -10,9 +10,9 @@ import pytest
 
 from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, StaticTree
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.types import Reason

@@ -13,9 +13,9 @@ from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.core.shapes.stops import Confidence, PathConfidence
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Method
 from foredraft.types import Kind
 from tests.kit.executor import TableExecutor

@@ -14,8 +14,8 @@ import torch
 from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain
 from foredraft.draft import Drafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing
 from foredraft.engine.slots import Kept, SlotPool
 from foredraft.errors import UsageError

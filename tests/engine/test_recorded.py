@@ -21,8 +21,8 @@ from foredraft.core.shapes.base import Chain, Shape, Vocabulary
 from foredraft.core.trees.layout import trees
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.feature import FeatureDrafter
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Engine, Method, Request, Sharing, Spending
 from foredraft.engine.greedy import follow
 from foredraft.engine.turn import Turn
@@ -107,7 +107,7 @@ def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: p
     """Batches of one to three share the recordings of four, in which the others have no rows."""
     expected, _, before = run(eager, kind, shape)
     monkeypatch.setattr("foredraft.engine.swift.BATCHES", (4,))
-    monkeypatch.setattr("foredraft.draft.recorded.BATCHES", (4,))
+    monkeypatch.setattr("foredraft.draft.neural.captured.BATCHES", (4,))
     found, engine, after = run(taped, kind, shape)
     assert found == expected
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]

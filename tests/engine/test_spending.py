@@ -15,11 +15,11 @@ from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.trees.tetris import Score
 from foredraft.core.shapes.eagle2_tree import ValueTree
-from foredraft.draft.auto import TRY_EVERY, Arm, AutoDrafter
-from foredraft.draft.guarded import GuardedDrafter
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
+from foredraft.draft.combine.guarded import GuardedDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing, Spending
 from foredraft.engine.spending import PROBE
 from foredraft.engine.turn import Turn

@@ -7,7 +7,7 @@ import torch
 
 from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Engine, Method, Sharing
 from foredraft.models import shallow
 from foredraft.runtime import TorchExecutor

@@ -8,8 +8,8 @@ import torch
 from foredraft.core.verify import RULES, BatchCase, default_rule
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.core.trees.editing import move
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.suffix import SuffixDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, random_decoder, shallow, shape
 from foredraft.runtime import Rows, TorchExecutor

@@ -10,8 +10,8 @@ from foredraft.core.verify.lossy.judge import judge
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.feature import FeatureDrafter
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, ModelConfig, random_decoder, shallow
 from foredraft.kernels import early_launch as early

@@ -22,8 +22,8 @@ from foredraft.core.verify.tree_walk import Child, Node
 from foredraft.core.distributions.sampling import LogitLaws, ParamBlock
 from foredraft.core.trees.editing import keep, part
 from foredraft.core.trees.layout import trees
-from foredraft.draft.lookup import PromptLookup
-from foredraft.draft.model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Method
 from foredraft.errors import UsageError
 from foredraft.models.judges import JudgeHead, fold

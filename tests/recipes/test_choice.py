@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.control.cost import CostModel
-from foredraft.draft.auto import AutoDrafter
+from foredraft.draft.combine.auto import AutoDrafter
 from foredraft.models import random_decoder
 from foredraft.recipes import LLM
 from foredraft.recipes.table import LEAST_PASS, can_choose

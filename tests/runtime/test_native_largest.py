@@ -9,8 +9,8 @@ from torch import Tensor
 from foredraft.core.distributions.tensors import sure_token
 from foredraft.core.shapes.base import Step, Vocabulary
 from foredraft.kernels.top_k_search import IMPOSSIBLE
-from foredraft.draft.native_step import NativeStep
-from foredraft.draft.recorded import sure_block
+from foredraft.draft.neural.native_step import NativeStep
+from foredraft.draft.neural.captured import sure_block
 from foredraft.models import native
 from foredraft.runtime.native.native_top_k import largest, searcher
 

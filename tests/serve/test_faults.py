@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from foredraft import LLM
-from foredraft.draft.lookup import PromptLookup
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.serve.settings import Limits
 from foredraft.types.drafts import chains
 

@@ -9,8 +9,8 @@ import torch
 
 from foredraft.core.rng.keyed import Dice, KeyedDice
 from foredraft.core.verify import RULES
-from foredraft.draft.guarded import GuardedDrafter
-from foredraft.draft.lookup import PromptLookup
+from foredraft.draft.combine.guarded import GuardedDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Engine, Method
 from foredraft.types import DraftBatch, SamplingParams, Sequence
 from foredraft.types.drafts import Budget

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foredraft import LLM
-from foredraft.draft.guarded import GuardedDrafter
+from foredraft.draft.combine.guarded import GuardedDrafter
 from foredraft.serve.errors import ApiError
 from foredraft.serve.menu import Menu, untrained
 from foredraft.serve.schema import Speculation

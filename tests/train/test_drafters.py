@@ -16,10 +16,10 @@ from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.stops import Confidence, PathConfidence
 from foredraft.core.shapes.eagle2_tree import ValueTree
 from foredraft.draft import Drafter
-from foredraft.draft.early_exit import EarlyExitDrafter
-from foredraft.draft.feature import FeatureDrafter
-from foredraft.draft.model import ModelDrafter
-from foredraft.draft.recurrent import RecurrentDrafter
+from foredraft.draft.neural.kangaroo import EarlyExitDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.neural.medusa import RecurrentDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder
 from foredraft.models.heads import FeatureHead, KangarooHead, RecurrentHead

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.shapes.base import Chain, Frontier, Stepper, Vocabulary
-from foredraft.draft.feature import FeatureDrafter, FeatureStepper
-from foredraft.draft.recurrent import RecurrentStepper
+from foredraft.draft.neural.eagle import FeatureDrafter, FeatureStepper
+from foredraft.draft.neural.medusa import RecurrentStepper
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.feature import unroll
 from foredraft.train.lesson import Lesson

@@ -15,7 +15,7 @@ import torch
 
 from ..core.verify import RULES
 from ..core.distributions.sampling import ParamBlock, law_of
-from ..draft.model import TREE_TEMPERATURE
+from ..draft.neural.draft_model import TREE_TEMPERATURE
 from ..models import Progress as Loading
 from ..recipes import LLM
 from ..recipes.loading import Place

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core.rng.enumerating import ExactDice, outcomes
 from ..core.shapes.base import Shape
 from ..draft import Drafter
-from ..draft.model import ModelDrafter
+from ..draft.neural.draft_model import ModelDrafter
 from ..engine import Engine, Method, Request
 from ..errors import ForedraftError
 from ..recipes import Options, find_recipe

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..draft.model import ModelDrafter
+from ..draft.neural.draft_model import ModelDrafter
 from ..engine import Engine, Method
 from ..errors import ForedraftError, UsageError
 from ..recipes import LLM, RECIPES, Options

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..draft.ahead import MOST
+from ..draft.neural.pipelined import MOST
 from ..runtime.cuda.graphs import Recorder
 from ..types import Sequence
 from .letter import Letter

@@ -23,7 +23,7 @@ from ..control.throughput_probe import DEAR, Pulse
 from ..core.trees.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
 from ..draft.base import weighs_costs
-from ..draft.paced import depths_of
+from ..draft.combine.paced import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
 from ..types.drafts import NO_BUDGET

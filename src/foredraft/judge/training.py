@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..core.verify.lossy.judge import DRAFT, EVIDENCE, PARTS, TARGET
 from ..draft import Drafter
-from ..draft.feature import FeatureDrafter
-from ..draft.model import ModelDrafter
+from ..draft.neural.eagle import FeatureDrafter
+from ..draft.neural.draft_model import ModelDrafter
 from ..errors import UsageError, unknown_name
 from ..models.load.fetch import file_hash
 from ..models.judges import Judge, JudgeSpec, save_judge

@@ -18,7 +18,7 @@ from ..core.verify import Rule
 from ..core.verify.lossy.judge import DRAFT, judge
 from ..core.verify.parameters import parse
 from ..draft import Drafter
-from ..draft.model import ModelDrafter
+from ..draft.neural.draft_model import ModelDrafter
 from ..errors import UsageError
 from ..models.heads import Identity
 from ..models.judges import Judge, load_judge

@@ -15,14 +15,14 @@ from ..control.cost_cache import PriceList
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..core.shapes.base import Chain
 from ..core.shapes.stops import Confidence, PredictedRejection
-from ..draft.auto import Arm, AutoDrafter
-from ..draft.cascade import CascadeDrafter
-from ..draft.fused import FusedDrafter
-from ..draft.lookup import PromptLookup
-from ..draft.maxgram import MaxGram
-from ..draft.model import ModelDrafter
-from ..draft.relay import RelayDrafter
-from ..draft.suffix import SuffixDrafter
+from ..draft.combine.auto import Arm, AutoDrafter
+from ..draft.combine.cascade import CascadeDrafter
+from ..draft.combine.fused import FusedDrafter
+from ..draft.retrieval.prompt_lookup import PromptLookup
+from ..draft.retrieval.maxgram import MaxGram
+from ..draft.neural.draft_model import ModelDrafter
+from ..draft.combine.relay import RelayDrafter
+from ..draft.retrieval.suffix import SuffixDrafter
 from ..errors import unknown_name
 from ..runtime import Executor
 from ..runtime.cuda.executor import GraphExecutor

@@ -13,10 +13,10 @@ from torch import nn
 
 from ..core.shapes.base import Chain, Shape, Vocabulary
 from ..draft import Drafter
-from ..draft.early_exit import EarlyExitDrafter
-from ..draft.feature import FeatureDrafter
-from ..draft.model import ModelDrafter
-from ..draft.recurrent import RecurrentDrafter
+from ..draft.neural.kangaroo import EarlyExitDrafter
+from ..draft.neural.eagle import FeatureDrafter
+from ..draft.neural.draft_model import ModelDrafter
+from ..draft.neural.medusa import RecurrentDrafter
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.heads import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from threading import Lock
 
 from ..core.verify import Rule, default_rule, find_rule
-from ..draft.guarded import GuardedDrafter, OnLoss
+from ..draft.combine.guarded import GuardedDrafter, OnLoss
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..recipes import LLM, RECIPES

@@ -15,7 +15,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from ..draft.auto import AutoDrafter
+from ..draft.combine.auto import AutoDrafter
 from ..engine import Engine, Request, Sharing, Spending
 from ..engine.sharing import usual_piece
 from ..recipes import LLM

@@ -13,15 +13,15 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.rng.keyed import Dice
-from ..core.shapes.base import Chain, Vocabulary
-from ..errors import UsageError
-from ..runtime import Executor, Rows
-from ..types import DraftBatch, Kind, Sequence
-from ..types.drafts import chains
-from .base import Round
+from ...core.rng.keyed import Dice
+from ...core.shapes.base import Chain, Vocabulary
+from ...errors import UsageError
+from ...runtime import Executor, Rows
+from ...types import DraftBatch, Kind, Sequence
+from ...types.drafts import chains
+from ..base import Round
 from .continuing import Continuing
-from .model import CATCH_UP, ModelDrafter
+from ..neural.draft_model import CATCH_UP, ModelDrafter
 
 
 class CascadeDrafter(ModelDrafter):

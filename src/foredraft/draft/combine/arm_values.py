@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 
-from ..control.acceptance import Record, Yields
-from ..control.cost import best_count
-from ..control.draft_timing import Habit
-from ..control.cost_cache import PriceList
-from ..types import Sequence
+from ...control.acceptance import Record, Yields
+from ...control.cost import best_count
+from ...control.draft_timing import Habit
+from ...control.cost_cache import PriceList
+from ...types import Sequence
 from .arms import Arm, Offer
 
 SURE = (0.3, 0.55, 0.7)  # a drafter's own chance for its first token, by which its record is kept apart

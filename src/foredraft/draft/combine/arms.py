@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..control.calibration import Calibration
-from ..control.cost_aware_tree import Tariff
-from ..types import Topology
-from .base import Drafter
+from ...control.calibration import Calibration
+from ...control.cost_aware_tree import Tariff
+from ...types import Topology
+from ..base import Drafter
 
 PLAIN = "plain"
 

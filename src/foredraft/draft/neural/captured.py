@@ -19,16 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core.rng.keyed import KeyedDice
-from ..core.distributions.sampling import ParamBlock
-from ..core.shapes.base import Chain, Shape
-from ..core.shapes.step import Stepper
-from ..core.trees.editing import cut, part
-from ..core.shapes.eagle2_tree import ValueTree
-from ..runtime.cuda.executor import BATCHES, GraphExecutor, fitting
-from ..runtime.row_layout import NOWHERE, pinned
-from ..runtime.cuda.captured_passes import Inside
-from ..types import Budget, DraftBatch, Sequence
+from ...core.rng.keyed import KeyedDice
+from ...core.distributions.sampling import ParamBlock
+from ...core.shapes.base import Chain, Shape
+from ...core.shapes.step import Stepper
+from ...core.trees.editing import cut, part
+from ...core.shapes.eagle2_tree import ValueTree
+from ...runtime.cuda.executor import BATCHES, GraphExecutor, fitting
+from ...runtime.row_layout import NOWHERE, pinned
+from ...runtime.cuda.captured_passes import Inside
+from ...types import Budget, DraftBatch, Sequence
 
 READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64)  # of recorded chains that are shorter than usual

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core.shapes.base import Shape
-from ..runtime.cuda.executor import BATCHES, GraphExecutor
-from ..runtime.row_layout import pinned
-from ..types import Verdict
-from .recorded import READS, Recorded, key_of
+from ...core.shapes.base import Shape
+from ...runtime.cuda.executor import BATCHES, GraphExecutor
+from ...runtime.row_layout import pinned
+from ...types import Verdict
+from .captured import READS, Recorded, key_of
 
 MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from ..types import Sequence
-from .base import Drafter
+from ...types import Sequence
+from ..base import Drafter
 
 
 class Continuing(Drafter, Protocol):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ..core.rng.keyed import Dice
-from ..core.trees.fuse import fuse
-from ..errors import UsageError
-from ..types import DraftBatch, Kind, Sequence, Topology
-from .base import Drafter
+from ...core.rng.keyed import Dice
+from ...core.trees.fuse import fuse
+from ...errors import UsageError
+from ...types import DraftBatch, Kind, Sequence, Topology
+from ..base import Drafter
 from .team import Team
 
 

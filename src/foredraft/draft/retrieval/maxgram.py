@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from ..core.rng.keyed import Dice
-from ..types import DraftBatch, Kind, Sequence, Topology
-from ..types.drafts import chains
-from .automaton import SuffixAutomaton
-from .base import QuietDrafter
+from ...core.rng.keyed import Dice
+from ...types import DraftBatch, Kind, Sequence, Topology
+from ...types.drafts import chains
+from .suffix_automaton import SuffixAutomaton
+from ..base import QuietDrafter
 from .bigrams import Bigrams
 
 

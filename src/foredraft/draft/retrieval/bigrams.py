@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 
 class Bigrams:

@@ -10,11 +10,11 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.rng.keyed import Dice
-from ..control.lengths.base import LengthRule
-from ..types import Budget, DraftBatch, Sequence, Topology
-from ..types.drafts import empty_drafts
-from .base import Drafter, Round
+from ...core.rng.keyed import Dice
+from ...control.lengths.base import LengthRule
+from ...types import Budget, DraftBatch, Sequence, Topology
+from ...types.drafts import empty_drafts
+from ..base import Drafter, Round
 
 
 class PacedDrafter:

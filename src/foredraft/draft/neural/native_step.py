@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core.distributions.tensors import MappedLaw, PointLaw
-from ..core.shapes.step import Step
-from ..kernels.top_k_search import IMPOSSIBLE
-from ..runtime.native.native_top_k import largest, searcher
-from ..types import Law
+from ...core.distributions.tensors import MappedLaw, PointLaw
+from ...core.shapes.step import Step
+from ...kernels.top_k_search import IMPOSSIBLE
+from ...runtime.native.native_top_k import largest, searcher
+from ...types import Law
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.rng.keyed import Dice
-from ..types import DraftBatch, Sequence
-from ..types.drafts import empty_drafts
-from .base import Drafter, Round, weighs_costs
+from ...core.rng.keyed import Dice
+from ...types import DraftBatch, Sequence
+from ...types.drafts import empty_drafts
+from ..base import Drafter, Round, weighs_costs
 
 OnLoss = Callable[[Sequence, Exception], None]
 

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from ..core.rng.keyed import Dice
-from ..core.trees.layout import trees
-from ..types import Budget, DraftBatch, Kind, Sequence, Topology
-from ..types.drafts import chains
-from .automaton import ROOT, SuffixAutomaton
-from .base import QuietDrafter
+from ...core.rng.keyed import Dice
+from ...core.trees.layout import trees
+from ...types import Budget, DraftBatch, Kind, Sequence, Topology
+from ...types.drafts import chains
+from .suffix_automaton import ROOT, SuffixAutomaton
+from ..base import QuietDrafter
 
 END = -1  # stands between the outputs of different requests; never drafted
 CANDIDATES = 8  # suffixes looked at per round, the longest first: text in a loop has as many as tokens

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ..core.rng.keyed import Dice
-from ..types import DraftBatch, Kind, Sequence, Topology
-from ..types.drafts import chains
-from .base import QuietDrafter
+from ...core.rng.keyed import Dice
+from ...types import DraftBatch, Kind, Sequence, Topology
+from ...types.drafts import chains
+from ..base import QuietDrafter
 
 
 class PromptLookup(QuietDrafter):

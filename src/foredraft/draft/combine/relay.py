@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from ..core.rng.keyed import Dice
-from ..core.distributions.tensors import LazyLaws
-from ..errors import UsageError
-from ..types import DraftBatch, Kind, Sequence, Topology
-from ..types.drafts import chains
-from .base import Drafter
+from ...core.rng.keyed import Dice
+from ...core.distributions.tensors import LazyLaws
+from ...errors import UsageError
+from ...types import DraftBatch, Kind, Sequence, Topology
+from ...types.drafts import chains
+from ..base import Drafter
 from .continuing import Continuing
 from .team import Team
 

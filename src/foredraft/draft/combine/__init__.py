@@ -1,0 +1,1 @@
+"""Drafters made of drafters: choosing, cascading, fusing, guarding and pacing them."""

@@ -1,0 +1,1 @@
+"""Drafters with a model: draft models, EAGLE and Medusa heads, early exits."""

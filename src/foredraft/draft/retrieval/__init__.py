@@ -1,0 +1,1 @@
+"""Drafters that copy text which was seen before. They need no model."""
