@@ -28,7 +28,7 @@ from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.engine.sharing import Sharing
 from foredraft.engine.slots import Kept, SlotPool
-from foredraft.engine.spending import Spending
+from foredraft.engine.budget import Spending
 from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity

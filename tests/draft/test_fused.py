@@ -22,7 +22,7 @@ from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing
 from foredraft.engine.scheduler import Scheduler
-from foredraft.engine.turn import Turn
+from foredraft.engine.method_group import Turn
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.runtime import TorchExecutor
 from foredraft.types import DraftBatch, Kind

@@ -10,7 +10,7 @@ import pytest
 
 from foredraft.draft.neural.pipelined import Begun
 from foredraft.engine import Engine, Method
-from foredraft.engine.ahead import RunAhead
+from foredraft.engine.greedy.run_ahead import RunAhead
 
 from .runs import finish, request
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.verify.second_chance import NO
-from foredraft.engine.greedy import decide_fused, decide_twin
+from foredraft.engine.greedy.device import decide_fused, decide_twin
 from foredraft.types import Reason
 from foredraft.types.drafts import empty_drafts
 

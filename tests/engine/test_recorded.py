@@ -24,8 +24,8 @@ from foredraft.draft import Drafter
 from foredraft.draft.neural.eagle import FeatureDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Engine, Method, Request, Sharing, Spending
-from foredraft.engine.greedy import follow
-from foredraft.engine.turn import Turn
+from foredraft.engine.greedy.device import follow
+from foredraft.engine.method_group import Turn
 from foredraft.models import Decoder, shallow
 from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
@@ -106,7 +106,7 @@ def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
 def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of one to three share the recordings of four, in which the others have no rows."""
     expected, _, before = run(eager, kind, shape)
-    monkeypatch.setattr("foredraft.engine.swift.BATCHES", (4,))
+    monkeypatch.setattr("foredraft.engine.greedy.captured.BATCHES", (4,))
     monkeypatch.setattr("foredraft.draft.neural.captured.BATCHES", (4,))
     found, engine, after = run(taped, kind, shape)
     assert found == expected
@@ -246,7 +246,7 @@ def test_rounds_that_are_recorded_teach_no_costs() -> None:
 
 def test_rounds_too_large_for_one_recording_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds of the same shape, played in the same step."""
-    monkeypatch.setattr("foredraft.engine.swift.MOST", 1)
+    monkeypatch.setattr("foredraft.engine.greedy.captured.MOST", 1)
 
     def texts(make: Make) -> list[list[int]]:
         torch.manual_seed(5)
@@ -302,7 +302,7 @@ def test_sizes_that_are_seldom_wanted_make_do_with_larger_recordings(
     patience: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three requests that end one after the other: nobody waits for a recording that is hardly used."""
-    monkeypatch.setattr("foredraft.engine.swift.PATIENCE", patience)
+    monkeypatch.setattr("foredraft.engine.greedy.captured.PATIENCE", patience)
 
     def texts(make: Make) -> tuple[list[list[int]], Engine]:
         torch.manual_seed(5)

@@ -21,8 +21,8 @@ from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing, Spending
-from foredraft.engine.spending import PROBE
-from foredraft.engine.turn import Turn
+from foredraft.engine.budget import PROBE
+from foredraft.engine.method_group import Turn
 from foredraft.errors import UsageError
 from foredraft.types import Kind
 from tests.kit.drafting import Draft, batch_case_of, draft_tree

@@ -12,9 +12,9 @@ from foredraft.core.verify import RULES, BatchCase
 from foredraft.core.verify.lossy import judge
 from foredraft.core.verify.second_chance import NO
 from foredraft.core.trees.layout import trees
-from foredraft.engine.greedy import decide_twin
-from foredraft.engine.summary import Summary
-from foredraft.engine.walk import decide_on_host
+from foredraft.engine.greedy.device import decide_twin
+from foredraft.engine.greedy.summary import Summary
+from foredraft.engine.greedy.host import decide_on_host
 from foredraft.types import Kind, Reason, Verdict
 from foredraft.types.drafts import empty_drafts
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from foredraft.core.verify.second_chance import NO
 from foredraft.core.trees.layout import trees
-from foredraft.engine.greedy import Decision
-from foredraft.engine.summary import Summary
+from foredraft.engine.greedy.device import Decision
+from foredraft.engine.greedy.summary import Summary
 from foredraft.types import DraftBatch
 
 COLUMNS = ("token", "parent", "depth", "order")

@@ -4,6 +4,6 @@ from .loop import Engine
 from .method import Method
 from .request import Request
 from .sharing import Sharing
-from .spending import Spending
+from .budget import Spending
 
 __all__ = ["Engine", "Method", "Request", "Sharing", "Spending"]

@@ -22,15 +22,15 @@ from ..runtime import Executor, Output, Rows
 from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
-from .admission import check_request
-from .ahead import RunAhead
+from .validation import check_request
+from .greedy.run_ahead import RunAhead
 from .clock import Clock
 from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
-from .swift import decide_greedily, take_swiftly
-from .turn import Turn
+from .greedy.captured import decide_greedily, take_swiftly
+from .method_group import Turn
 
 DiceMaker = Callable[[Seq[Sequence]], Dice]
 

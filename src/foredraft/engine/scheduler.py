@@ -11,7 +11,7 @@ from ..types.drafts import NO_BUDGET
 from .request import Request
 from .sharing import Sharing
 from .slots import SlotPool
-from .turn import Turn
+from .method_group import Turn
 
 
 @dataclass(frozen=True, slots=True)

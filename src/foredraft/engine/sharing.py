@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UsageError
-from .spending import Spending
+from .budget import Spending
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ..engine import Request
-from ..engine.admission import check_request
+from ..engine.validation import check_request
 from ..recipes import LLM
 from .errors import ApiError, bad_request
 from .gate import Gate

@@ -28,7 +28,7 @@ from ..errors import UsageError
 from ..types import Budget, Kind, Topology
 from ..types.drafts import NO_BUDGET
 from .request import Request
-from .turn import Turn
+from .method_group import Turn
 
 PRIOR = 0.6  # chance of a drafted token before anything is known
 EXTRA = 1  # levels that are drafted beyond what fits, where the best can be told afterwards

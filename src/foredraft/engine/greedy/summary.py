@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..types import DraftBatch, Reason, TreeVerdict, Verdict
+from ...types import DraftBatch, Reason, TreeVerdict, Verdict
 
 _REASONS = list(Reason)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.verify.second_chance import NO
-from ..types import DraftBatch, Reason, Verdict
-from .greedy import Decision
+from ...core.verify.second_chance import NO
+from ...types import DraftBatch, Reason, Verdict
+from .device import Decision
 
 
 def decide_on_host(

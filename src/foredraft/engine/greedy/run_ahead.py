@@ -13,10 +13,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..draft.neural.pipelined import MOST
-from ..runtime.cuda.graphs import Recorder
-from ..types import Sequence
-from .letter import Letter
+from ...draft.neural.pipelined import MOST
+from ...runtime.cuda.graphs import Recorder
+from ...types import Sequence
+from .async_copy import Letter
 
 
 @dataclass(frozen=True, slots=True)
