@@ -16,7 +16,7 @@ from foredraft.judge.record import write_records
 from foredraft.judge.training import TrainOrder, train
 from foredraft.models.judges import JudgeHead, change, load_judge, read_spec, save_judge
 from foredraft.recipes import LLM, Options
-from foredraft.recipes.judging import checked, probe_states, target_identity
+from foredraft.recipes.judge_rules import checked, probe_states, target_identity
 from foredraft.recipes.loading import Loaded, Place, load
 from foredraft.runtime import Rows
 

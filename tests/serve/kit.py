@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from foredraft import LLM
 from foredraft.models import resolve
 from foredraft.models.judges import Judge, JudgeHead, JudgeSpec, save_judge
-from foredraft.recipes.judging import probe_states, target_identity
+from foredraft.recipes.judge_rules import probe_states, target_identity
 from foredraft.serve.app import create_app
 from foredraft.serve.run import listen
 from foredraft.serve.service import Service

@@ -249,7 +249,7 @@ def evaluate(
 
 
 def _warn_if_off(company: Company) -> None:
-    from ..recipes.judging import find_judge
+    from ..recipes.judge_rules import find_judge
 
     if company.threshold is None and find_judge(company.llm.target, company.judge).spec.threshold is None:
         o.errors.print("this judge has no threshold and is off; calibrate it first", style="dim")
@@ -276,7 +276,7 @@ def _sweep(
     problems: Sequence[Asked] | None,
 ) -> dict[str, Any]:  # fmt: skip
     from ..judge.evaluate import Sweep, at_equal_accuracy, best_lengths
-    from ..recipes.judging import find_judge
+    from ..recipes.judge_rules import find_judge
 
     ladder = find_judge(company.llm.target, company.judge).spec.ladder
     found = Sweep(order, company, tell, transcript, problems).run(ladder, lengths)

@@ -29,7 +29,7 @@ def profile(
 ) -> int:
     """Measure what passes of a model cost on this machine (under a minute) and keep it for --method auto."""
     from ..recipes.loading import Place, load
-    from ..recipes.profiles import make_profile, profile_file, stored_profile
+    from ..recipes.cost_profiles import make_profile, profile_file, stored_profile
     from ..runtime.profiler import Grid
 
     target = load(model, Place(dtype, device, batch_size))

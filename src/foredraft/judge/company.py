@@ -14,7 +14,7 @@ from ..errors import ForedraftError
 from ..models.heads import read_spec
 from ..models.load.names import TUNED
 from ..recipes import LLM, Options
-from ..recipes.judging import SeatedJudge, seat_judge
+from ..recipes.judge_rules import SeatedJudge, seat_judge
 from ..recipes.loading import Loaded
 from ..recipes.trained import best_kind
 from ..types import SamplingParams

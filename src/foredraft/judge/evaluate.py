@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..provenance import provenance
-from ..recipes.judging import find_judge
+from ..recipes.judge_rules import find_judge
 from .attribution import attribute
 from .company import JUDGE, NAMES, STANDARD, Company
 from .families import FAMILIES, draw

@@ -24,7 +24,7 @@ from ..models.load.fetch import file_hash
 from ..models.judges import Judge, JudgeSpec, save_judge
 from ..models.judges.heads import KINDS
 from ..provenance import provenance
-from ..recipes.judging import probe_states, target_identity
+from ..recipes.judge_rules import probe_states, target_identity
 from ..recipes.loading import Loaded
 from ..runtime import FINAL, Executor
 from .curve import auc, careful, curve, ladder

@@ -15,9 +15,9 @@ from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .loading import Place, load
-from .profiles import costs_of
+from .cost_profiles import costs_of
 from .recipe import Options, Workshop
-from .stops import StopFinder, StreamedText
+from .stop_strings import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe
 
 Prompt = str | Seq[int]

@@ -16,10 +16,10 @@ from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..runtime import Executor, TorchExecutor, executor_for
-from .judging import judge_rule
+from .judge_rules import judge_rule
 from .loading import Loaded, Place, load
-from .profiles import costs_of
-from .shapes import COST_TREE, SHAPES
+from .cost_profiles import costs_of
+from .shape_table import COST_TREE, SHAPES
 from .trained import Ready, best_kind, trained, with_accept_head
 
 

@@ -27,9 +27,9 @@ from ..errors import unknown_name
 from ..runtime import Executor
 from ..runtime.cuda.executor import GraphExecutor
 from ..types import Kind
-from .profiles import costs_of
+from .cost_profiles import costs_of
 from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor
-from .shapes import SHAPE_NAMES
+from .shape_table import SHAPE_NAMES
 from .trained import shipped
 
 log = logging.getLogger(__name__)

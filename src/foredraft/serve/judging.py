@@ -12,7 +12,7 @@ from ..core.verify import Rule
 from ..core.verify.parameters import label
 from ..errors import UsageError
 from ..recipes import LLM
-from ..recipes.judging import OFF, SeatedJudge, Terms, seat_judge
+from ..recipes.judge_rules import OFF, SeatedJudge, Terms, seat_judge
 
 JUDGE = "judge"
 

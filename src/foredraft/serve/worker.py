@@ -19,7 +19,7 @@ from ..draft.combine.auto import AutoDrafter
 from ..engine import Engine, Request, Sharing, Spending
 from ..engine.sharing import usual_piece
 from ..recipes import LLM
-from ..recipes.profiles import costs_of
+from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
 from .gate import Gate
 from .job import Job

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine import Request
 from ..models import Tokenizer
-from ..recipes.stops import StreamedText
+from ..recipes.stop_strings import StreamedText
 from ..types import Event, Reason, Stats
 from .tracing import Tracer, token_text
 

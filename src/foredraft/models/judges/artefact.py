@@ -1,7 +1,7 @@
 """A judge on disk: a folder with judge.json and judge.safetensors, simple enough for any engine to read.
 
 docs/judge.md describes every field. Loading checks the target's shape and tokenizer; whether its states are those that
-the head was trained on is checked where the model runs (`recipes.judging`).
+the head was trained on is checked where the model runs (`recipes.judge_rules`).
 """
 
 from __future__ import annotations
