@@ -15,7 +15,7 @@ from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.heads import FeatureHead, settle
 from foredraft.runtime import TorchExecutor
-from foredraft.train.write import Task, write
+from foredraft.train.bulk_generate import Task, write
 from tests.engine.runs import finish, request
 from tests.train import toys
 

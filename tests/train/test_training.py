@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import Identity, load_head, own_parameters, read_spec, save_head
-from foredraft.train.session import TrainOrder, earlier_heads
+from foredraft.train.pipeline import TrainOrder, earlier_heads
 from foredraft.train.student import everything, schedule
 
 from . import toys

@@ -11,8 +11,8 @@ from foredraft.core.shapes.base import Chain, Frontier, Stepper, Vocabulary
 from foredraft.draft.neural.eagle import FeatureDrafter, FeatureStepper
 from foredraft.draft.neural.medusa import RecurrentStepper
 from foredraft.train.kinds import KINDS
-from foredraft.train.kinds.feature import unroll
-from foredraft.train.lesson import Lesson
+from foredraft.train.kinds.eagle import unroll
+from foredraft.train.teacher import Lesson
 from foredraft.types import SamplingParams, Sequence
 
 from . import toys
@@ -85,7 +85,7 @@ def test_language_kinds_are_decoders(kind: str) -> None:
     head, _ = toys.head(decoder, kind)
     lesson = toys.lesson(decoder, kind, rows=2)
     one = next(KINDS[kind]._passes(head, lesson))  # type: ignore[attr-defined]
-    from foredraft.train.attention import Causal
+    from foredraft.train.batch_attention import Causal
 
     position = torch.arange(lesson.ids.shape[1]).repeat(2)
     stream, _ = head.run(head.embed(lesson.ids.reshape(-1)), position, Causal(2))

@@ -84,8 +84,8 @@ def train(
 ) -> int:
     """Train drafters for a model; run it under torchrun to use several GPUs."""
     from ..train.objectives import OBJECTIVES
-    from ..train.session import TrainOrder
-    from ..train.session import train as run_training
+    from ..train.pipeline import TrainOrder
+    from ..train.pipeline import train as run_training
     from ..train.trainer import Plan
 
     if objective is not None and objective not in OBJECTIVES:

@@ -17,9 +17,9 @@ from torch import Tensor
 from ..errors import ForedraftError
 from ..models import Decoder
 from ..models.layers.lora import Delta
-from ..train.attention import Causal, any_length
+from ..train.batch_attention import Causal, any_length
 from ..train.student import BETAS, CLIP, autocast, schedule
-from ..train.write import Task, write
+from ..train.bulk_generate import Task, write
 from .lessons import Lesson, Lessons
 from .problem import Problem
 

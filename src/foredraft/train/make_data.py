@@ -16,8 +16,8 @@ from ..errors import UsageError
 from ..models import Decoder, Tokenizer
 from ..provenance import provenance, write_json
 from .corpus import Corpus, save_corpus
-from .prompts import ask_about, from_file, from_text, openings, starters
-from .write import Task, write
+from .prompt_sources import ask_about, from_file, from_text, openings, starters
+from .bulk_generate import Task, write
 
 USER = "user"
 OWN_MIN_P = 0.05  # what the target writes to be asked about stays readable at temperature 1

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ForedraftError
 from ..models import Decoder
 from ..models.heads import Identity
-from .attention import any_length
+from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
-from .lesson import Teacher
+from .teacher import Teacher
 from .simulate import Walk
 from .student import Earlier, Student
 

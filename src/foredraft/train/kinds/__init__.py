@@ -2,9 +2,9 @@
 
 from .accept import Accept
 from .base import Kind, Settings
-from .feature import Eagle, Eagle3, Griffin
+from .eagle import Eagle, Eagle3, Griffin
 from .language import Fast, Kangaroo
-from .recurrent import MEDUSA, SPECULATOR
+from .medusa import MEDUSA, SPECULATOR
 
 KINDS: dict[str, Kind] = {
     kind.name: kind for kind in (Eagle3(), Eagle(), Griffin(), Fast(), MEDUSA, SPECULATOR, Kangaroo(), Accept())

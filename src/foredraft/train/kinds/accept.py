@@ -13,8 +13,8 @@ from torch import Tensor
 from ...errors import UsageError
 from ...models import Decoder
 from ...models.heads import AcceptHead, FastDraft, HeadSpec, Identity, load_head, weights_digest
-from ..attention import Causal
-from ..lesson import Lesson
+from ..batch_attention import Causal
+from ..teacher import Lesson
 from .base import Settings
 from .language import positions
 

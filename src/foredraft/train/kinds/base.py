@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...models import Decoder
 from ...models.heads import HeadSpec, Identity
-from ..lesson import Lesson, pull
+from ..teacher import Lesson, pull
 from ..objectives import OBJECTIVES
 
 

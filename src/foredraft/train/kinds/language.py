@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...models import Decoder
 from ...models.heads import FastDraft, HeadSpec, Identity, KangarooHead
-from ..attention import Causal
-from ..lesson import Lesson
+from ..batch_attention import Causal
+from ..teacher import Lesson
 from .base import Pass, Settings, language_guess, law_loss
 
 

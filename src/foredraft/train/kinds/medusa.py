@@ -11,7 +11,7 @@ from torch import Tensor
 from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
-from ..lesson import Lesson
+from ..teacher import Lesson
 from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
 
 

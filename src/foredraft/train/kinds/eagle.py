@@ -11,8 +11,8 @@ from torch import Tensor
 from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
-from ..attention import Unrolled
-from ..lesson import Lesson, pull
+from ..batch_attention import Unrolled
+from ..teacher import Lesson, pull
 from ..objectives import smooth_l1
 from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models import Decoder
 from ..models.decoder import FINAL
-from .attention import Causal
+from .batch_attention import Causal
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import Decoder
-from .attention import any_length
+from .batch_attention import any_length
 
 PREFILL_TOKENS = 65536  # of prompts that are read at once
 BLOCK = 64  # columns are looked at in whole blocks: kernels that plan for each length then plan rarely
