@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foredraft.bench.records import Difference, Key, Record
+from foredraft.bench.results.records import Difference, Key, Record
 from foredraft.bench.timeline import Timeline
 from foredraft.core.repetition import find_loop
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foredraft.bench.intervals import mean_difference, ratio_of_mean_rates, ratio_of_rates, wilson
-from foredraft.bench.quality import Score, quality
-from foredraft.bench.records import Record
-from foredraft.bench.rows import Floor, pair_up, table
-from foredraft.bench.totals import acceptance, common_cut, totals
+from foredraft.bench.results.intervals import mean_difference, ratio_of_mean_rates, ratio_of_rates, wilson
+from foredraft.bench.scoring.quality import Score, quality
+from foredraft.bench.results.records import Record
+from foredraft.bench.results.rows import Floor, pair_up, table
+from foredraft.bench.results.totals import acceptance, common_cut, totals
 
 from .made import line, record
 

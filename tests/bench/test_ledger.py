@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.ledger import Ledger
-from foredraft.bench.records import Difference, Record
+from foredraft.bench.results.ledger import Ledger
+from foredraft.bench.results.records import Difference, Record
 from foredraft.errors import ForedraftError
 
 from .made import line, record

@@ -13,9 +13,9 @@ from foredraft.bench import run as run_module
 from foredraft.bench import session
 from foredraft.bench.entries import parse
 from foredraft.bench.lanes import make_lanes
-from foredraft.bench.ledger import Ledger
-from foredraft.bench.records import Record
-from foredraft.bench.session import Ears, Order, run_bench
+from foredraft.bench.results.ledger import Ledger
+from foredraft.bench.results.records import Record
+from foredraft.bench.pipeline import Ears, Order, run_bench
 from foredraft.errors import UsageError
 from foredraft.recipes import LLM
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.questions import Question
-from foredraft.bench.sandbox import passes
-from foredraft.bench.scoring import read_scores, score, score_all
+from foredraft.bench.data.questions import Question
+from foredraft.bench.scoring.sandbox import passes
+from foredraft.bench.scoring.scorers import read_scores, score, score_all
 
 from .made import record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.bench import synthetic
-from foredraft.bench.synthetic import EngineOrder, run_engine
+from foredraft.bench.engine_only import EngineOrder, run_engine
 from foredraft.errors import UsageError
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench import formats
-from foredraft.bench.files import DataFile, read
-from foredraft.bench.scoring import SCORERS, score
-from foredraft.bench.tasks import TASKS, find_tasks, load, spread
+from foredraft.bench.data import formats
+from foredraft.bench.data.files import DataFile, read
+from foredraft.bench.scoring.scorers import SCORERS, score
+from foredraft.bench.data.tasks import TASKS, find_tasks, load, spread
 from foredraft.errors import ForedraftError, UsageError
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.questions import Question
-from foredraft.bench.tasks import TASKS as BENCH
-from foredraft.bench.tasks import load
+from foredraft.bench.data.questions import Question
+from foredraft.bench.data.tasks import TASKS as BENCH
+from foredraft.bench.data.tasks import load
 from foredraft.cli.judge_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.judge.authors import EngineTarget, ExecutorDrafter

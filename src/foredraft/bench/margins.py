@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import Executor, Rows
-from .records import Difference
+from .results.records import Difference
 
 Look = Callable[[list[int]], Tensor]  # a text -> [V] logits of what follows it
 

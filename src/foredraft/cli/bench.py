@@ -19,7 +19,7 @@ from ..errors import ForedraftError, UsageError
 from . import options as o
 
 if TYPE_CHECKING:
-    from ..bench.session import Ears
+    from ..bench.pipeline import Ears
 
 
 class RunByDefault(TyperGroup):
@@ -68,7 +68,7 @@ def run(
     as_json: Json = False,
 ) -> int:
     """Measure methods and plain decoding in turns, question by question."""
-    from ..bench.session import Order, run_bench  # only whoever measures waits for these
+    from ..bench.pipeline import Order, run_bench  # only whoever measures waits for these
 
     order = Order(
         model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, temperature=temperature,
@@ -85,8 +85,8 @@ def run(
 @contextmanager
 def listening() -> Iterator[Ears]:
     """Progress on stderr; an interrupted run says how to go on."""
-    from ..bench import terminal
-    from ..bench.session import Ears
+    from ..bench.report import terminal
+    from ..bench.pipeline import Ears
 
     loading = o.LoadingBar()
     bar = terminal.Bar(o.errors)
@@ -111,7 +111,7 @@ def listening() -> Iterator[Ears]:
 
 def show(document: dict[str, Any], title: str) -> None:
     """The tables of a document."""
-    from ..bench import terminal
+    from ..bench.report import terminal
 
     console = Console()
     if not console.is_terminal:
@@ -157,7 +157,7 @@ def engine(
     as_json: Json = False,
 ) -> int:
     """Measure the engine alone: random weights of a named shape, drafts of a set acceptance rate."""
-    from ..bench.synthetic import EngineOrder, run_engine
+    from ..bench.engine_only import EngineOrder, run_engine
 
     order = EngineOrder(
         shape, numbers(rate, float, "--rate"), numbers(length, int, "--length"), context, max_new_tokens, batch_size,
@@ -193,7 +193,7 @@ def peers(
 ) -> int:
     """Measure other engines beside ours, in turns, on the same ids; greedy, one prompt at a time."""
     from ..bench.peers.compare import PeerOrder, run_peers
-    from ..bench.session import Order
+    from ..bench.pipeline import Order
 
     order = Order(
         model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, max_new_tokens=max_new_tokens,

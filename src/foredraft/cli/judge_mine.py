@@ -141,7 +141,7 @@ def mine(
 
 def _make(order: Mining) -> dict[str, Any]:
     """Make the records, and note what they are and where they came from."""
-    from ..bench.terminal import Bar
+    from ..bench.report.terminal import Bar
     from ..judge.record import RIGHT, WRONG, read_records
     from ..provenance import provenance, write_json
 

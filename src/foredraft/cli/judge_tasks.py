@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bench import formats as f
-from ..bench.questions import Question
-from ..bench.scoring import score
-from ..bench.tasks import TASKS as TEST_TASKS
-from ..bench.tasks import Task, load
+from ..bench.data import formats as f
+from ..bench.data.questions import Question
+from ..bench.scoring.scorers import score
+from ..bench.data.tasks import TASKS as TEST_TASKS
+from ..bench.data.tasks import Task, load
 from ..errors import UsageError, unknown_name
 from ..judge import agreement
 from ..judge.checked import Exercise, exercises

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..entries import ALONE, PLAIN
-from ..rows import ALL
+from ..results.rows import ALL
 from .runs import Row, Run
 from .style import GREY, INK, PARTS, colour, plots
 from .tables import output

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import charts
 from .markdown import markdown
-from .page import Pictures, page
+from .html import Pictures, page
 from .runs import Run, load_all, slugs
 from .style import plots, render
 

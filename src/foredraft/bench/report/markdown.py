@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import tables
-from .page import origin
+from .html import origin
 from .runs import Run
 from .tables import Table
 

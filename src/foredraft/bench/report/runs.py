@@ -7,8 +7,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ...errors import UsageError
-from .. import folder as files
-from ..rows import ALL
+from ..results import folder as files
+from ..results.rows import ALL
 
 Row = dict[str, Any]
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rows import ALL
-from ..terminal import interval, percent
+from ..results.rows import ALL
+from .terminal import interval, percent
 from .runs import Row, Run
 
 CLAIM = "paper's own figure, its own models and machines"

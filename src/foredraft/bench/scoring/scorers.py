@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..errors import unknown_name
+from ...errors import unknown_name
 from .quality import Score
-from .questions import Question
-from .records import Key, Record
+from ..data.questions import Question
+from ..results.records import Key, Record
 from .sandbox import passes
 
 Scorer = Callable[[Question, str], Score]

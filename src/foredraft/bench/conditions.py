@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from ..errors import UsageError
 from ..types import SamplingParams
-from .questions import Question
+from .data.questions import Question
 
 
 @dataclass(frozen=True, slots=True)

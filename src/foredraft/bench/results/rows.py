@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .entries import ALONE, PLAIN
+from ..entries import ALONE, PLAIN
 from .intervals import ratio_of_mean_rates, ratio_of_rates
-from .quality import Score, quality
+from ..scoring.quality import Score, quality
 from .records import Key, Record
 from .totals import Totals, acceptance, common_cut, totals
 

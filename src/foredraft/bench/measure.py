@@ -16,13 +16,13 @@ from ..engine import Request
 from ..recipes import LLM
 from ..types import SamplingParams
 from .lanes import Lane
-from .ledger import Ledger
+from .results.ledger import Ledger
 from .machine import MemoryMeter
 from .margins import Reader, find_difference
-from .questions import Question
-from .records import Difference, Key, Record
-from .settings import Settings
-from .tasks import Loaded
+from .data.questions import Question
+from .results.records import Difference, Key, Record
+from .conditions import Settings
+from .data.tasks import Loaded
 from .timeline import Timeline, follow
 
 WARM_UP = " ".join(["Write three sentences about a harbour in the morning, then say them again in other words."] * 16)

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ..core.repetition import Loop
-from .timeline import Timeline
+from ...core.repetition import Loop
+from ..timeline import Timeline
 
 MILLI = ("seconds", "draft", "verify")  # columns that are written in milliseconds
 

@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForedraftError, UsageError
-from ..provenance import write_json
+from ...errors import ForedraftError, UsageError
+from ...provenance import write_json
 
 RUN, PROVENANCE, RECORDS, SCORES, SUMMARY = (
     "run.json",

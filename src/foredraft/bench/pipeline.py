@@ -19,17 +19,17 @@ from ..models import Progress as LoadProgress
 from ..provenance import provenance, write_json
 from ..recipes import LLM
 from ..recipes.loading import Place
-from . import folder as files
+from .results import folder as files
 from .entries import ALL, Entry, every_method, parse
 from .lanes import Lane, make_lanes
-from .ledger import Ledger
+from .results.ledger import Ledger
 from .machine import copy_bandwidth, weight_bytes
-from .records import Record
-from .rows import Floor, table
-from .run import Progress, Runner
-from .scoring import score_all
-from .settings import Settings
-from .tasks import Loaded, find_tasks, load
+from .results.records import Record
+from .results.rows import Floor, table
+from .measure import Progress, Runner
+from .scoring.scorers import score_all
+from .conditions import Settings
+from .data.tasks import Loaded, find_tasks, load
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .rows import ALL
+from ..results.rows import ALL
 
 Row = Mapping[str, Any]
 WIDE = 100  # columns from which all fit

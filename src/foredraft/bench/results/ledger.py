@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import ForedraftError
+from ...errors import ForedraftError
 from .records import Key, Record
 
 try:

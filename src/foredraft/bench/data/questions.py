@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..models import Tokenizer
+from ...models import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

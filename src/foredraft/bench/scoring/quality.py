@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .entries import PLAIN
-from .intervals import mean_difference, wilson
-from .records import Key
+from ..entries import PLAIN
+from ..results.intervals import mean_difference, wilson
+from ..results.records import Key
 
 
 @dataclass(frozen=True, slots=True)

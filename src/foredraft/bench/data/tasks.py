@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UsageError, unknown_name
+from ...errors import UsageError, unknown_name
 from . import formats as f
 from .files import DataFile, read, read_path
 from .questions import Question

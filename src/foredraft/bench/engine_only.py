@@ -32,12 +32,12 @@ from ..recipes.loading import DTYPES, Place
 from ..runtime import Rows, executor_for
 from ..types import DraftBatch, SamplingParams, Sequence
 from ..types.drafts import chains
-from . import folder as files
+from .results import folder as files
 from .entries import PLAIN
-from .ledger import Ledger
+from .results.ledger import Ledger
 from .machine import copy_bandwidth, synchronise, weight_bytes
-from .records import Key, Record
-from .rows import Floor, table
+from .results.records import Key, Record
+from .results.rows import Floor, table
 from .timeline import Timeline, follow
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # rows per sequence of the timed passes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForedraftError, UsageError
+from ...errors import ForedraftError, UsageError
 
 Row = dict[str, Any]
 

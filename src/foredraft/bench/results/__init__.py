@@ -1,0 +1,1 @@
+"""What was measured: records, their file, totals, rows of a table and intervals."""

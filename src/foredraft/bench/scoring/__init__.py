@@ -1,0 +1,1 @@
+"""Marks for answers: scorers, and the sandbox that runs written code."""
