@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.audit.tables import Array, TableModel, dirichlet
+from foredraft.audit.enumerate.table_model import Array, TableModel, dirichlet
 
 WORDS = tuple(f" w{i}" for i in range(12))
 MODEL = dirichlet(12, seed=3, alpha=0.7)

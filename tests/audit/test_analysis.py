@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.audit.acceptance import accepted_given
-from foredraft.audit.analysis import Node, analyse, answer
-from foredraft.audit.drafting import candidates
-from foredraft.audit.forms import FORMS, acceptance, optimum
-from foredraft.audit.tables import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
+from foredraft.audit.enumerate.rule_acceptance import accepted_given
+from foredraft.audit.analyze.nodes import Node, analyse, answer
+from foredraft.audit.enumerate.table_drafts import candidates
+from foredraft.audit.analyze.closed_forms import FORMS, acceptance, optimum
+from foredraft.audit.enumerate.table_model import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
 from foredraft.cli.app import run
 from foredraft.core.rng.enumerating import law_of_outcomes
 from foredraft.core.verify import RULES

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.audit.endpoint import words
-from foredraft.audit.tables import Array
+from foredraft.audit.black_box.endpoint import words
+from foredraft.audit.enumerate.table_model import Array
 from foredraft.cli.app import run
 
 from .server import Behaviour, serving

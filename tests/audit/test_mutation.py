@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from foredraft.audit.exactness import distortion, first_tokens, is_exact, method_of
-from foredraft.audit.mutants import MUTANTS, OPENVINO_DRAFT, OPENVINO_TARGET, find_mutant, other_token, wrong_rule
+from foredraft.audit.enumerate.exactness import distortion, first_tokens, is_exact, method_of
+from foredraft.audit.enumerate.mutants import MUTANTS, OPENVINO_DRAFT, OPENVINO_TARGET, find_mutant, other_token, wrong_rule
 from foredraft.audit.mutation import JointSubject, audit_mutation
-from foredraft.audit.tables import at_temperature_zero, dirichlet, mixed
-from foredraft.audit.trial import Plan, Verdict, run_trial
+from foredraft.audit.enumerate.table_model import at_temperature_zero, dirichlet, mixed
+from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 from foredraft.cli.app import run
 from foredraft.core.verify import RULES, Rule
 from foredraft.types import Kind, Topology

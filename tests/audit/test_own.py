@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foredraft.audit.enumeration import CHAINS, PROMPT, enumerate_method
-from foredraft.audit.executor import TableExecutor
-from foredraft.audit.greedy import greedy_identity
-from foredraft.audit.own import EngineSubject
+from foredraft.audit.enumerate.methods import CHAINS, PROMPT, enumerate_method
+from foredraft.audit.enumerate.table_executor import TableExecutor
+from foredraft.audit.greedy_identity import greedy_identity
+from foredraft.audit.own_engine import EngineSubject
 from foredraft.audit.report import without_key
-from foredraft.audit.tables import TableModel, dirichlet
-from foredraft.audit.trial import Plan, Verdict, run_trial
+from foredraft.audit.enumerate.table_model import TableModel, dirichlet
+from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 from foredraft.cli.app import run
 from foredraft.core.verify import RULES, find_rule
 from foredraft.core.shapes.base import Chain

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.audit.greedy import greedy_identity
+from foredraft.audit.greedy_identity import greedy_identity
 from foredraft.audit.peers import load_peer
 from foredraft.audit.peers.hugging_face import TransformersSubject, load
 from foredraft.audit.peers.vllm_engine import VllmSubject, speculation
-from foredraft.audit.trial import Plan, Verdict, run_trial
+from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 from foredraft.errors import ForedraftError, UsageError
 
 PROMPT = (3, 4, 5, 3, 4)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from foredraft.audit.executor import TableExecutor
+from foredraft.audit.enumerate.table_executor import TableExecutor
 
 __all__ = ["TableExecutor"]

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from foredraft.audit.mutants import (
-    MUTANTS,
-    Mutant,
-    longest_tail,
-    plain_residual,
-    unchanged_law,
-    wrong_rule,
-)
+from foredraft.audit.enumerate.mutants import MUTANTS, Mutant, longest_tail, plain_residual, unchanged_law, wrong_rule
 
 __all__ = [
     "MUTANTS",

@@ -11,17 +11,17 @@ from ..models import Progress as Loading
 from ..models import Tokenizer, resolve
 from ..recipes import LLM, Options
 from ..types import SamplingParams
-from .blackbox import audit_endpoint
-from .coarse import Text
-from .endpoint import Server
-from .enumeration import enumerate_method
-from .greedy import greedy_identity
+from .black_box.compare import audit_endpoint
+from .sequential.cells import Text
+from .black_box.endpoint import Server
+from .enumerate.methods import enumerate_method
+from .greedy_identity import greedy_identity
 from .mutation import audit_mutation
-from .own import EngineSubject
+from .own_engine import EngineSubject
 from .peers import load_peer
 from .report import conclude
 from .subject import Activity
-from .trial import Plan, Progress, run_trial
+from .sequential.test import Plan, Progress, run_trial
 
 CONTEXT = 512  # tokens that a prompt and its text may take; many short texts are written at a time
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from .coarse import CoarseLaw, Text, coarse_dense
-from .exactness import distortion, first_tokens
-from .mutants import Mutant, find_mutant
+from .sequential.cells import CoarseLaw, Text, coarse_dense
+from .enumerate.exactness import distortion, first_tokens
+from .enumerate.mutants import Mutant, find_mutant
 from .report import conclude
 from .subject import Activity
-from .tables import Array, TableModel
-from .trial import Plan, Progress, Verdict, run_trial
+from .enumerate.table_model import Array, TableModel
+from .sequential.test import Plan, Progress, Verdict, run_trial
 
 EXACT = 1e-10  # total variation that float64 sums may leave
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..provenance import provenance, write_json
-from .trial import Verdict, worst
+from .sequential.test import Verdict, worst
 
 PARTS = ("exact", "greedy", "statistics")
 MEANING = {

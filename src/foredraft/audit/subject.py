@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .coarse import CoarseLaw, Text
+from .sequential.cells import CoarseLaw, Text
 
 CELLS = 16  # tokens that keep their own cell where whole laws are known
 

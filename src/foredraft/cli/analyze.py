@@ -37,8 +37,8 @@ def analyze(
     as_json: Json = False,
 ) -> int:
     """Compare what rules would accept of a drafter's candidates with the best that is possible."""
-    from ..audit import plot as plots
-    from ..audit.analysis import Question, analyse, answer, collect
+    from ..audit.analyze import plot as plots
+    from ..audit.analyze.nodes import Question, analyse, answer, collect
     from ..audit.prompts import read_prompts
     from ..provenance import provenance, write_json
 

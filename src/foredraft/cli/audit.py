@@ -74,7 +74,7 @@ def audit(
     """Test whether texts written with speculation follow the model's own distribution."""
     from ..audit.audits import AUDITS, Order  # only whoever audits waits for these
     from ..audit.prompts import read_prompts
-    from ..audit.trial import Plan
+    from ..audit.sequential.test import Plan
     from ..recipes import Options
 
     kind, what = chosen(method=method, mutation=mutation, endpoint=endpoint, peer=peer)
@@ -122,7 +122,7 @@ def listening(title: str) -> Iterator[tuple[Callable[[int, int], None], o.Loadin
 def show(document: dict[str, Any], out: Path | None, as_json: bool) -> int:
     """Print what was found, write it where asked, and turn the verdict into an exit code."""
     from ..audit.report import summary, write_report
-    from ..audit.trial import Verdict
+    from ..audit.sequential.test import Verdict
 
     if out is not None:
         write_report(document, out)

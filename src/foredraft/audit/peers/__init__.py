@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...errors import unknown_name
 from ...models import resolve
-from ..greedy import GreedySubject
+from ..greedy_identity import GreedySubject
 from ..subject import Subject
 
 PEERS = ("transformers", "vllm")

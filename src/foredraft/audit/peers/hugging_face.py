@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import ForedraftError, UsageError
 from ...recipes.loading import DTYPES
-from ..coarse import CoarseLaw, Text, coarse_dense
+from ..sequential.cells import CoarseLaw, Text, coarse_dense
 from ..subject import CELLS, Activity
 
 _ROWS = 32  # texts of one length that are read in one pass

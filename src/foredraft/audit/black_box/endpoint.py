@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ForedraftError, UsageError
-from .coarse import CoarseLaw, Text, coarse
-from .subject import Activity
+from ...errors import ForedraftError, UsageError
+from ..sequential.cells import CoarseLaw, Text, coarse
+from ..subject import Activity
 
 TOP = 5  # alternatives that are asked for; every server gives that many
 _AT_ONCE = 16  # texts per request; servers that know one only are asked again

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from .coarse import CoarseLaw, Token
-from .tables import Array
+from .cells import CoarseLaw, Token
+from ..enumerate.table_model import Array
 
 KAPPAS = (16.0, 256.0, 4096.0)  # prior sizes: large shifts, small ones, and small ones in many cells
 BINS = 8

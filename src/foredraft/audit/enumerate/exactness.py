@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.rng.keyed import Dice
-from ..core.rng.enumerating import law_of_outcomes, outcomes
-from ..core.verify import Rule
-from ..types import Kind, TreeVerdict
-from .drafting import Draft, batch_case_of, draft_tree, tree_case_of
-from .tables import Array, Prefix, TableModel
+from ...core.rng.keyed import Dice
+from ...core.rng.enumerating import law_of_outcomes, outcomes
+from ...core.verify import Rule
+from ...types import Kind, TreeVerdict
+from .table_drafts import Draft, batch_case_of, draft_tree, tree_case_of
+from .table_model import Array, Prefix, TableModel
 
 Emit = Callable[[Dice], Prefix]  # one round, given its drafts: the emitted tokens
 

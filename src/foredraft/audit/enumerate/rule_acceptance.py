@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.rng.keyed import Purpose
-from ..core.rng.enumerating import ExactDice, outcomes
-from ..core.distributions.tensors import DenseLaw
-from ..core.verify import Roll, Rule, TreeCase
-from ..types import DraftTree, Kind, Law
-from .drafting import Candidates
-from .tables import Array
+from ...core.rng.keyed import Purpose
+from ...core.rng.enumerating import ExactDice, outcomes
+from ...core.distributions.tensors import DenseLaw
+from ...core.verify import Roll, Rule, TreeCase
+from ...types import DraftTree, Kind, Law
+from .table_drafts import Candidates
+from .table_model import Array
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForedraftError, UsageError
+from ...errors import ForedraftError, UsageError
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..core.verify.exact.bounds import alpha_star, alpha_top_then_sampled
-from ..core.verify.exact.canonical import select
-from ..core.verify.exact.kseq import best_rho, overlap
-from ..core.verify.exact.rejection import residual
-from ..types import Kind
-from .tables import Array
+from ...core.verify.exact.bounds import alpha_star, alpha_top_then_sampled
+from ...core.verify.exact.canonical import select
+from ...core.verify.exact.kseq import best_rho, overlap
+from ...core.verify.exact.rejection import residual
+from ...types import Kind
+from ..enumerate.table_model import Array
 
 Form = Callable[[Array, Array, int, np.random.Generator], float]
 

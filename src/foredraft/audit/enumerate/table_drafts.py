@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..core.rng.keyed import Dice, Purpose
-from ..core.distributions.tensors import DenseLaw, TableLaws
-from ..core.verify import BatchCase, Roll, TreeCase
-from ..core.trees.layout import sibling_ranks, trees
-from ..types import DraftTree, Kind
-from .tables import Array, Prefix, TableModel
+from ...core.rng.keyed import Dice, Purpose
+from ...core.distributions.tensors import DenseLaw, TableLaws
+from ...core.verify import BatchCase, Roll, TreeCase
+from ...core.trees.layout import sibling_ranks, trees
+from ...types import DraftTree, Kind
+from .table_model import Array, Prefix, TableModel
 
 Candidates = list[tuple[int, int]]  # (token, multiplicity) in draw order
 

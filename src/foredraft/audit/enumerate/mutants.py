@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.rng.keyed import Dice, Purpose
-from ..core.verify import Roll, TreeCase
-from ..core.verify.exact.rejection import ratio, residual
-from ..errors import unknown_name
-from ..types import Kind, Reason, TreeVerdict
-from .drafting import Draft, draft_tree, tree_case_of
+from ...core.rng.keyed import Dice, Purpose
+from ...core.verify import Roll, TreeCase
+from ...core.verify.exact.rejection import ratio, residual
+from ...errors import unknown_name
+from ...types import Kind, Reason, TreeVerdict
+from .table_drafts import Draft, draft_tree, tree_case_of
 from .exactness import Emit, Method, emitted
-from .tables import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, Array, Prefix, TableModel, fixed
+from .table_model import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, Array, Prefix, TableModel, fixed
 
 Judge = Callable[[TreeCase], TreeVerdict]
 SWOR = Kind.SAMPLED_WITHOUT_REPLACEMENT

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from .coarse import Text
-from .trial import Verdict
+from .sequential.cells import Text
+from .sequential.test import Verdict
 
 # Logit margins that rounding may turn around, by the arithmetic of the pass.
 TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .tables import Array
+from ..enumerate.table_model import Array
 
 Token = int | str
 Text = tuple[Token, ...]

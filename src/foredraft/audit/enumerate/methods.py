@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.rng.enumerating import ExactDice, outcomes
-from ..core.shapes.base import Shape
-from ..draft import Drafter
-from ..draft.neural.draft_model import ModelDrafter
-from ..engine import Engine, Method, Request
-from ..errors import ForedraftError
-from ..recipes import Options, find_recipe
-from ..recipes.loading import Loaded, Place
-from ..recipes.recipe import Recipe, Workshop
-from ..recipes.trained import Ready
-from ..types import Kind, SamplingParams, Sequence, Topology
-from .executor import TableExecutor
-from .mutation import exact_finding
-from .tables import Array, TableModel, dirichlet, mixed
+from ...core.rng.enumerating import ExactDice, outcomes
+from ...core.shapes.base import Shape
+from ...draft import Drafter
+from ...draft.neural.draft_model import ModelDrafter
+from ...engine import Engine, Method, Request
+from ...errors import ForedraftError
+from ...recipes import Options, find_recipe
+from ...recipes.loading import Loaded, Place
+from ...recipes.recipe import Recipe, Workshop
+from ...recipes.trained import Ready
+from ...types import Kind, SamplingParams, Sequence, Topology
+from .table_executor import TableExecutor
+from ..mutation import exact_finding
+from .table_model import Array, TableModel, dirichlet, mixed
 
 TOKENS = 3
 PROMPT = (0, 1, 0)  # the last token stood there before, so that lookups draft at once

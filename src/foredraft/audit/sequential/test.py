@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
-from .coarse import CoarseLaw, Text, Token
-from .evidence import Evidence
+from ...errors import UsageError
+from .cells import CoarseLaw, Text, Token
+from .martingale import Evidence
 from .power import POWER, detectable, texts_needed
-from .subject import Subject
+from ..subject import Subject
 
 Progress = Callable[[int, int], None]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from .coarse import Text, coarse
-from .pairs import Exchange, detectable_pairs
+from .cells import Text, coarse
+from .paired_martingale import Exchange, detectable_pairs
 from .power import POWER
-from .subject import CELLS, Subject
-from .tables import Array
-from .trial import Plan, Progress, Trial, Verdict, position_row
+from ..subject import CELLS, Subject
+from ..enumerate.table_model import Array
+from .test import Plan, Progress, Trial, Verdict, position_row
 
 
 class Duel:

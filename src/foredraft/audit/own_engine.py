@@ -16,7 +16,7 @@ from ..core.distributions.sampling import ParamBlock, law_of
 from ..engine import Engine, Method, Request
 from ..runtime import Executor, Rows
 from ..types import SamplingParams, Sequence
-from .coarse import CoarseLaw, Text, coarse_dense
+from .sequential.cells import CoarseLaw, Text, coarse_dense
 from .subject import CELLS, Activity
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..runtime import FINAL, Output, Rows
-from .tables import Prefix, TableModel
+from ...runtime import FINAL, Output, Rows
+from .table_model import Prefix, TableModel
 
 
 class TableExecutor:

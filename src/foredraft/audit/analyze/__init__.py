@@ -1,0 +1,1 @@
+"""What drafters and rules are worth on given prompts, and how far from the optimum they are."""

@@ -1,0 +1,1 @@
+"""The audit of endpoints that are known by their answers only."""

@@ -1,0 +1,1 @@
+"""Exactness by enumeration: methods on table models, under all outcomes of their random numbers."""

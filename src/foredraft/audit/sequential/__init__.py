@@ -1,0 +1,1 @@
+"""Sequential tests of samplers that may be looked at as often as one likes."""
