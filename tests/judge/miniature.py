@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from foredraft.judge.record import RIGHT, WRONG, LabelledText
+from foredraft.judge.labels.record import RIGHT, WRONG, LabelledText
 from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.load.weight_names import slots
 from foredraft.recipes.loading import Loaded, Place, load

@@ -9,8 +9,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from foredraft.judge.families import ending, lines
-from foredraft.judge.problem import Problem, result, wording
+from foredraft.judge.problems.families import ending, lines
+from foredraft.judge.problems.problem import Problem, result, wording
 from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.load.weight_names import slots
 

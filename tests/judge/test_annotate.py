@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.annotate import Annotator
-from foredraft.judge.notes import read_notes, records_of
-from foredraft.judge.record import RIGHT, UNCOUNTED, WRONG, read_records
+from foredraft.judge.labels.annotate import Annotator
+from foredraft.judge.labels.annotations import read_notes, records_of
+from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, read_records
 from foredraft.models import Tokenizer, resolve
 
 from .toyfolder import command, lines, write_jsonl

@@ -11,12 +11,12 @@ import pytest
 from scipy.stats import binom
 
 from foredraft.errors import UsageError
-from foredraft.judge.calibrate import Budget, calibrate
-from foredraft.judge.calibration import Hearing, Ledger
-from foredraft.judge.curve import upper_bound
-from foredraft.judge.families import draw
-from foredraft.judge.transcript import Answer
-from foredraft.judge.trial import Arm
+from foredraft.judge.eval.calibrate import Budget, calibrate
+from foredraft.judge.eval.calibration_run import Hearing, Ledger
+from foredraft.judge.fit.false_accepts import upper_bound
+from foredraft.judge.problems.families import draw
+from foredraft.judge.eval.transcript import Answer
+from foredraft.judge.eval.paired_eval import Arm
 
 
 def test_the_bound_is_clopper_and_pearsons() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.checked import CheckedLabels, Exercise, Mixture, exercises
-from foredraft.judge.problem import Problem, fixed, result, wording
-from foredraft.judge.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
-from foredraft.judge.slips import plant
-from foredraft.judge.spelling import Spelling, ask, closing_token, spell
+from foredraft.judge.labels.program_labels import CheckedLabels, Exercise, Mixture, exercises
+from foredraft.judge.problems.problem import Problem, fixed, result, wording
+from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
+from foredraft.judge.labels.planted_errors import plant
+from foredraft.judge.labels.token_labels import Spelling, ask, closing_token, spell
 from foredraft.models import Tokenizer, resolve
 
 from .toyfolder import command, lines, tiny_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.judge.company import Company, usual_method
+from foredraft.judge.eval.eval_arms import Company, usual_method
 from foredraft.recipes import LLM
 
 from .miniature import loaded, write_model

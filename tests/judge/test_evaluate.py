@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from foredraft.cli.app import run
-from foredraft.judge.attribution import attribute, opinion
-from foredraft.judge.calibrate import Budget
-from foredraft.judge.calibration import CalibrationOrder, run_calibration
-from foredraft.judge.company import NAMES, Company
-from foredraft.judge.evaluate import EvalOrder, Sweep, at_equal_accuracy, best_lengths, evaluate, transcript_of
-from foredraft.judge.families import draw
-from foredraft.judge.problem import Problem
-from foredraft.judge.record import write_records
-from foredraft.judge.solo import solo, stand_alone
-from foredraft.judge.training import TrainOrder, train
-from foredraft.judge.transcript import Answer
-from foredraft.judge.trial import Arm, Court, Tally
+from foredraft.judge.eval.attribution import attribute, opinion
+from foredraft.judge.eval.calibrate import Budget
+from foredraft.judge.eval.calibration_run import CalibrationOrder, run_calibration
+from foredraft.judge.eval.eval_arms import NAMES, Company
+from foredraft.judge.eval.evaluate import EvalOrder, Sweep, at_equal_accuracy, best_lengths, evaluate, transcript_of
+from foredraft.judge.problems.families import draw
+from foredraft.judge.problems.problem import Problem
+from foredraft.judge.labels.record import write_records
+from foredraft.judge.eval.drafter_alone import solo, stand_alone
+from foredraft.judge.fit.pipeline import TrainOrder, train
+from foredraft.judge.eval.transcript import Answer
+from foredraft.judge.eval.paired_eval import Arm, Court, Tally
 from foredraft.models.judges import change, read_spec
 from foredraft.recipes import LLM, Options
 from foredraft.types import Reason, SamplingParams
@@ -187,7 +187,7 @@ def test_figures_of_nothing_are_no_division_by_zero() -> None:
 
 def test_spoilt_problems_are_counted(company: Company, judge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against answers given one arm at a time: spoilt is what the target solves and the judge does not."""
-    monkeypatch.setattr("foredraft.judge.calibration.draw", lambda count, seed, families: parity(count))
+    monkeypatch.setattr("foredraft.judge.eval.calibration_run.draw", lambda count, seed, families: parity(count))
     court, problems = company.court(20, 2), parity(8)
     ours = [answer.solved for answer in court.answers(company.target(), problems)]
     its = [answer.solved for answer in court.answers(company.judging(0.5), problems)]
@@ -284,7 +284,7 @@ def test_wrong_orders_cost_one_line(model: Path, tmp_path: Path, call: CALL) -> 
 
 def test_agreement_compares_with_the_targets_own_answers(company: Company) -> None:
     """The target agrees with itself; a question to which it has no answer is left out."""
-    from foredraft.judge.agreement import Question, agreements
+    from foredraft.judge.problems.agreement import Question, agreements
 
     court = company.court(24, 1)
     texts = draw(3, 5)

@@ -11,22 +11,11 @@ import torch
 
 from foredraft.core.distributions.token_features import evidence
 from foredraft.errors import UsageError
-from foredraft.judge.curve import auc, careful, curve, ladder
-from foredraft.judge.features import extract
-from foredraft.judge.fit import (
-    RIGHT_PER_WRONG,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    check_labels,
-    fit,
-    scores,
-    shuffled_auc,
-    split_of,
-    thin,
-)
-from foredraft.judge.record import RIGHT, UNCOUNTED, WRONG, LabelledText, write_records
-from foredraft.judge.training import TrainOrder, parse_reads, train
+from foredraft.judge.fit.false_accepts import auc, careful, curve, ladder
+from foredraft.judge.fit.features import extract
+from foredraft.judge.fit.head import RIGHT_PER_WRONG, TEST, TRAIN, VALIDATION, check_labels, fit, scores, shuffled_auc, split_of, thin
+from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, write_records
+from foredraft.judge.fit.pipeline import TrainOrder, parse_reads, train
 from foredraft.models.judges import read_spec
 from foredraft.recipes.loading import Loaded
 from foredraft.runtime import FINAL, Rows
@@ -44,7 +33,7 @@ def test_features_belong_to_their_tokens(target: Loaded, monkeypatch: pytest.Mon
 
     One text is longer than a piece, so that the seam between pieces is crossed.
     """
-    monkeypatch.setattr("foredraft.judge.features.PIECE", 8)
+    monkeypatch.setattr("foredraft.judge.fit.features.PIECE", 8)
     long = LabelledText("d", "g", tuple(range(3, 14)), tuple(3 + i % 90 for i in range(30)), (RIGHT,) * 30, "file")
     short = LabelledText("d", "h", (5, 6), (7, 8, 9), (RIGHT, UNCOUNTED, WRONG), "file")
     features = extract(target.executor, [long, short], (1, FINAL))

@@ -15,13 +15,13 @@ from foredraft.bench.data.tasks import TASKS as BENCH
 from foredraft.bench.data.tasks import load
 from foredraft.cli.judge_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.authors import EngineTarget, ExecutorDrafter
-from foredraft.judge.extract import answer_line
-from foredraft.judge.journal import Journal
-from foredraft.judge.making import make_mined
-from foredraft.judge.mining import Guess, Limits, Quest, Write, Written, search
-from foredraft.judge.pool import Pool
-from foredraft.judge.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
+from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
+from foredraft.judge.problems.final_answer import answer_line
+from foredraft.judge.labels.journal import Journal
+from foredraft.judge.labels.label_run import make_mined
+from foredraft.judge.labels.mining import Guess, Limits, Quest, Write, Written, search
+from foredraft.judge.labels.searches import Pool
+from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
 from foredraft.recipes.llm import LLM
 from foredraft.recipes.loading import Place
 from foredraft.recipes.recipe import Workshop, draft_executor
@@ -263,7 +263,7 @@ def test_reading_at_once_is_reading_one_by_one(model: Path, monkeypatch: pytest.
             line.append(target.step()[0][1].tokens[0])
         expected.append(line)
     for rows in (2048, 5):
-        monkeypatch.setattr("foredraft.judge.authors.ROWS", rows)
+        monkeypatch.setattr("foredraft.judge.labels.mining_models.ROWS", rows)
         assert reader(llm, str(model), 2).guesses(asked) == expected
 
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from foredraft.judge.families import FAMILIES, UNITS, draw
-from foredraft.judge.problem import MEND, Problem, fixed, result, wording
+from foredraft.judge.problems.families import FAMILIES, UNITS, draw
+from foredraft.judge.problems.problem import MEND, Problem, fixed, result, wording
 
 TOY = Problem("toy", "?", (wording(("A ",), ("An ", "A b ")), result(12, 13), fixed(".")), "12")
 

@@ -12,11 +12,11 @@ from ..bench.scoring.scorers import score
 from ..bench.data.tasks import TASKS as TEST_TASKS
 from ..bench.data.tasks import Task, load
 from ..errors import UsageError, unknown_name
-from ..judge import agreement
-from ..judge.checked import Exercise, exercises
-from ..judge.extract import Extract, answer_line
-from ..judge.mining import Quest
-from ..judge.spelling import ask
+from ..judge.problems import agreement
+from ..judge.labels.program_labels import Exercise, exercises
+from ..judge.problems.final_answer import Extract, answer_line
+from ..judge.labels.mining import Quest
+from ..judge.labels.token_labels import ask
 from ..models import Tokenizer
 
 CHECKED = "checked"  # the program-checked problems themselves

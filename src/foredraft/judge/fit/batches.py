@@ -14,10 +14,10 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor
 
-from ..models import Tokenizer
-from .families import FAMILIES, drawn
-from .problem import MEND, Problem
-from .spelling import closing_token
+from ...models import Tokenizer
+from ..problems.families import FAMILIES, drawn
+from ..problems.problem import MEND, Problem
+from ..labels.token_labels import closing_token
 
 PART_ROWS = 64  # texts that are read at once
 BLOCK = 16  # widths are whole blocks

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..types import Reason
-from .lines import Lines
+from ...types import Reason
+from ..labels.lines import Lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from math import ceil, log
 from typing import Any
 
-from ..errors import UsageError
-from .curve import upper_bound
+from ...errors import UsageError
+from ..fit.false_accepts import upper_bound
 
 Spoils = Callable[[float], Iterable[bool]]  # threshold -> for each prompt, whether the judge spoils it
 

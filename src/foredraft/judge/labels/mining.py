@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, exp, inf
 from typing import Any
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .record import RIGHT, UNCOUNTED, WRONG, LabelledText
 
 Answer = Callable[[Sequence[int]], str | None]  # tokens of a response -> its final answer; None = it has none

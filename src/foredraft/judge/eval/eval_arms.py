@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..engine import Method
-from ..errors import ForedraftError
-from ..models.heads import read_spec
-from ..models.load.names import TUNED
-from ..recipes import LLM, Options
-from ..recipes.judge_rules import SeatedJudge, seat_judge
-from ..recipes.loading import Loaded
-from ..recipes.trained import best_kind
-from ..types import SamplingParams
-from .solo import solo
-from .trial import Arm, Court
+from ...engine import Method
+from ...errors import ForedraftError
+from ...models.heads import read_spec
+from ...models.load.names import TUNED
+from ...recipes import LLM, Options
+from ...recipes.judge_rules import SeatedJudge, seat_judge
+from ...recipes.loading import Loaded
+from ...recipes.trained import best_kind
+from ...types import SamplingParams
+from .drafter_alone import solo
+from .paired_eval import Arm, Court
 
 TARGET, DRAFTER, STANDARD, JUDGE = NAMES = ("target", "drafter", "standard", "judge")
 PLAIN, MODEL, HEAD = "plain", "draft-model", "fastdraft"

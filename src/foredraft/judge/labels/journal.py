@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForedraftError, UsageError
+from ...errors import ForedraftError, UsageError
 from .lines import Lines, write_lines
 from .record import LabelledText
 

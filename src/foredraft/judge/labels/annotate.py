@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from ..models import Tokenizer
-from .notes import Note, read_notes, write_notes
-from .spelling import Spelling
+from ...models import Tokenizer
+from .annotations import Note, read_notes, write_notes
+from .token_labels import Spelling
 
 HELP = "number = first wrong token, n = nothing is wrong, e = it ends too early, s = skip, b = back, q = quit"
 Input = Callable[[str], str]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForedraftError
-from ..models import Tokenizer
+from ...errors import ForedraftError
+from ...models import Tokenizer
 from .lines import write_lines
 from .record import LabelledText
-from .spelling import Spelling, ask, closing_token, spell
+from .token_labels import Spelling, ask, closing_token, spell
 
 UNITS = ("letter", "token")
 

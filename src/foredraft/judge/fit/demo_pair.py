@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
-from ..models import Decoder
-from ..models.heads import FastDraft, HeadSpec, fill, read_spec, read_weights, save_head
-from ..models.heads.artefact import CARD, CONFIG
-from ..models.heads.delta import KIND, LAYERS, base_weights, describe
-from ..models.layers.lora import Delta
-from ..models.load.names import shipped_folder
-from ..provenance import provenance, write_json
-from ..recipes.loading import Loaded, Place, load
-from ..recipes.trained import decoder_of, identity
-from .families import FAMILIES, draw
-from .lessons import DRAFTER, TARGET, Lessons, Manner
-from .pupil import Course, News, Pupil, Schooling
-from .wide import widened
+from ...errors import UsageError
+from ...models import Decoder
+from ...models.heads import FastDraft, HeadSpec, fill, read_spec, read_weights, save_head
+from ...models.heads.artefact import CARD, CONFIG
+from ...models.heads.delta import KIND, LAYERS, base_weights, describe
+from ...models.layers.lora import Delta
+from ...models.load.names import shipped_folder
+from ...provenance import provenance, write_json
+from ...recipes.loading import Loaded, Place, load
+from ...recipes.trained import decoder_of, identity
+from ..problems.families import FAMILIES, draw
+from .batches import DRAFTER, TARGET, Lessons, Manner
+from .lora_trainer import Course, News, Pupil, Schooling
+from .widen_vocab import widened
 
 FRESH = 990_001  # seed of the problems that pupils are tried on
 Listen = Callable[[str, News], None]  # whose news, and what

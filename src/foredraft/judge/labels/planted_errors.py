@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from .problem import Problem
+from ..problems.problem import Problem
 
 DIGITS = "0123456789"
 

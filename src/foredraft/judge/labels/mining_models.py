@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..engine import Request
-from ..errors import ForedraftError
-from ..recipes.llm import LLM
-from ..runtime import Executor, Rows
-from ..types import SamplingParams
-from ..types import Sequence as Text
-from .checked import Writer
+from ...engine import Request
+from ...errors import ForedraftError
+from ...recipes.llm import LLM
+from ...runtime import Executor, Rows
+from ...types import SamplingParams
+from ...types import Sequence as Text
+from .program_labels import Writer
 from .mining import Guess, Write, Written
-from .trial import Arm, run
+from ..eval.paired_eval import Arm, run
 
 ROWS = 2048  # places whose logits are held at a time
 

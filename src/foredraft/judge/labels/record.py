@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..errors import ForedraftError
+from ...errors import ForedraftError
 
 RIGHT, WRONG, UNCOUNTED = 1, 0, -1
 

@@ -13,9 +13,9 @@ from math import exp, nan
 import torch
 from torch import Tensor
 
-from ..runtime import Executor, Rows
-from ..types import Reason
-from .features import PIECE
+from ...runtime import Executor, Rows
+from ...types import Reason
+from ..fit.features import PIECE
 from .transcript import Answer
 
 FAR = 10  # a rank beyond this is one that the target would hardly write

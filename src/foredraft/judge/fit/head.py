@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UsageError
-from ..models.judges import JudgeHead, fold
-from .curve import auc
+from ...errors import UsageError
+from ...models.judges import JudgeHead, fold
+from .false_accepts import auc
 
 PENALTIES = tuple(10.0**-k for k in range(1, 8))
 TRAIN, VALIDATION, TEST, SPARE = 0, 1, 2, 3

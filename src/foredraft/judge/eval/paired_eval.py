@@ -13,13 +13,13 @@ from itertools import count
 
 import torch
 
-from ..engine import Engine, Method, Request
-from ..errors import ForedraftError
-from ..models import Tokenizer
-from ..types import SamplingParams
-from ..types import Sequence as Text
-from .problem import Asked
-from .spelling import ask
+from ...engine import Engine, Method, Request
+from ...errors import ForedraftError
+from ...models import Tokenizer
+from ...types import SamplingParams
+from ...types import Sequence as Text
+from ..problems.problem import Asked
+from ..labels.token_labels import ask
 from .transcript import Answer, Transcript
 
 Tell = Callable[[int, int], None]  # problems answered, of how many

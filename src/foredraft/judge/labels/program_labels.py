@@ -11,13 +11,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import UsageError
-from ..models import Tokenizer
-from .families import FAMILIES, draw
-from .problem import Problem
+from ...errors import UsageError
+from ...models import Tokenizer
+from ..problems.families import FAMILIES, draw
+from ..problems.problem import Problem
 from .record import LabelledText
-from .slips import plant
-from .spelling import Spelling, ask, closing_token, spell
+from .planted_errors import plant
+from .token_labels import Spelling, ask, closing_token, spell
 
 # Prompts, temperatures and seeds -> what a model answers, closing token included.
 Writer = Callable[[Sequence[list[int]], Sequence[float], Sequence[int]], list[list[int]]]

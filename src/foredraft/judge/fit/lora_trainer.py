@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ForedraftError
-from ..models import Decoder
-from ..models.layers.lora import Delta
-from ..train.batch_attention import Causal, any_length
-from ..train.student import BETAS, CLIP, autocast, schedule
-from ..train.bulk_generate import Task, write
-from .lessons import Lesson, Lessons
-from .problem import Problem
+from ...errors import ForedraftError
+from ...models import Decoder
+from ...models.layers.lora import Delta
+from ...train.batch_attention import Causal, any_length
+from ...train.student import BETAS, CLIP, autocast, schedule
+from ...train.bulk_generate import Task, write
+from .batches import Lesson, Lessons
+from ..problems.problem import Problem
 
 LONGEST_ANSWER = 224  # tokens; the longest solution of any family has about 160
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForedraftError, UsageError
+from ...errors import ForedraftError, UsageError
 
 
 class Lines:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.distributions.token_features import evidence
-from ..core.verify.lossy.judge import DRAFT, EVIDENCE, TARGET
-from ..errors import UsageError
-from ..runtime import FINAL, Executor, Rows
-from .record import RIGHT, UNCOUNTED, LabelledText
+from ...core.distributions.token_features import evidence
+from ...core.verify.lossy.judge import DRAFT, EVIDENCE, TARGET
+from ...errors import UsageError
+from ...runtime import FINAL, Executor, Rows
+from ..labels.record import RIGHT, UNCOUNTED, LabelledText
 
 PIECE = 256  # tokens of one text that go through a model at once
 PASS = 1024  # tokens of all texts together

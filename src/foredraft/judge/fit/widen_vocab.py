@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..models import Decoder, Layer, Linear
-from ..models.heads import FastDraft
+from ...models import Decoder, Layer, Linear
+from ...models.heads import FastDraft
 
 
 class WideRows(nn.Module):

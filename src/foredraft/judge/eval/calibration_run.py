@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..models.load.fetch import file_hash
-from ..models.judges import change, read_spec
-from ..models.judges.artefact import WEIGHTS
-from ..provenance import provenance
+from ...models.load.fetch import file_hash
+from ...models.judges import change, read_spec
+from ...models.judges.artefact import WEIGHTS
+from ...provenance import provenance
 from .calibrate import Budget, Outcome, calibrate
-from .company import Company
-from .families import FAMILIES, draw
-from .lines import Lines
-from .problem import Problem
-from .trial import Arm, Court, Tell, parts
+from .eval_arms import Company
+from ..problems.families import FAMILIES, draw
+from ..labels.lines import Lines
+from ..problems.problem import Problem
+from .paired_eval import Arm, Court, Tell, parts
 
 LEDGER = "calibration.jsonl"
 SEED = 7_000_003  # far from the seeds that labels are made with

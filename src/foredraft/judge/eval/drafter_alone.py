@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import torch
 
-from ..core.shapes.base import Vocabulary
-from ..draft import Drafter
-from ..draft.neural.eagle import FeatureDrafter
-from ..draft.neural.draft_model import ModelDrafter
-from ..engine import Engine
-from ..errors import UsageError
-from ..runtime import Executor, Output, Rows
+from ...core.shapes.base import Vocabulary
+from ...draft import Drafter
+from ...draft.neural.eagle import FeatureDrafter
+from ...draft.neural.draft_model import ModelDrafter
+from ...engine import Engine
+from ...errors import UsageError
+from ...runtime import Executor, Output, Rows
 
 
 class WideExecutor:

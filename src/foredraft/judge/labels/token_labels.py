@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..errors import ForedraftError
-from ..models import Tokenizer
+from ...errors import ForedraftError
+from ...models import Tokenizer
 from .record import RIGHT, UNCOUNTED, WRONG
 
 HALF = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer writes bytes that form no character yet

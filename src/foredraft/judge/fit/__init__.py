@@ -1,0 +1,1 @@
+"""Training judges, and the pair that they are shown on."""

@@ -1,0 +1,1 @@
+"""Labels of tokens: mined, checked by programs, or given by people."""

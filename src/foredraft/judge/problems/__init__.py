@@ -1,0 +1,1 @@
+"""Problems whose answers can be checked."""
