@@ -8,9 +8,9 @@ import pytest
 
 from foredraft import LLM
 from foredraft.draft.combine.guarded import GuardedDrafter
-from foredraft.serve.errors import ApiError
-from foredraft.serve.menu import Menu, untrained
-from foredraft.serve.schema import Speculation
+from foredraft.serve.api.api_errors import ApiError
+from foredraft.serve.offers.methods import Menu, untrained
+from foredraft.serve.api.schema import Speculation
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def serve(
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
     try:
-        from ..serve.run import run
+        from ..serve.listen import run
         from ..serve.service import Service
         from ..serve.settings import Limits, Settings
     except ModuleNotFoundError as error:

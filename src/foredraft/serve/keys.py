@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-from .errors import ApiError
+from .api.api_errors import ApiError
 
 
 class KeyRing:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from .offer import offer
+from .offers.capabilities import offer
 from .service import Service
 
 INDEX = "index.html"

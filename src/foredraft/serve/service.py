@@ -9,14 +9,14 @@ from typing import Any
 from ..engine import Request
 from ..engine.validation import check_request
 from ..recipes import LLM
-from .errors import ApiError, bad_request
-from .gate import Gate
-from .grammar import JsonGrammar, JsonGrammars
+from .api.api_errors import ApiError, bad_request
+from .admission import Gate
+from .api.json_grammar import JsonGrammar, JsonGrammars
 from .job import Job
 from .keys import KeyRing
 from .metrics import Metrics
 from .settings import Settings
-from .worker import State, Worker
+from .engine_thread import State, Worker
 
 
 class Service:

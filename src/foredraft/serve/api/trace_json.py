@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..models import TextStream, Tokenizer
-from ..types import Event, Reason, StepTrace
+from ...models import TextStream, Tokenizer
+from ...types import Event, Reason, StepTrace
 
 Document = dict[str, Any]
 TARGET = "target"  # the reason of a token that was written without any draft

@@ -6,14 +6,14 @@ from collections import OrderedDict
 from dataclasses import replace
 from threading import Lock
 
-from ..core.verify import Rule, default_rule, find_rule
-from ..draft.combine.guarded import GuardedDrafter, OnLoss
-from ..engine import Method
-from ..errors import UsageError, unknown_name
-from ..recipes import LLM, RECIPES
-from .errors import ApiError, bad_request
-from .judging import JUDGE, ServedJudge
-from .schema import Speculation
+from ...core.verify import Rule, default_rule, find_rule
+from ...draft.combine.guarded import GuardedDrafter, OnLoss
+from ...engine import Method
+from ...errors import UsageError, unknown_name
+from ...recipes import LLM, RECIPES
+from ..api.api_errors import ApiError, bad_request
+from .judges import JUDGE, ServedJudge
+from ..api.schema import Speculation
 
 _KEPT = 64  # variants remembered; requests of one variant are verified together
 

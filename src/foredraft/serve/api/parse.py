@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from ..engine import Request
-from ..models import Tokenizer
-from ..recipes import LLM
-from ..types import Grammar, SamplingParams
-from .errors import bad_request
-from .grammar import ANY_OBJECT
+from ...engine import Request
+from ...models import Tokenizer
+from ...recipes import LLM
+from ...types import Grammar, SamplingParams
+from .api_errors import bad_request
+from .json_grammar import ANY_OBJECT
 from .schema import ChatBody, CompletionBody, Generation
-from .service import Service
+from ..service import Service
 
 LEAST_MASS = 1e-9  # top_p = 0 means the likeliest token alone
 

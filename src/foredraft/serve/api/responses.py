@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from .schema import ChatBody, CompletionBody, Generation
-from .writing import Piece, TokenScore
+from .assemble import Piece, TokenScore
 
 Document = dict[str, Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from ..errors import UsageError
-from ..models import Tokenizer
-from ..types import Constraint
+from ...errors import UsageError
+from ...models import Tokenizer
+from ...types import Constraint
 
 # Between the parts of a document: nothing, a space, or a new line with an indent. Without an end to it, a small model
 # may write white space for ever.

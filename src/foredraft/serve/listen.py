@@ -13,7 +13,7 @@ import uvicorn
 from ..errors import ForedraftError
 from .app import JOIN_SECONDS, create_app
 from .service import Service
-from .worker import State
+from .engine_thread import State
 
 BACKLOG = 2048
 LAST_WORDS = 5  # seconds for replies to reach their readers once nothing runs any more

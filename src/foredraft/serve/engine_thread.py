@@ -21,9 +21,9 @@ from ..engine.sharing import usual_piece
 from ..recipes import LLM
 from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
-from .gate import Gate
+from .admission import Gate
 from .job import Job
-from .menu import Menu
+from .offers.methods import Menu
 from .metrics import Meter, Metrics
 from .settings import Settings
 

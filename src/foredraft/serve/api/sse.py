@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import ApiError
+from .api_errors import ApiError
 
 Result = TypeVar("Result")
 

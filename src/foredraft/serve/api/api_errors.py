@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 log = logging.getLogger("foredraft.serve")
 

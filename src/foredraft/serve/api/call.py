@@ -11,15 +11,15 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from ..engine import Request
+from ...engine import Request
 from .body import parse, read_body
-from .errors import ApiError, bad_request
-from .forms import ChatForm, CompletionForm
-from .prepare import count_answers, echoes, prepare
-from .replying import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
+from .api_errors import ApiError, bad_request
+from .responses import ChatForm, CompletionForm
+from .parse import count_answers, echoes, prepare
+from .sse import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
 from .schema import ChatBody, CompletionBody
-from .service import Service
-from .writing import Piece, Writer, usage
+from ..service import Service
+from .assemble import Piece, Writer, usage
 
 DELIVERY = 30.0  # seconds beyond a job's own time in which a reader may fetch what is ready
 CLIENT_CLOSED = 499  # for the log alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from threading import Lock
 
-from .errors import ApiError, bad_request
+from .api.api_errors import ApiError, bad_request
 from .settings import Limits
 
 _SMOOTH = 0.1  # weight of the newest answer in the running mean of their seconds

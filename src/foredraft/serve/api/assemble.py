@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine import Request
-from ..models import Tokenizer
-from ..recipes.stop_strings import StreamedText
-from ..types import Event, Reason, Stats
-from .tracing import Tracer, token_text
+from ...engine import Request
+from ...models import Tokenizer
+from ...recipes.stop_strings import StreamedText
+from ...types import Event, Reason, Stats
+from .trace_json import Tracer, token_text
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 

@@ -9,7 +9,7 @@ from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from .errors import ApiError, bad_request, invalid_body
+from .api_errors import ApiError, bad_request, invalid_body
 from .schema import Generation
 
 Model = TypeVar("Model", bound=Generation)

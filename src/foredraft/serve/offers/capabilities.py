@@ -6,12 +6,12 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from ..core.verify import FACTORIES, RULES, Rule
-from ..engine import Method
-from ..errors import ForedraftError
-from ..recipes import RECIPES
-from .judging import ServedJudge
-from .service import Service
+from ...core.verify import FACTORIES, RULES, Rule
+from ...engine import Method
+from ...errors import ForedraftError
+from ...recipes import RECIPES
+from .judges import ServedJudge
+from ..service import Service
 
 Document = dict[str, Any]
 

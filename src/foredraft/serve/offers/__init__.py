@@ -1,0 +1,1 @@
+"""What clients may choose from: methods, rules and judges."""
