@@ -13,7 +13,7 @@ import pytest
 from foredraft.bench.data.questions import Question
 from foredraft.bench.data.tasks import TASKS as BENCH
 from foredraft.bench.data.tasks import load
-from foredraft.cli.judge_tasks import TASKS, load_quests
+from foredraft.cli.judge.mining_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
 from foredraft.judge.problems.final_answer import answer_line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from foredraft.cli.judge_mine import annotate, mine
+from foredraft.cli.judge.mine import annotate, mine
 from tests.bench.conftest import write_tokenizer, write_weights
 
 app = typer.Typer()

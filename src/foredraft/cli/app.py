@@ -20,7 +20,7 @@ from .bench import bench
 from .chat import chat
 from .demo import demo
 from .generate import generate
-from .judge import judge
+from .judge.commands import judge
 from .listing import methods, models
 from .profile import profile
 from .serve import serve

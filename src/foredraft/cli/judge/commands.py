@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..errors import UsageError
-from . import options as o
-from .bench import numbers
-from .judge_mine import annotate, mine
-from .judge_pair import pair
+from ...errors import UsageError
+from .. import options as o
+from ..bench import numbers
+from .mine import annotate, mine
+from .train_pair import pair
 
 if TYPE_CHECKING:
-    from ..judge.eval.eval_arms import Company
-    from ..judge.eval.evaluate import EvalOrder
-    from ..judge.problems.problem import Asked
-    from ..judge.eval.transcript import Transcript
-    from ..judge.eval.paired_eval import Tell
+    from ...judge.eval.eval_arms import Company
+    from ...judge.eval.evaluate import EvalOrder
+    from ...judge.problems.problem import Asked
+    from ...judge.eval.transcript import Transcript
+    from ...judge.eval.paired_eval import Tell
 
 judge = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,8 +62,8 @@ def telling(what: str) -> Iterator[Tell]:
 
 def wanted(families: str) -> tuple[str, ...]:
     """Families by name."""
-    from ..errors import unknown_name
-    from ..judge.problems.families import FAMILIES
+    from ...errors import unknown_name
+    from ...judge.problems.families import FAMILIES
 
     names = tuple(filter(None, map(str.strip, families.split(",")))) or tuple(FAMILIES)
     for name in names:
@@ -90,8 +90,8 @@ def company_of(
     batch_size: int, max_length: int | None,
 ) -> Company:  # fmt: skip
     """The target, loaded, with what drafts for it and judges."""
-    from ..judge.eval.eval_arms import Company
-    from ..recipes import LLM
+    from ...judge.eval.eval_arms import Company
+    from ...recipes import LLM
 
     with o.LoadingBar() as bar:
         llm = LLM(
@@ -124,8 +124,8 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train a judge on labelled texts; the split goes by question, never by token."""
-    from ..judge.fit.pipeline import TrainOrder, parse_reads
-    from ..judge.fit.pipeline import train as learn
+    from ...judge.fit.pipeline import TrainOrder, parse_reads
+    from ...judge.fit.pipeline import train as learn
 
     left_out = tuple(filter(None, leave_out.split(",")))
     order = TrainOrder(tuple(labels), kind, parse_reads(reads), tap, units, floor, left_out, limit, seed)
@@ -166,9 +166,9 @@ def calibrate(
     as_json: Json = False,
 ) -> int:
     """Find the loosest threshold that keeps a quality budget; the same command goes on after a break."""
-    from ..judge.eval.calibrate import Budget
-    from ..judge.eval.calibration_run import SEED, CalibrationOrder, run_calibration
-    from ..models.judges import read_spec
+    from ...judge.eval.calibrate import Budget
+    from ...judge.eval.calibration_run import SEED, CalibrationOrder, run_calibration
+    from ...models.judges import read_spec
 
     read_spec(folder)
     steps = numbers(thresholds, float, "--thresholds") if thresholds else ()
@@ -224,8 +224,8 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Fresh problems by target, drafter, exact drafting and judge, in turns."""
-    from ..judge.eval.evaluate import EvalOrder, transcript_of
-    from ..judge.eval.evaluate import evaluate as run_four
+    from ...judge.eval.evaluate import EvalOrder, transcript_of
+    from ...judge.eval.evaluate import evaluate as run_four
 
     if limit < 1:
         raise UsageError("--limit must be at least 1")
@@ -249,7 +249,7 @@ def evaluate(
 
 
 def _warn_if_off(company: Company) -> None:
-    from ..recipes.judge_rules import find_judge
+    from ...recipes.judge_rules import find_judge
 
     if company.threshold is None and find_judge(company.llm.target, company.judge).spec.threshold is None:
         o.errors.print("this judge has no threshold and is off; calibrate it first", style="dim")
@@ -257,9 +257,9 @@ def _warn_if_off(company: Company) -> None:
 
 def _asked(order: EvalOrder, company: Company, data: Path | None) -> Sequence[Asked] | None:
     """The questions of a data set that the target has an answer to; None for freshly drawn problems."""
-    from ..judge.problems.agreement import agreements
-    from ..judge.eval.evaluate import CHECKED
-    from .judge_tasks import held_out
+    from ...judge.problems.agreement import agreements
+    from ...judge.eval.evaluate import CHECKED
+    from .mining_tasks import held_out
 
     if order.task == CHECKED:
         return None
@@ -275,8 +275,8 @@ def _sweep(
     order: EvalOrder, company: Company, tell: Tell, transcript: Transcript | None, lengths: tuple[int, ...],
     problems: Sequence[Asked] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from ..judge.eval.evaluate import Sweep, at_equal_accuracy, best_lengths
-    from ..recipes.judge_rules import find_judge
+    from ...judge.eval.evaluate import Sweep, at_equal_accuracy, best_lengths
+    from ...recipes.judge_rules import find_judge
 
     ladder = find_judge(company.llm.target, company.judge).spec.ladder
     found = Sweep(order, company, tell, transcript, problems).run(ladder, lengths)
@@ -284,12 +284,12 @@ def _sweep(
 
 
 def _write(out: Path, document: dict[str, Any]) -> None:
-    from ..provenance import write_json
+    from ...provenance import write_json
 
     write_json(out / "eval.json", document)
     if "sweep" in document:
-        from ..bench.report.style import plots, render
-        from ..judge.eval.picture import draw_curve
+        from ...bench.report.style import plots, render
+        from ...judge.eval.picture import draw_curve
 
         figure = draw_curve(plots(), document["sweep"])
         for form in ("png", "svg"):

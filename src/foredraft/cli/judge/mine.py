@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..errors import ForedraftError, UsageError, unknown_name
-from . import options as o
+from ...errors import ForedraftError, UsageError, unknown_name
+from .. import options as o
 
 if TYPE_CHECKING:
-    from ..judge.eval.eval_arms import Company
-    from ..judge.labels.journal import Journal
-    from ..judge.labels.label_run import Tell
+    from ...judge.eval.eval_arms import Company
+    from ...judge.labels.journal import Journal
+    from ...judge.labels.label_run import Tell
 
 PROMPT_ROOM = 1024  # tokens of a prompt for which room is kept where --max-length says nothing
 PROBLEMS = 1000  # that are drawn where --count says nothing
@@ -68,14 +68,14 @@ class Mining:
     @property
     def compares(self) -> bool:
         """Whether there is a drafter: one that is named, or the one that a tuned target was trained with."""
-        from ..models.load.names import TUNED
+        from ...models.load.names import TUNED
 
         return self.drafter is not None or self.target in TUNED
 
     def company(self) -> Company:
         """The target, which answers plainly, `batch` texts at a time, and its drafter."""
-        from ..judge.eval.eval_arms import Company
-        from ..recipes.llm import LLM
+        from ...judge.eval.eval_arms import Company
+        from ...recipes.llm import LLM
 
         with o.LoadingBar() as bar:
             llm = LLM(
@@ -86,7 +86,7 @@ class Mining:
 
     def check(self) -> None:
         """Refuse what cannot work before any model is loaded for it."""
-        from ..judge.problems.families import FAMILIES
+        from ...judge.problems.families import FAMILIES
 
         for name in self.families:
             if name not in FAMILIES:
@@ -141,9 +141,9 @@ def mine(
 
 def _make(order: Mining) -> dict[str, Any]:
     """Make the records, and note what they are and where they came from."""
-    from ..bench.report.terminal import Bar
-    from ..judge.labels.record import RIGHT, WRONG, read_records
-    from ..provenance import provenance, write_json
+    from ...bench.report.terminal import Bar
+    from ...judge.labels.record import RIGHT, WRONG, read_records
+    from ...provenance import provenance, write_json
 
     order.check()
     try:
@@ -164,10 +164,10 @@ def _make(order: Mining) -> dict[str, Any]:
 
 
 def _checked(order: Mining, tell: Tell) -> dict[str, str]:
-    from ..judge.labels.mining_models import sampled
-    from ..judge.labels.program_labels import CheckedLabels, Mixture, exercises
-    from ..judge.problems.families import FAMILIES
-    from ..judge.labels.label_run import make_checked
+    from ...judge.labels.mining_models import sampled
+    from ...judge.labels.program_labels import CheckedLabels, Mixture, exercises
+    from ...judge.problems.families import FAMILIES
+    from ...judge.labels.label_run import make_checked
 
     work = exercises(order.count or PROBLEMS, order.seed, order.families or tuple(FAMILIES))
     journal = _journal(order)
@@ -181,10 +181,10 @@ def _checked(order: Mining, tell: Tell) -> dict[str, str]:
 
 
 def _auto(order: Mining, tell: Tell) -> dict[str, str]:
-    from ..judge.labels.mining_models import EngineTarget, ExecutorDrafter
-    from ..judge.labels.label_run import make_mined
-    from ..judge.labels.mining import Limits
-    from .judge_tasks import load_quests
+    from ...judge.labels.mining_models import EngineTarget, ExecutorDrafter
+    from ...judge.labels.label_run import make_mined
+    from ...judge.labels.mining import Limits
+    from .mining_tasks import load_quests
 
     limits = Limits(order.max_new, order.rare, inf if order.stretch is None else order.stretch)
     questions = load_quests(order.task, order.data, order.count, order.seed)
@@ -198,10 +198,10 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
 
 
 def _file(order: Mining, tell: Tell) -> dict[str, str]:
-    from ..judge.labels.lines import write_lines
-    from ..judge.labels.annotations import read_notes, records_of
-    from ..models import Tokenizer, resolve
-    from ..recipes.loading import eos_ids
+    from ...judge.labels.lines import write_lines
+    from ...judge.labels.annotations import read_notes, records_of
+    from ...models import Tokenizer, resolve
+    from ...recipes.loading import eos_ids
 
     assert order.data is not None  # by `check`
     if order.out.with_name(f"{order.out.name}.journal").exists():
@@ -215,7 +215,7 @@ def _file(order: Mining, tell: Tell) -> dict[str, str]:
 
 
 def _journal(order: Mining) -> Journal:
-    from ..judge.labels.journal import Journal
+    from ...judge.labels.journal import Journal
 
     return Journal(order.out, order.settings())
 
@@ -234,8 +234,8 @@ def annotate(
     ] = o.DEFAULT_MODEL,
 ) -> int:
     """Go through answers and name the first wrong token of each; the next session goes on where this one ended."""
-    from ..judge.labels.annotate import Annotator
-    from ..models import Tokenizer, resolve
+    from ...judge.labels.annotate import Annotator
+    from ...models import Tokenizer, resolve
 
     if not file.is_file():
         raise UsageError(f"{file} is no file; give JSON lines with `question` and `answer`")

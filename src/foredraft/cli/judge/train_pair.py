@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import options as o
+from .. import options as o
 
 if TYPE_CHECKING:
-    from ..judge.fit.lora_trainer import News
+    from ...judge.fit.lora_trainer import News
 
 EVERY_FAMILY = "all"
 TELL_SHARE = 0.05  # of a course, between two lines where nobody looks
@@ -71,10 +71,10 @@ def pair(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Train a target that solves program-checked problems and a drafter that words them differently."""
-    from ..judge.problems.families import FAMILIES
-    from ..judge.fit.batches import DRAFTER, TARGET, Manner
-    from ..judge.fit.demo_pair import PairOrder, train_pair
-    from ..judge.fit.lora_trainer import Course
+    from ...judge.problems.families import FAMILIES
+    from ...judge.fit.batches import DRAFTER, TARGET, Manner
+    from ...judge.fit.demo_pair import PairOrder, train_pair
+    from ...judge.fit.lora_trainer import Course
 
     common: dict[str, Any] = {"rows": rows, "lr": lr, "tries": tries, "seed": seed}
     order = PairOrder(
