@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.audit.enumerate.rule_acceptance import accepted_given
-from foredraft.audit.analyze.nodes import Node, analyse, answer
-from foredraft.audit.enumerate.table_drafts import candidates
 from foredraft.audit.analyze.closed_forms import FORMS, acceptance, optimum
+from foredraft.audit.analyze.nodes import Node, analyse, answer
+from foredraft.audit.enumerate.rule_acceptance import accepted_given
+from foredraft.audit.enumerate.table_drafts import candidates
 from foredraft.audit.enumerate.table_model import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
 from foredraft.cli.app import run
 from foredraft.core.rng.enumerating import law_of_outcomes

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from foredraft.audit.enumerate.table_model import dirichlet, fixed
+from foredraft.audit.mutation import JointSubject
 from foredraft.audit.sequential.cells import CoarseLaw, coarse, coarse_dense
 from foredraft.audit.sequential.martingale import BINS, KAPPAS, Evidence, chance_shift, log_bayes
-from foredraft.audit.mutation import JointSubject
 from foredraft.audit.sequential.paired_martingale import Exchange, pair_power
 from foredraft.audit.sequential.power import POWER, detectable, hardest_shift, power, texts_needed
-from foredraft.audit.enumerate.table_model import dirichlet, fixed
 from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 
 LAW = np.array([0.5, 0.3, 0.15, 0.05])

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from foredraft.audit.enumerate.exactness import distortion, first_tokens, is_exact, method_of
-from foredraft.audit.enumerate.mutants import MUTANTS, OPENVINO_DRAFT, OPENVINO_TARGET, find_mutant, other_token, wrong_rule
-from foredraft.audit.mutation import JointSubject, audit_mutation
+from foredraft.audit.enumerate.mutants import (
+    MUTANTS,
+    OPENVINO_DRAFT,
+    OPENVINO_TARGET,
+    find_mutant,
+    other_token,
+    wrong_rule,
+)
 from foredraft.audit.enumerate.table_model import at_temperature_zero, dirichlet, mixed
+from foredraft.audit.mutation import JointSubject, audit_mutation
 from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 from foredraft.cli.app import run
 from foredraft.core.verify import RULES, Rule

@@ -11,16 +11,16 @@ import pytest
 
 from foredraft.audit.enumerate.methods import CHAINS, PROMPT, enumerate_method
 from foredraft.audit.enumerate.table_executor import TableExecutor
+from foredraft.audit.enumerate.table_model import TableModel, dirichlet
 from foredraft.audit.greedy_identity import greedy_identity
 from foredraft.audit.own_engine import EngineSubject
 from foredraft.audit.report import without_key
-from foredraft.audit.enumerate.table_model import TableModel, dirichlet
 from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 from foredraft.cli.app import run
-from foredraft.core.verify import RULES, find_rule
 from foredraft.core.shapes.base import Chain
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.core.verify import RULES, find_rule
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Method
 from foredraft.recipes import RECIPES, Options
 from foredraft.types import SamplingParams

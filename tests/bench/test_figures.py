@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from foredraft.bench.results.intervals import mean_difference, ratio_of_mean_rates, ratio_of_rates, wilson
-from foredraft.bench.scoring.quality import Score, quality
 from foredraft.bench.results.records import Record
 from foredraft.bench.results.rows import Floor, pair_up, table
 from foredraft.bench.results.totals import acceptance, common_cut, totals
+from foredraft.bench.scoring.quality import Score, quality
 
 from .made import line, record
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from foredraft.bench.results.ledger import Ledger
 from foredraft.bench.peers import compare, llama_process
 from foredraft.bench.peers.base import Absent, Answer, Job, require
 from foredraft.bench.peers.compare import PeerOrder, run_peers
@@ -21,6 +20,7 @@ from foredraft.bench.peers.llama_loop import decode, standing
 from foredraft.bench.peers.vllm_process import interpreter
 from foredraft.bench.peers.worker import Died, Worker, WorkerPeer
 from foredraft.bench.pipeline import Ears, Order
+from foredraft.bench.results.ledger import Ledger
 from foredraft.bench.results.totals import totals
 from foredraft.errors import ForedraftError, UsageError
 

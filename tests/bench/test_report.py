@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.results.records import Difference
 from foredraft.bench.report import tables
+from foredraft.bench.report.html import html_table, page
 from foredraft.bench.report.make import make_report
 from foredraft.bench.report.markdown import markdown
-from foredraft.bench.report.html import html_table, page
 from foredraft.bench.report.runs import load, slugs
+from foredraft.bench.results.records import Difference
 from foredraft.bench.results.rows import Floor, table
 from foredraft.errors import UsageError
 from foredraft.provenance import provenance, write_json

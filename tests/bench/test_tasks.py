@@ -12,8 +12,8 @@ import pytest
 
 from foredraft.bench.data import formats
 from foredraft.bench.data.files import DataFile, read
-from foredraft.bench.scoring.scorers import SCORERS, score
 from foredraft.bench.data.tasks import TASKS, find_tasks, load, spread
+from foredraft.bench.scoring.scorers import SCORERS, score
 from foredraft.errors import ForedraftError, UsageError
 
 

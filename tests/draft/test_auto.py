@@ -13,19 +13,19 @@ from foredraft.control.calibration import Calibration
 from foredraft.control.cost import CostModel, LiveCosts
 from foredraft.control.cost_aware_tree import CostTree, Tariff
 from foredraft.core.rng.keyed import Dice, KeyedDice
-from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, StaticTree
+from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
-from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.base import QuietDrafter
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence, Topology
 from foredraft.types.drafts import chains
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_law import NEAR, TARGET, law_of_texts
+from tests.engine.test_joint_distribution import NEAR, TARGET, law_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 

@@ -9,15 +9,15 @@ import torch
 from foredraft.core.verify import RULES, check_pair
 from foredraft.draft.combine.cascade import CascadeDrafter, agreed
 from foredraft.draft.combine.continuing import Continuing
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
-from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.neural.draft_model import CATCH_UP
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, ForedraftError, UsageError
 from foredraft.models import shallow
 from foredraft.runtime import Rows, TorchExecutor
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_law import law_of_texts
+from tests.engine.test_joint_distribution import law_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 from tests.train import toys

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
+from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
 from foredraft.draft.combine.cascade import CascadeDrafter
 from foredraft.draft.combine.fused import FusedDrafter
-from foredraft.draft.retrieval.maxgram import MaxGram
-from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.combine.relay import RelayDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, shallow

@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.verify import RULES, check_pair
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
-from foredraft.core.trees.editing import keep
 from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.trees.editing import keep
+from foredraft.core.verify import RULES, check_pair
 from foredraft.draft import Drafter
 from foredraft.draft.combine.fused import FusedDrafter
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
-from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing
-from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.method_group import Turn
+from foredraft.engine.scheduler import Scheduler
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.runtime import TorchExecutor
 from foredraft.types import DraftBatch, Kind
 from foredraft.types.drafts import chains
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_law import law_of_texts
+from tests.engine.test_joint_distribution import law_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 from tests.train import toys

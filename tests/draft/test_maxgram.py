@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foredraft.draft.retrieval.bigrams import Bigrams
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.errors import UsageError
 from tests.kit.tables import TableModel
 

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import chisquare
 
 from foredraft.core.rng.keyed import Dice
-from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Stepper
 from foredraft.core.trees.editing import keep
+from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method

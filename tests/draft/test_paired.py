@@ -10,9 +10,9 @@ import torch
 from foredraft.control.calibration import Calibration
 from foredraft.control.cost import CostModel
 from foredraft.control.cost_aware_tree import CostTree, Tariff
-from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural import eagle as feature
 from foredraft.draft.neural.eagle import FeatureDrafter, FeatureStepper
 from foredraft.engine import Engine, Method

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from foredraft.core.rng.keyed import KeyedDice
-from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.core.shapes.base import Chain, StaticTree
+from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.draft import Drafter
 from foredraft.draft.combine import relay as relay_module
 from foredraft.draft.combine.cascade import CascadeDrafter
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
-from foredraft.draft.retrieval.maxgram import MaxGram
-from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.combine.relay import RelayDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.maxgram import MaxGram
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.types import Kind, Topology
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_law import law_of_texts
+from tests.engine.test_joint_distribution import law_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, StaticTree
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.core.verify import RULES
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, UsageError

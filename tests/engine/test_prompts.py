@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain
+from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter

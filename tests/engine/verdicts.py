@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.core.verify.second_chance import NO
 from foredraft.core.trees.layout import trees
+from foredraft.core.verify.second_chance import NO
 from foredraft.engine.greedy.device import Decision
 from foredraft.engine.greedy.summary import Summary
 from foredraft.types import DraftBatch

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.verify import RULES, BatchCase, default_rule
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.core.trees.editing import move
+from foredraft.core.verify import RULES, BatchCase, default_rule
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, random_decoder, shallow, shape
 from foredraft.runtime import Rows, TorchExecutor
-from tests.core.test_twins import random_case
+from tests.core.verify.test_batched_forms import random_case
 from tests.engine.runs import finish, request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.verify import RULES, default_rule
-from foredraft.core.verify.lossy.judge import judge
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.verify import RULES, default_rule
+from foredraft.core.verify.lossy.judge import judge
 from foredraft.draft import Drafter
-from foredraft.draft.neural.eagle import FeatureDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
 from foredraft.engine import Engine, Method
-from foredraft.models import Decoder, ModelConfig, random_decoder, shallow
 from foredraft.kernels import early_launch as early
-from foredraft.models.layers import fused_pass as flow
-from foredraft.models.layers.int8_linear import eight_bit_decoder
+from foredraft.models import Decoder, ModelConfig, random_decoder, shallow
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loader import settle
+from foredraft.models.layers import fused_pass as flow
+from foredraft.models.layers.int8_linear import eight_bit_decoder
 from foredraft.runtime import Rows, TorchExecutor, executor_for
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.types import Reason

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain, Vocabulary
 from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural.eagle import FeatureDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, ModelConfig, random_decoder

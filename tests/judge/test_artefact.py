@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import load_file
 
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.labels.record import write_records
 from foredraft.judge.fit.pipeline import TrainOrder, train
+from foredraft.judge.labels.record import write_records
 from foredraft.models.judges import JudgeHead, change, load_judge, read_spec, save_judge
 from foredraft.recipes import LLM, Options
 from foredraft.recipes.judge_rules import checked, probe_states, target_identity

@@ -13,10 +13,10 @@ from scipy.stats import binom
 from foredraft.errors import UsageError
 from foredraft.judge.eval.calibrate import Budget, calibrate
 from foredraft.judge.eval.calibration_run import Hearing, Ledger
+from foredraft.judge.eval.paired_eval import Arm
+from foredraft.judge.eval.transcript import Answer
 from foredraft.judge.fit.false_accepts import upper_bound
 from foredraft.judge.problems.families import draw
-from foredraft.judge.eval.transcript import Answer
-from foredraft.judge.eval.paired_eval import Arm
 
 
 def test_the_bound_is_clopper_and_pearsons() -> None:

@@ -15,15 +15,15 @@ from foredraft.cli.app import run
 from foredraft.judge.eval.attribution import attribute, opinion
 from foredraft.judge.eval.calibrate import Budget
 from foredraft.judge.eval.calibration_run import CalibrationOrder, run_calibration
+from foredraft.judge.eval.drafter_alone import solo, stand_alone
 from foredraft.judge.eval.eval_arms import NAMES, Company
 from foredraft.judge.eval.evaluate import EvalOrder, Sweep, at_equal_accuracy, best_lengths, evaluate, transcript_of
+from foredraft.judge.eval.paired_eval import Arm, Court, Tally
+from foredraft.judge.eval.transcript import Answer
+from foredraft.judge.fit.pipeline import TrainOrder, train
+from foredraft.judge.labels.record import write_records
 from foredraft.judge.problems.families import draw
 from foredraft.judge.problems.problem import Problem
-from foredraft.judge.labels.record import write_records
-from foredraft.judge.eval.drafter_alone import solo, stand_alone
-from foredraft.judge.fit.pipeline import TrainOrder, train
-from foredraft.judge.eval.transcript import Answer
-from foredraft.judge.eval.paired_eval import Arm, Court, Tally
 from foredraft.models.judges import change, read_spec
 from foredraft.recipes import LLM, Options
 from foredraft.types import Reason, SamplingParams

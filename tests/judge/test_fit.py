@@ -13,9 +13,20 @@ from foredraft.core.distributions.token_features import evidence
 from foredraft.errors import UsageError
 from foredraft.judge.fit.false_accepts import auc, careful, curve, ladder
 from foredraft.judge.fit.features import extract
-from foredraft.judge.fit.head import RIGHT_PER_WRONG, TEST, TRAIN, VALIDATION, check_labels, fit, scores, shuffled_auc, split_of, thin
-from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, write_records
+from foredraft.judge.fit.head import (
+    RIGHT_PER_WRONG,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    check_labels,
+    fit,
+    scores,
+    shuffled_auc,
+    split_of,
+    thin,
+)
 from foredraft.judge.fit.pipeline import TrainOrder, parse_reads, train
+from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, write_records
 from foredraft.models.judges import read_spec
 from foredraft.recipes.loading import Loaded
 from foredraft.runtime import FINAL, Rows

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.rng.keyed import KeyedDice
-from foredraft.core.distributions.token_features import evidence, look_ahead
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.verify import BatchCase, Rule, tree_case
-from foredraft.core.verify.lossy import judge
-from foredraft.core.verify.second_chance import NO
-from foredraft.core.verify.tree_walk import Child, Node
 from foredraft.core.distributions.sampling import LogitLaws, ParamBlock
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.distributions.token_features import evidence, look_ahead
+from foredraft.core.rng.keyed import KeyedDice
 from foredraft.core.trees.editing import keep, part
 from foredraft.core.trees.layout import trees
-from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.core.verify import BatchCase, Rule, tree_case
+from foredraft.core.verify import judge
+from foredraft.core.verify.second_chance import NO
+from foredraft.core.verify.tree_walk import Child, Node
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Method
 from foredraft.errors import UsageError
 from foredraft.models.judges import JudgeHead, fold

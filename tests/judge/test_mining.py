@@ -15,13 +15,13 @@ from foredraft.bench.data.tasks import TASKS as BENCH
 from foredraft.bench.data.tasks import load
 from foredraft.cli.judge.mining_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
-from foredraft.judge.problems.final_answer import answer_line
 from foredraft.judge.labels.journal import Journal
 from foredraft.judge.labels.label_run import make_mined
 from foredraft.judge.labels.mining import Guess, Limits, Quest, Write, Written, search
-from foredraft.judge.labels.searches import Pool
+from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
 from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
+from foredraft.judge.labels.searches import Pool
+from foredraft.judge.problems.final_answer import answer_line
 from foredraft.recipes.llm import LLM
 from foredraft.recipes.loading import Place
 from foredraft.recipes.recipe import Workshop, draft_executor

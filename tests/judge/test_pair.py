@@ -12,12 +12,12 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.problems.families import FAMILIES, draw
 from foredraft.judge.fit.batches import DRAFTER, TARGET, Lessons, Manner, compose
 from foredraft.judge.fit.demo_pair import PairOrder, drafter_pupil, target_pupil, train_pair
-from foredraft.judge.problems.problem import MEND
 from foredraft.judge.fit.lora_trainer import Course, News, Schooling
 from foredraft.judge.labels.token_labels import ask
+from foredraft.judge.problems.families import FAMILIES, draw
+from foredraft.judge.problems.problem import MEND
 from foredraft.models import Tokenizer, resolve
 from foredraft.models.heads import read_spec, read_weights, save_head
 from foredraft.models.heads.delta import describe, whole_weights

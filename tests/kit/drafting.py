@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from foredraft.audit.enumerate.table_drafts import Candidates, Draft, batch_case_of, candidates, draft_tree, rows_of, tree_case_of
+from foredraft.audit.enumerate.table_drafts import (
+    Candidates,
+    Draft,
+    batch_case_of,
+    candidates,
+    draft_tree,
+    rows_of,
+    tree_case_of,
+)
 
 __all__ = [
     "Candidates",

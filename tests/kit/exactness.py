@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from foredraft.audit.enumerate.exactness import Emit, Method, accepted_tokens, distortion, emitted, emitted_law, first_tokens, is_exact, judge_of, method_of
+from foredraft.audit.enumerate.exactness import (
+    Emit,
+    Method,
+    accepted_tokens,
+    distortion,
+    emitted,
+    emitted_law,
+    first_tokens,
+    is_exact,
+    judge_of,
+    method_of,
+)
 
 __all__ = [
     "Emit",

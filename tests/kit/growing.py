@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from foredraft.core.rng.keyed import Dice
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.verify import BatchCase, Rule, tree_case
 from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.rng.keyed import Dice
 from foredraft.core.shapes.base import Frontier, Shape, Step
+from foredraft.core.verify import BatchCase, Rule, tree_case
 from foredraft.types import Budget, DraftBatch, SamplingParams
 
 from .exactness import Emit, Method

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.core.rng.keyed import KeyedDice, Purpose
 from foredraft.core.distributions.tensors import DenseLaw, LazyLaws
-from foredraft.core.verify import BatchCase, Rule
+from foredraft.core.rng.keyed import KeyedDice, Purpose
 from foredraft.core.trees.layout import static_tree
+from foredraft.core.verify import BatchCase, Rule
 from foredraft.types import DraftBatch, Kind, Law, Verdict
 
 from .tables import Prefix, TableModel

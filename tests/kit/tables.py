@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from foredraft.audit.enumerate.table_model import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, Array, Prefix, TableModel, at_temperature_zero, behind, dirichlet, fixed, mixed, rolled
+from foredraft.audit.enumerate.table_model import (
+    G1_DRAFT,
+    G1_TARGET,
+    G2_DRAFT,
+    G2_TARGET,
+    G3_DRAFT,
+    G3_TARGET,
+    Array,
+    Prefix,
+    TableModel,
+    at_temperature_zero,
+    behind,
+    dirichlet,
+    fixed,
+    mixed,
+    rolled,
+)
 
 __all__ = [
     "G1_DRAFT",

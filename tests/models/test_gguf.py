@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from foredraft.errors import ForedraftError
 from foredraft.models import ModelConfig, Tokenizer, load_decoder, source_file
-from foredraft.models.load.gguf import convert_gguf
 from foredraft.models.layers.rope import frequencies
+from foredraft.models.load.gguf import convert_gguf
 
 from .conftest import forward
 from .ggufs import TEMPLATE, write_gguf

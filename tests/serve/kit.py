@@ -23,10 +23,10 @@ from foredraft.models import resolve
 from foredraft.models.judges import Judge, JudgeHead, JudgeSpec, save_judge
 from foredraft.recipes.judge_rules import probe_states, target_identity
 from foredraft.serve.app import create_app
+from foredraft.serve.engine_thread import State
 from foredraft.serve.listen import listen
 from foredraft.serve.service import Service
 from foredraft.serve.settings import Limits, Settings
-from foredraft.serve.engine_thread import State
 
 Load = Callable[[], LLM]
 MODEL = "tiny"

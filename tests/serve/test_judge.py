@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foredraft import SamplingParams
-from foredraft.recipes import judging
+from foredraft.recipes import judge_rules as judging
 
 from . import kit
 from .kit import Running, judged_llm, make_judge, tiny_llm

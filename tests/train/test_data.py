@@ -14,9 +14,9 @@ from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import Tokenizer, resolve
 from foredraft.runtime import TorchExecutor
 from foredraft.train.batch_attention import Causal
+from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus, answers, load_corpus, save_corpus
 from foredraft.train.prompt_sources import from_file, from_text, starters
-from foredraft.train.bulk_generate import Task, write
 from tests.engine.runs import finish, request
 
 from . import toys

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from foredraft.core.rng.enumerating import ExactDice, outcomes
-from foredraft.core.verify import RULES, default_rule
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
-from foredraft.core.shapes.stops import Confidence, PathConfidence
 from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.stops import Confidence, PathConfidence
+from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
-from foredraft.draft.neural.kangaroo import EarlyExitDrafter
-from foredraft.draft.neural.eagle import FeatureDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.kangaroo import EarlyExitDrafter
 from foredraft.draft.neural.medusa import RecurrentDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder

@@ -11,12 +11,12 @@ from torch import nn
 
 from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.heads import HeadSpec, Identity
+from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus
 from foredraft.train.kinds import KINDS, Settings
-from foredraft.train.teacher import Lesson, Teacher
 from foredraft.train.student import Earlier
+from foredraft.train.teacher import Lesson, Teacher
 from foredraft.train.trainer import Plan, Trainer
-from foredraft.train.bulk_generate import Task, write
 
 DRAFTING = ("eagle3", "eagle", "griffin", "fastdraft", "medusa", "mlp-speculator", "kangaroo")
 

@@ -12,7 +12,6 @@ from ..models import Tokenizer, resolve
 from ..recipes import LLM, Options
 from ..types import SamplingParams
 from .black_box.compare import audit_endpoint
-from .sequential.cells import Text
 from .black_box.endpoint import Server
 from .enumerate.methods import enumerate_method
 from .greedy_identity import greedy_identity
@@ -20,8 +19,9 @@ from .mutation import audit_mutation
 from .own_engine import EngineSubject
 from .peers import load_peer
 from .report import conclude
-from .subject import Activity
+from .sequential.cells import Text
 from .sequential.test import Plan, Progress, run_trial
+from .subject import Activity
 
 CONTEXT = 512  # tokens that a prompt and its text may take; many short texts are written at a time
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from .sequential.cells import CoarseLaw, Text, coarse_dense
 from .enumerate.exactness import distortion, first_tokens
 from .enumerate.mutants import Mutant, find_mutant
-from .report import conclude
-from .subject import Activity
 from .enumerate.table_model import Array, TableModel
+from .report import conclude
+from .sequential.cells import CoarseLaw, Text, coarse_dense
 from .sequential.test import Plan, Progress, Verdict, run_trial
+from .subject import Activity
 
 EXACT = 1e-10  # total variation that float64 sums may leave
 

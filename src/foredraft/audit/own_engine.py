@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..core.distributions.sampling import ParamBlock, law_of
+from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..engine import Engine, Method, Request
 from ..runtime import Executor, Rows
 from ..types import SamplingParams, Sequence

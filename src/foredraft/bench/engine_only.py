@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from ..core.rng.keyed import Dice, Purpose
 from ..core.rng.hashing import uniform_of
+from ..core.rng.keyed import Dice, Purpose
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.synthetic import SyntheticDrafter
 from ..engine import Engine, Method, Request
@@ -32,10 +32,10 @@ from ..recipes.loading import DTYPES, Place
 from ..runtime import Rows, executor_for
 from ..types import DraftBatch, SamplingParams, Sequence
 from ..types.drafts import chains
-from .results import folder as files
 from .entries import PLAIN
-from .results.ledger import Ledger
 from .machine import copy_bandwidth, synchronise, weight_bytes
+from .results import folder as files
+from .results.ledger import Ledger
 from .results.records import Key, Record
 from .results.rows import Floor, table
 from .timeline import Timeline, follow

@@ -15,14 +15,14 @@ from ..core.repetition import find_loop
 from ..engine import Request
 from ..recipes import LLM
 from ..types import SamplingParams
+from .conditions import Settings
+from .data.questions import Question
+from .data.tasks import Loaded
 from .lanes import Lane
-from .results.ledger import Ledger
 from .machine import MemoryMeter
 from .margins import Reader, find_difference
-from .data.questions import Question
+from .results.ledger import Ledger
 from .results.records import Difference, Key, Record
-from .conditions import Settings
-from .data.tasks import Loaded
 from .timeline import Timeline, follow
 
 WARM_UP = " ".join(["Write three sentences about a harbour in the morning, then say them again in other words."] * 16)

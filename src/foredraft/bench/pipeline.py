@@ -19,17 +19,17 @@ from ..models import Progress as LoadProgress
 from ..provenance import provenance, write_json
 from ..recipes import LLM
 from ..recipes.loading import Place
-from .results import folder as files
-from .entries import ALL, Entry, every_method, parse
-from .lanes import Lane, make_lanes
-from .results.ledger import Ledger
-from .machine import copy_bandwidth, weight_bytes
-from .results.records import Record
-from .results.rows import Floor, table
-from .measure import Progress, Runner
-from .scoring.scorers import score_all
 from .conditions import Settings
 from .data.tasks import Loaded, find_tasks, load
+from .entries import ALL, Entry, every_method, parse
+from .lanes import Lane, make_lanes
+from .machine import copy_bandwidth, weight_bytes
+from .measure import Progress, Runner
+from .results import folder as files
+from .results.ledger import Ledger
+from .results.records import Record
+from .results.rows import Floor, table
+from .scoring.scorers import score_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,8 @@ def run(
 @contextmanager
 def listening() -> Iterator[Ears]:
     """Progress on stderr; an interrupted run says how to go on."""
-    from ..bench.report import terminal
     from ..bench.pipeline import Ears
+    from ..bench.report import terminal
 
     loading = o.LoadingBar()
     bar = terminal.Bar(o.errors)

@@ -28,8 +28,8 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Measure what passes of a model cost on this machine (under a minute) and keep it for --method auto."""
-    from ..recipes.loading import Place, load
     from ..recipes.cost_profiles import make_profile, profile_file, stored_profile
+    from ..recipes.loading import Place, load
     from ..runtime.profiler import Grid
 
     target = load(model, Place(dtype, device, batch_size))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..core.shapes.step import Frontier, Step, Stepper
+from ..core.trees.host_builder import Found, Front, Tops, tops_of
 from ..types import DraftBatch
 from .calibration import Curve
-from ..core.trees.host_builder import Found, Front, Tops, tops_of
-from ..core.shapes.step import Frontier, Step, Stepper
 
 
 class HonestStepper:

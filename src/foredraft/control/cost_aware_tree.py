@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..types import Budget, DraftBatch
-from .calibration import Calibration
 from ..core.rng.keyed import Dice
-from .calibrated import HonestStepper
-from ..core.trees.builder import Pool
-from ..core.shapes.step import Stepper
 from ..core.shapes.eagle2_tree import ValueTree
+from ..core.shapes.step import Stepper
+from ..core.trees.builder import Pool
+from ..types import Budget, DraftBatch
+from .calibrated import HonestStepper
+from .calibration import Calibration
 
 Numbers = NDArray[np.floating]
 LIKELY = np.array([[0.65], [0.12]])  # chances of a node's two likeliest children, before they are read

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import median_low
 
-from ..control.depth_allocation import Wish, best_depths
 from ..control.acceptance import Record
 from ..control.cost import CostModel, LiveCosts
+from ..control.depth_allocation import Wish, best_depths
 from ..control.draft_timing import Habit
 from ..control.throughput_probe import DEAR, Pulse
 from ..core.trees.tetris import Score, can_cut, cut_to
@@ -27,8 +27,8 @@ from ..draft.combine.paced import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
 from ..types.drafts import NO_BUDGET
-from .request import Request
 from .method_group import Turn
+from .request import Request
 
 PRIOR = 0.6  # chance of a drafted token before anything is known
 EXTRA = 1  # levels that are drafted beyond what fits, where the best can be told afterwards

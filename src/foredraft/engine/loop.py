@@ -12,25 +12,25 @@ from functools import lru_cache
 
 import torch
 
-from ..core.rng.keyed import Dice, KeyedDice, LateDice
-from ..core.verify import BatchCase, check_pair
 from ..core.distributions.temperature_one import soften
+from ..core.rng.keyed import Dice, KeyedDice, LateDice
 from ..core.trees.editing import move, part
+from ..core.verify import BatchCase, check_pair
 from ..draft import Drafter, Round
 from ..draft.base import draft_ahead, foresee
 from ..runtime import Executor, Output, Rows
 from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
-from .validation import check_request
-from .greedy.run_ahead import RunAhead
 from .clock import Clock
+from .greedy.captured import decide_greedily, take_swiftly
+from .greedy.run_ahead import RunAhead
+from .method_group import Turn
 from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
-from .greedy.captured import decide_greedily, take_swiftly
-from .method_group import Turn
+from .validation import check_request
 
 DiceMaker = Callable[[Seq[Sequence]], Dice]
 

@@ -11,10 +11,10 @@ from ..core.distributions.sampling import LogitLaws
 from ..runtime import Output
 from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
 from .greedy.async_copy import Letter
+from .greedy.summary import Summary, summarise
 from .method import Method
 from .request import Request
 from .sampler import logprobs_of
-from .greedy.summary import Summary, summarise
 from .tracing import trace_step
 
 DAMAGED = "the model produced NaN or allowed no token at all; its weights or the grammar may be damaged"

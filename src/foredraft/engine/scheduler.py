@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ..runtime import Executor
 from ..types import Budget
 from ..types.drafts import NO_BUDGET
+from .method_group import Turn
 from .request import Request
 from .sharing import Sharing
 from .slots import SlotPool
-from .method_group import Turn
 
 
 @dataclass(frozen=True, slots=True)

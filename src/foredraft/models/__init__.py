@@ -2,12 +2,12 @@
 
 from .config import ModelConfig, read_config, runs_natively, why_foreign
 from .decoder import Attend, Decoder, Layer, pack, random_decoder, shallow
-from .load.folders import Progress, cache_home
 from .layers.linear import Linear
+from .load.folders import Progress, cache_home
 from .load.names import DEFAULT, MODELS, resolve, source_file
+from .load.weights import load_decoder
 from .presets import SHAPES, shape
 from .tokenizer import TextStream, Tokenizer
-from .load.weights import load_decoder
 
 __all__ = [
     "DEFAULT",

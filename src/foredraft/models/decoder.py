@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..kernels.activation import gated
-from .layers.attention_protocol import AttendHeads
-from .config import ModelConfig
-from .layers.fused_pass import flow_of
-from .layers.linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
 from ..kernels.norm import norm
-from .layers.rope import rotate, rotation_table
+from .config import ModelConfig
+from .layers.attention_protocol import AttendHeads
+from .layers.fused_pass import flow_of
 from .layers.gemv_stream import StreamedLinear, can_stream
+from .layers.linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
+from .layers.rope import rotate, rotation_table
 
 Device = torch.device | str
 FINAL = -1  # the tap behind the final norm: the features that the LM head reads

@@ -14,8 +14,8 @@ from ..engine.sharing import usual_piece
 from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
-from .loading import Place, load
 from .cost_profiles import costs_of
+from .loading import Place, load
 from .recipe import Options, Workshop
 from .stop_strings import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..control.cost_aware_tree import CostTree, Tariff
+from ..core.shapes.base import Shape
 from ..core.verify import Rule, default_rule, find_rule
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
-from ..core.shapes.base import Shape
 from ..draft import Drafter
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..runtime import Executor, TorchExecutor, executor_for
+from .cost_profiles import costs_of
 from .judge_rules import judge_rule
 from .loading import Loaded, Place, load
-from .cost_profiles import costs_of
 from .shape_table import COST_TREE, SHAPES
 from .trained import Ready, best_kind, trained, with_accept_head
 

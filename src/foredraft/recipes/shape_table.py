@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from ..core.shapes.base import Chain, Shape
 from ..core.shapes.dyspec import DySpec
 from ..core.shapes.dyspec_layers import DySpecLayers
-from ..core.shapes.opt_tree import OptTree
-from ..core.shapes.static_tree import LANTERN_PATHS, RankTree, StaticTree
-from ..core.shapes.sequoia import Sequoia
-from ..core.shapes.base import Chain, Shape
 from ..core.shapes.eagle2_tree import ValueTree
+from ..core.shapes.opt_tree import OptTree
+from ..core.shapes.sequoia import Sequoia
+from ..core.shapes.static_tree import LANTERN_PATHS, RankTree, StaticTree
 
 # Acceptance by rank, assumed: the first guess is right six times in ten. `RankCounts` measures a drafter's own.
 USUAL_RANKS = (0.6, 0.15, 0.06, 0.03)

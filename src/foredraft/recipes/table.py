@@ -12,16 +12,16 @@ from ..control.calibration import Calibration
 from ..control.cost import CostModel
 from ..control.cost_aware_tree import CostTree, Tariff
 from ..control.cost_cache import PriceList
-from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..core.shapes.base import Chain
 from ..core.shapes.stops import Confidence, PredictedRejection
+from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.combine.auto import Arm, AutoDrafter
 from ..draft.combine.cascade import CascadeDrafter
 from ..draft.combine.fused import FusedDrafter
-from ..draft.retrieval.prompt_lookup import PromptLookup
-from ..draft.retrieval.maxgram import MaxGram
-from ..draft.neural.draft_model import ModelDrafter
 from ..draft.combine.relay import RelayDrafter
+from ..draft.neural.draft_model import ModelDrafter
+from ..draft.retrieval.maxgram import MaxGram
+from ..draft.retrieval.prompt_lookup import PromptLookup
 from ..draft.retrieval.suffix import SuffixDrafter
 from ..errors import unknown_name
 from ..runtime import Executor

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..core.shapes.base import Chain, Shape, Vocabulary
 from ..draft import Drafter
-from ..draft.neural.kangaroo import EarlyExitDrafter
-from ..draft.neural.eagle import FeatureDrafter
 from ..draft.neural.draft_model import ModelDrafter
+from ..draft.neural.eagle import FeatureDrafter
+from ..draft.neural.kangaroo import EarlyExitDrafter
 from ..draft.neural.medusa import RecurrentDrafter
 from ..errors import UsageError
 from ..models import Decoder

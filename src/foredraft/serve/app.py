@@ -15,12 +15,12 @@ from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from .api.call import answer
 from .api.api_errors import install_handlers
-from .page import page
+from .api.call import answer
 from .api.schema import ChatBody, CompletionBody
-from .service import Service
 from .engine_thread import State
+from .page import page
+from .service import Service
 
 Document = dict[str, Any]
 JOIN_SECONDS = 5.0  # for the engine's last step

@@ -23,8 +23,8 @@ from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
 from .admission import Gate
 from .job import Job
-from .offers.methods import Menu
 from .metrics import Meter, Metrics
+from .offers.methods import Menu
 from .settings import Settings
 
 log = logging.getLogger("foredraft.serve")

@@ -12,8 +12,8 @@ import uvicorn
 
 from ..errors import ForedraftError
 from .app import JOIN_SECONDS, create_app
-from .service import Service
 from .engine_thread import State
+from .service import Service
 
 BACKLOG = 2048
 LAST_WORDS = 5  # seconds for replies to reach their readers once nothing runs any more

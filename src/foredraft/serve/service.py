@@ -9,14 +9,14 @@ from typing import Any
 from ..engine import Request
 from ..engine.validation import check_request
 from ..recipes import LLM
-from .api.api_errors import ApiError, bad_request
 from .admission import Gate
+from .api.api_errors import ApiError, bad_request
 from .api.json_grammar import JsonGrammar, JsonGrammars
+from .engine_thread import State, Worker
 from .job import Job
 from .keys import KeyRing
 from .metrics import Metrics
 from .settings import Settings
-from .engine_thread import State, Worker
 
 
 class Service:

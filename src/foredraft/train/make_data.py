@@ -15,9 +15,9 @@ from ..core.repetition import find_loop
 from ..errors import UsageError
 from ..models import Decoder, Tokenizer
 from ..provenance import provenance, write_json
+from .bulk_generate import Task, write
 from .corpus import Corpus, save_corpus
 from .prompt_sources import ask_about, from_file, from_text, openings, starters
-from .bulk_generate import Task, write
 
 USER = "user"
 OWN_MIN_P = 0.05  # what the target writes to be asked about stays readable at temperature 1

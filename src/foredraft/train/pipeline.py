@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..core.verify import default_rule
 from ..core.shapes.base import Chain
+from ..core.verify import default_rule
 from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
 from ..models.heads import Identity, load_head, read_spec, save_head

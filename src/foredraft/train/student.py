@@ -13,8 +13,8 @@ from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
 from .kinds import Kind, Settings
-from .teacher import Lesson
 from .simulate import Walk, walk
+from .teacher import Lesson
 
 BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.02
 

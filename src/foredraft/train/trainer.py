@@ -21,9 +21,9 @@ from ..models.heads import Identity
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
-from .teacher import Teacher
 from .simulate import Walk
 from .student import Earlier, Student
+from .teacher import Teacher
 
 CHECKPOINT = "checkpoint.pt"
 

@@ -1,8 +1,8 @@
 """The records that travel between the parts. No part's logic lives here, and nothing here imports a part."""
 
+from .distributions import Law, Laws
 from .drafts import Budget, DraftBatch, DraftTree, Kind, Topology
 from .grammar import Constraint, Grammar
-from .distributions import Law, Laws
 from .params import SamplingParams
 from .results import Completion, Event, Stats
 from .sequence import Sequence

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.verify import RULES
 from ...core.distributions.sampling import ParamBlock, law_of
+from ...core.verify import RULES
 from ...draft.neural.draft_model import TREE_TEMPERATURE
 from ...models import Progress as Loading
 from ...recipes import LLM
@@ -22,8 +22,8 @@ from ...recipes.loading import Place
 from ...recipes.recipe import Workshop, draft_executor
 from ...runtime import Executor, Rows
 from ...types import Kind, SamplingParams
-from .closed_forms import FORMS, acceptance, optimum
 from ..enumerate.table_model import Array
+from .closed_forms import FORMS, acceptance, optimum
 
 IID, DRAWN, TOP, CHOSEN = Kind.SAMPLED_IID, Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.TOP_THEN_SAMPLED, Kind.CHOSEN
 KINDS = {IID: "independent draws", DRAWN: "draws without replacement", TOP: "top k - 1 and a draw", CHOSEN: "top k"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..sequential.cells import Text
-from .endpoint import EndpointSubject, Server, Written, read_choice, words
-from ..sequential.paired_test import run_pairs
 from ..report import conclude
+from ..sequential.cells import Text
+from ..sequential.paired_test import run_pairs
 from ..sequential.test import Plan, Progress, Trial, Verdict, run_trial
+from .endpoint import EndpointSubject, Server, Written, read_choice, words
 
 GAP = 0.25  # log-probability by which rounding may lift another token over the likeliest one
 _HIDDEN = 2  # texts that may end early before the sample is no longer that of the law

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.rng.keyed import Dice
 from ...core.rng.enumerating import law_of_outcomes, outcomes
+from ...core.rng.keyed import Dice
 from ...core.verify import Rule
 from ...types import Kind, TreeVerdict
 from .table_drafts import Draft, batch_case_of, draft_tree, tree_case_of

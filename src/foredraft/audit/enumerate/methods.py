@@ -27,8 +27,8 @@ from ...recipes.loading import Loaded, Place
 from ...recipes.recipe import Recipe, Workshop
 from ...recipes.trained import Ready
 from ...types import Kind, SamplingParams, Sequence, Topology
-from .table_executor import TableExecutor
 from ..mutation import exact_finding
+from .table_executor import TableExecutor
 from .table_model import Array, TableModel, dirichlet, mixed
 
 TOKENS = 3

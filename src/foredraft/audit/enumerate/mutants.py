@@ -16,8 +16,8 @@ from ...core.verify import Roll, TreeCase
 from ...core.verify.exact.rejection import ratio, residual
 from ...errors import unknown_name
 from ...types import Kind, Reason, TreeVerdict
-from .table_drafts import Draft, draft_tree, tree_case_of
 from .exactness import Emit, Method, emitted
+from .table_drafts import Draft, draft_tree, tree_case_of
 from .table_model import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, Array, Prefix, TableModel, fixed
 
 Judge = Callable[[TreeCase], TreeVerdict]

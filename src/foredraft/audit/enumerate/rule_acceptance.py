@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Purpose
-from ...core.rng.enumerating import ExactDice, outcomes
 from ...core.distributions.tensors import DenseLaw
+from ...core.rng.enumerating import ExactDice, outcomes
+from ...core.rng.keyed import Purpose
 from ...core.verify import Roll, Rule, TreeCase
 from ...types import DraftTree, Kind, Law
 from .table_drafts import Candidates

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...core.rng.keyed import Dice, Purpose
 from ...core.distributions.tensors import DenseLaw, TableLaws
-from ...core.verify import BatchCase, Roll, TreeCase
+from ...core.rng.keyed import Dice, Purpose
 from ...core.trees.layout import sibling_ranks, trees
+from ...core.verify import BatchCase, Roll, TreeCase
 from ...types import DraftTree, Kind
 from .table_model import Array, Prefix, TableModel
 

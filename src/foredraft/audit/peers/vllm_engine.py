@@ -17,8 +17,8 @@ from ...engine import Method
 from ...errors import ForedraftError, UsageError
 from ...recipes.loading import Place, load
 from ...types import SamplingParams
-from ..sequential.cells import CoarseLaw, Text
 from ..own_engine import EngineSubject
+from ..sequential.cells import CoarseLaw, Text
 from ..subject import Activity
 
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from .cells import CoarseLaw, Token
 from ..enumerate.table_model import Array
+from .cells import CoarseLaw, Token
 
 KAPPAS = (16.0, 256.0, 4096.0)  # prior sizes: large shifts, small ones, and small ones in many cells
 BINS = 8

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..enumerate.table_model import Array
 from .martingale import chance_shift, log_mean
 from .power import POWER, hardest_shift
-from ..enumerate.table_model import Array
 
 CAUTION = np.array([1.0, 8.0, 64.0])  # counts that both sides are given in advance: bold bets and careful ones
 _REPEATS = 100

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..enumerate.table_model import Array
+from ..subject import CELLS, Subject
 from .cells import Text, coarse
 from .paired_martingale import Exchange, detectable_pairs
 from .power import POWER
-from ..subject import CELLS, Subject
-from ..enumerate.table_model import Array
 from .test import Plan, Progress, Trial, Verdict, position_row
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..enumerate.table_model import Array
 from .cells import CoarseLaw
 from .martingale import KAPPAS, VIEWS, log_bayes
-from ..enumerate.table_model import Array
 
 POWER = 0.95
 _REPEATS = 200

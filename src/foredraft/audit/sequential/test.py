@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
+from ..subject import Subject
 from .cells import CoarseLaw, Text, Token
 from .martingale import Evidence
 from .power import POWER, detectable, texts_needed
-from ..subject import Subject
 
 Progress = Callable[[int, int], None]
 

@@ -19,17 +19,17 @@ from ...errors import ForedraftError, UsageError, unknown_name
 from ...models import MODELS, source_file
 from ...provenance import PACKAGES, provenance, write_json
 from ...recipes import LLM
-from ..results import folder as files
+from ..conditions import Settings
+from ..data.questions import Question
+from ..data.tasks import Loaded
 from ..entries import PLAIN, Entry
 from ..lanes import make_lanes
-from ..results.ledger import Ledger
-from ..data.questions import Question
-from ..results.records import Key, Record
-from ..results.rows import table
 from ..measure import WARM_UP
 from ..pipeline import Ears, Order
-from ..conditions import Settings
-from ..data.tasks import Loaded
+from ..results import folder as files
+from ..results.ledger import Ledger
+from ..results.records import Key, Record
+from ..results.rows import table
 from . import hugging_face, llama_process, llamacpp, open_vino, vllm_process
 from .base import Absent, Answer, Job, Peer
 from .ours import OwnPeer

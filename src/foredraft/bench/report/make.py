@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from . import charts
-from .markdown import markdown
 from .html import Pictures, page
+from .markdown import markdown
 from .runs import Run, load_all, slugs
 from .style import plots, render
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..results.rows import ALL
-from .terminal import interval, percent
 from .runs import Row, Run
+from .terminal import interval, percent
 
 CLAIM = "paper's own figure, its own models and machines"
 WORST = 40  # differences that are listed one by one

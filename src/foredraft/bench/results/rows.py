@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..entries import ALONE, PLAIN
-from .intervals import ratio_of_mean_rates, ratio_of_rates
 from ..scoring.quality import Score, quality
+from .intervals import ratio_of_mean_rates, ratio_of_rates
 from .records import Key, Record
 from .totals import Totals, acceptance, common_cut, totals
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...errors import unknown_name
-from .quality import Score
 from ..data.questions import Question
 from ..results.records import Key, Record
+from .quality import Score
 from .sandbox import passes
 
 Scorer = Callable[[Question, str], Score]

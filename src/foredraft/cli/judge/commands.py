@@ -27,9 +27,9 @@ from .train_pair import pair
 if TYPE_CHECKING:
     from ...judge.eval.eval_arms import Company
     from ...judge.eval.evaluate import EvalOrder
-    from ...judge.problems.problem import Asked
-    from ...judge.eval.transcript import Transcript
     from ...judge.eval.paired_eval import Tell
+    from ...judge.eval.transcript import Transcript
+    from ...judge.problems.problem import Asked
 
 judge = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -257,8 +257,8 @@ def _warn_if_off(company: Company) -> None:
 
 def _asked(order: EvalOrder, company: Company, data: Path | None) -> Sequence[Asked] | None:
     """The questions of a data set that the target has an answer to; None for freshly drawn problems."""
-    from ...judge.problems.agreement import agreements
     from ...judge.eval.evaluate import CHECKED
+    from ...judge.problems.agreement import agreements
     from .mining_tasks import held_out
 
     if order.task == CHECKED:

@@ -164,10 +164,10 @@ def _make(order: Mining) -> dict[str, Any]:
 
 
 def _checked(order: Mining, tell: Tell) -> dict[str, str]:
+    from ...judge.labels.label_run import make_checked
     from ...judge.labels.mining_models import sampled
     from ...judge.labels.program_labels import CheckedLabels, Mixture, exercises
     from ...judge.problems.families import FAMILIES
-    from ...judge.labels.label_run import make_checked
 
     work = exercises(order.count or PROBLEMS, order.seed, order.families or tuple(FAMILIES))
     journal = _journal(order)
@@ -181,9 +181,9 @@ def _checked(order: Mining, tell: Tell) -> dict[str, str]:
 
 
 def _auto(order: Mining, tell: Tell) -> dict[str, str]:
-    from ...judge.labels.mining_models import EngineTarget, ExecutorDrafter
     from ...judge.labels.label_run import make_mined
     from ...judge.labels.mining import Limits
+    from ...judge.labels.mining_models import EngineTarget, ExecutorDrafter
     from .mining_tasks import load_quests
 
     limits = Limits(order.max_new, order.rare, inf if order.stretch is None else order.stretch)
@@ -198,8 +198,8 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
 
 
 def _file(order: Mining, tell: Tell) -> dict[str, str]:
-    from ...judge.labels.lines import write_lines
     from ...judge.labels.annotations import read_notes, records_of
+    from ...judge.labels.lines import write_lines
     from ...models import Tokenizer, resolve
     from ...recipes.loading import eos_ids
 

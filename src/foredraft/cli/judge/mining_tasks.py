@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ...bench.data import formats as f
 from ...bench.data.questions import Question
-from ...bench.scoring.scorers import score
 from ...bench.data.tasks import TASKS as TEST_TASKS
 from ...bench.data.tasks import Task, load
+from ...bench.scoring.scorers import score
 from ...errors import UsageError, unknown_name
-from ...judge.problems import agreement
-from ...judge.labels.program_labels import Exercise, exercises
-from ...judge.problems.final_answer import Extract, answer_line
 from ...judge.labels.mining import Quest
+from ...judge.labels.program_labels import Exercise, exercises
 from ...judge.labels.token_labels import ask
+from ...judge.problems import agreement
+from ...judge.problems.final_answer import Extract, answer_line
 from ...models import Tokenizer
 
 CHECKED = "checked"  # the program-checked problems themselves

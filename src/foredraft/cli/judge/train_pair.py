@@ -71,10 +71,10 @@ def pair(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Train a target that solves program-checked problems and a drafter that words them differently."""
-    from ...judge.problems.families import FAMILIES
     from ...judge.fit.batches import DRAFTER, TARGET, Manner
     from ...judge.fit.demo_pair import PairOrder, train_pair
     from ...judge.fit.lora_trainer import Course
+    from ...judge.problems.families import FAMILIES
 
     common: dict[str, Any] = {"rows": rows, "lr": lr, "tries": tries, "seed": seed}
     order = PairOrder(

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...types import Budget, SamplingParams
-from ...core.rng.keyed import KeyedDice
-from .base import Fixed, LengthRule
 from ...core.distributions.sampling import ParamBlock
+from ...core.rng.keyed import KeyedDice
 from ...core.shapes.base import Chain, Frontier, Step, Stop
+from ...types import Budget, SamplingParams
+from .base import Fixed, LengthRule
 
 Times = Callable[[int], float]  # drafts of a round -> its seconds
 

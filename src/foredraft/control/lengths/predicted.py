@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Unlearned
 from ...core.shapes.step import Step
 from ...core.shapes.stops import confidence_of
+from .base import Unlearned
 
 Predictor = Callable[[int], float]  # sequence id -> tokens that would be accepted
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...types import DraftBatch, Law, SamplingParams
-from .top_k import place_of_largest
-from .tensors import DenseLaw, PointLaw
 from .masks import RowMasks
+from .tensors import DenseLaw, PointLaw
+from .top_k import place_of_largest
 
 # Rows are truncated by looking at this many of the likeliest tokens first; almost always they are enough.
 _HEAD = 512

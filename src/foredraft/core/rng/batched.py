@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...types import Law
-from .keyed import Dice, KeyedDice, Purpose
 from .hashing import hashed_uniform, uniform_of
+from .keyed import Dice, KeyedDice, Purpose
 
 _FEW = 16  # sequences up to which plain integers beat forty small tensor operations
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...types import Law
-from .hashing import hashed_uniform, state_of
 from ..distributions.tensors import sure_token
+from .hashing import hashed_uniform, state_of
 
 
 class Purpose(IntEnum):

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
-from ..trees.candidates import Candidates, drawn, likeliest
 from ..rng.keyed import Dice
 from ..trees.builder import Pool, most_nodes, tightened
+from ..trees.candidates import Candidates, drawn, likeliest
 from .step import Frontier, Step, Stepper
 
 

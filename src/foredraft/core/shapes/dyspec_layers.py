@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ...types import Budget, DraftBatch
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Dice
-from .dyspec import Drawing
 from ..trees.builder import Pool, falling_ranks, most_nodes, tightened
+from .dyspec import Drawing
 from .step import Step, Stepper
 
 REMEMBERED = 1024  # sequences whose thresholds are kept; nobody says when one is over

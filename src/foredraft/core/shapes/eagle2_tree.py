@@ -15,10 +15,10 @@ from torch import Tensor
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Dice
-from ..trees.host_builder import on_host
 from ..trees.builder import Pool
-from .step import Step, Stepper
+from ..trees.host_builder import on_host
 from .eagle2_kernels import Growth, can_grow
+from .step import Step, Stepper
 
 
 @dataclass(frozen=True, slots=True)

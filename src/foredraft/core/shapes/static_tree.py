@@ -16,11 +16,11 @@ from torch import Tensor
 from ...errors import UsageError
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
-from ..trees.candidates import Candidates, drawn, likeliest
 from ..rng.keyed import Dice
 from ..trees.builder import Pool, tightened
-from .step import Step, Stepper
+from ..trees.candidates import Candidates, drawn, likeliest
 from ..trees.layout import depths_of, sibling_ranks, static_tree
+from .step import Step, Stepper
 
 Paths = tuple[tuple[int, ...], ...]
 

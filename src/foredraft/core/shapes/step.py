@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...types import Law, Laws
-from ..distributions.top_k import largest, place_of_largest
-from ..distributions.tensors import LazyLaws, MappedLaw, PointLaw, PointLaws
-from ..distributions.sampling import LogitLaws, ParamBlock, law_of
 from ...kernels.top_k_search import IMPOSSIBLE, can_search, likeliest_fused
+from ...types import Law, Laws
+from ..distributions.sampling import LogitLaws, ParamBlock, law_of
+from ..distributions.tensors import LazyLaws, MappedLaw, PointLaw, PointLaws
+from ..distributions.top_k import largest, place_of_largest
 
 
 @dataclass(frozen=True, slots=True)

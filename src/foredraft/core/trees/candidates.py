@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rng.keyed import Dice, KeyedDice, Purpose
-from ..rng.hashing import hashed_uniform
-from ..distributions.tensors import DenseLaw
-from ..shapes.step import Step
 from ...kernels.top_k_search import IMPOSSIBLE
+from ..distributions.tensors import DenseLaw
+from ..rng.hashing import hashed_uniform
+from ..rng.keyed import Dice, KeyedDice, Purpose
+from ..shapes.step import Step
 
 _TURNS = 1 << 16  # more draws than any node has, so that (node, turn) makes one key
 _LEAST = 1e-7  # of a law that must be left for another draw; what rounding leaves of less is not the law any more

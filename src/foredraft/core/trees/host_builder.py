@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ...types import Budget, DraftBatch, Kind
 from ..rng.keyed import Dice
-from .builder import Pool
 from ..shapes.step import Frontier, Stepper
+from .builder import Pool
 
 Numbers = NDArray[Any]
 Found = tuple[Numbers, Numbers]  # log-probabilities and target ids of the likeliest tokens, [B, w, k] each

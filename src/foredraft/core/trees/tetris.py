@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...types import DraftBatch, Kind, Topology
 from ..verify import Rule
-from .select import best_lengths, keep_best, masked, own_scores, shifted_scores
 from .editing import cut
+from .select import best_lengths, keep_best, masked, own_scores, shifted_scores
 
 
 class Score(Enum):

@@ -11,22 +11,22 @@ from collections.abc import Callable
 from ...errors import BiasedPairError, UsageError, unknown_name
 from ...types import Kind, Topology
 from .base import BatchCase, Roll, Rule, TreeCase, tree_case
-from .lossy.mixture import ensemble, mentored
-from .lossy.branches import BEST_BRANCH, ONE_BRANCH
 from .exact.canonical import canonical
 from .exact.chain import BLOCK, CHAIN
-from .lossy.fly import fly
-from .lossy.gates import fuzzy, kl_gate
-from .lossy.judge import judge
 from .exact.kseq import k_seq
-from .parameters import parse
-from .lossy.lantern import lantern, lantern_pp
-from .lossy.typical import top_k, typical
 from .exact.matching import GREEDY, SAMPLE_AND_MATCH
 from .exact.optimal_transport import OTM
 from .exact.rejection import ONE_HOT, RESIDUAL, RESIDUAL_IID
 from .exact.top_then_sampled import TOP_THEN_SAMPLED
+from .lossy.branches import BEST_BRANCH, ONE_BRANCH
+from .lossy.fly import fly
+from .lossy.gates import fuzzy, kl_gate
+from .lossy.judge import judge
+from .lossy.lantern import lantern, lantern_pp
 from .lossy.lenience import cactus, lenience
+from .lossy.mixture import ensemble, mentored
+from .lossy.typical import top_k, typical
+from .parameters import parse
 
 FACTORIES: dict[str, Callable[..., Rule]] = {
     "k-seq": k_seq,

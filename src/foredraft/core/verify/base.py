@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...types import DraftBatch, DraftTree, Kind, Laws, Topology, TreeVerdict, Verdict
-from ..rng.keyed import Dice, Purpose
 from ..distributions.tensors import DenseLaw
+from ..rng.keyed import Dice, Purpose
 
 if TYPE_CHECKING:
     from .second_chance import OpinionAhead

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...types import DraftTree, Kind, Reason, TreeVerdict, Verdict
-from ..rng.keyed import Purpose
 from ..distributions.tensors import DenseLaw, pick_rows
+from ..rng.keyed import Purpose
 from .base import Array, BatchCase, TreeCase
 from .exact.rejection import point, residual
 

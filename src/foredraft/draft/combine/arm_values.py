@@ -7,8 +7,8 @@ from itertools import accumulate
 
 from ...control.acceptance import Record, Yields
 from ...control.cost import best_count
-from ...control.draft_timing import Habit
 from ...control.cost_cache import PriceList
+from ...control.draft_timing import Habit
 from ...types import Sequence
 from .arms import Arm, Offer
 

@@ -18,19 +18,19 @@ from dataclasses import replace
 import torch
 
 from ...control.cost import CostModel, LiveCosts
-from ...core.rng.keyed import Dice
-from ...core.trees.graft import NOBODY, Graft
-from ...core.trees.builder import tightened
 from ...control.cost_cache import PriceList
+from ...control.lookup_budget import PACE, Rest, shared_counts
 from ...control.throughput_probe import DEAR, Pulse
+from ...core.rng.keyed import Dice
+from ...core.trees.builder import tightened
 from ...core.trees.editing import cut, join, part
+from ...core.trees.graft import NOBODY, Graft
 from ...core.trees.layout import trees
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import empty_drafts
-from .arms import PLAIN, Arm, Offer, Tally, Watched
 from ..base import Round
 from .arm_values import Bids
-from ...control.lookup_budget import PACE, Rest, shared_counts
+from .arms import PLAIN, Arm, Offer, Tally, Watched
 from .team import Team
 
 __all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]

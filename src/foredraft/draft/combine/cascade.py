@@ -20,8 +20,8 @@ from ...runtime import Executor, Rows
 from ...types import DraftBatch, Kind, Sequence
 from ...types.drafts import chains
 from ..base import Round
-from .continuing import Continuing
 from ..neural.draft_model import CATCH_UP, ModelDrafter
+from .continuing import Continuing
 
 
 class CascadeDrafter(ModelDrafter):

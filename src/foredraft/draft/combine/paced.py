@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
 from ...control.lengths.base import LengthRule
+from ...core.rng.keyed import Dice
 from ...types import Budget, DraftBatch, Sequence, Topology
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ...core.rng.keyed import Dice
 from ...core.distributions.tensors import LazyLaws
+from ...core.rng.keyed import Dice
 from ...errors import UsageError
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.rng.keyed import Dice
-from ...core.trees.fuse import own_nodes
 from ...core.trees.editing import cut, move, part
+from ...core.trees.fuse import own_nodes
 from ...types import Budget, DraftBatch, Law, Laws, Sequence
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round

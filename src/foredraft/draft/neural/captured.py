@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core.rng.keyed import KeyedDice
 from ...core.distributions.sampling import ParamBlock
+from ...core.rng.keyed import KeyedDice
 from ...core.shapes.base import Chain, Shape
+from ...core.shapes.eagle2_tree import ValueTree
 from ...core.shapes.step import Stepper
 from ...core.trees.editing import cut, part
-from ...core.shapes.eagle2_tree import ValueTree
+from ...runtime.cuda.captured_passes import Inside
 from ...runtime.cuda.executor import BATCHES, GraphExecutor, fitting
 from ...runtime.row_layout import NOWHERE, pinned
-from ...runtime.cuda.captured_passes import Inside
 from ...types import Budget, DraftBatch, Sequence
 
 READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads

@@ -8,19 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
 from ...core.distributions.sampling import ParamBlock
+from ...core.rng.keyed import Dice
 from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ...errors import ForedraftError, UsageError
 from ...runtime import FINAL, Executor, Output, Rows
-from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.cuda.captured_passes import Inside
+from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.native.executor import NativeExecutor
 from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
-from .pipelined import Begun, Last, begin
 from ..base import QuietDrafter, Round
-from .native_step import NativeStep
 from .captured import OWNERS, Recorded, can_record, cut_to_budgets, filled, record_round, settled, shape_for, sure_block
+from .native_step import NativeStep
+from .pipelined import Begun, Last, begin
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6

@@ -11,27 +11,27 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
-from ...core.trees.host_builder import Found, Front, SteppedTops, Tops
 from ...core.distributions.sampling import ParamBlock
+from ...core.rng.keyed import Dice
 from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
-from ...kernels.top_k_search import IMPOSSIBLE
 from ...core.shapes.eagle2_tree import ValueTree
+from ...core.trees.host_builder import Found, Front, SteppedTops, Tops
 from ...errors import UsageError
+from ...kernels.top_k_search import IMPOSSIBLE
 from ...models.heads import FeatureHead, Lexicon
 from ...models.native import MOST
 from ...runtime import Executor, Output, Rows, TorchExecutor, executor_for
-from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.cuda.captured_passes import Inside
-from ...runtime.native.native_tree import Levels
-from ...runtime.native.executor import NativeExecutor
+from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.cuda.graphs import Recorder
+from ...runtime.native.executor import NativeExecutor
+from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ...types.drafts import empty_drafts
 from ..base import Round
-from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 from .captured import can_record, cut_to_budgets, filled, record_round, shape_for, sure_block
+from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 
 
 class FeatureDrafter(ModelDrafter):

@@ -12,16 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
 from ...core.distributions.sampling import ParamBlock
+from ...core.rng.keyed import Dice
 from ...core.shapes.base import Chain, Frontier, Step, Vocabulary
 from ...models.heads import KangarooHead
 from ...runtime import Output, Rows, TorchExecutor, executor_for
 from ...types import DraftBatch, Sequence
 from ...types.drafts import Started
 from ..base import Round
-from .eagle import accepted_rows
 from .draft_model import CATCH_UP, ModelDrafter, draft_params
+from .eagle import accepted_rows
 
 
 class EarlyExitDrafter(ModelDrafter):

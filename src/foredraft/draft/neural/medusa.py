@@ -7,15 +7,15 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
 from ...core.distributions.sampling import ParamBlock
+from ...core.rng.keyed import Dice
 from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import empty_drafts
 from ..base import QuietDrafter, Round
-from .eagle import accepted_rows
 from .draft_model import draft_params
+from .eagle import accepted_rows
 
 
 class RecurrentDrafter(QuietDrafter):

@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from ...core.rng.keyed import Dice
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
-from .suffix_automaton import SuffixAutomaton
 from ..base import QuietDrafter
 from .bigrams import Bigrams
+from .suffix_automaton import SuffixAutomaton
 
 
 class MaxGram(QuietDrafter):

@@ -16,8 +16,8 @@ from ...core.rng.keyed import Dice
 from ...core.trees.layout import trees
 from ...types import Budget, DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
-from .suffix_automaton import ROOT, SuffixAutomaton
 from ..base import QuietDrafter
+from .suffix_automaton import ROOT, SuffixAutomaton
 
 END = -1  # stands between the outputs of different requests; never drafted
 CANDIDATES = 8  # suffixes looked at per round, the longest first: text in a loop has as many as tokens

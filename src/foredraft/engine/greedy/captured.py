@@ -20,23 +20,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.rng.keyed import KeyedDice
+from ...core.distributions.sampling import LogitLaws, ParamBlock
 from ...core.distributions.top_k import largest
+from ...core.rng.keyed import KeyedDice
 from ...core.verify import BatchCase, Rule
 from ...core.verify.second_chance import above
-from ...core.distributions.sampling import LogitLaws, ParamBlock
 from ...runtime import FINAL, Executor, Output
 from ...runtime.cuda.executor import BATCHES, WIDTHS, GraphExecutor, fitting
-from ...runtime.row_layout import NOWHERE, Book, pinned
 from ...runtime.cuda.tree_attention import move_rows
 from ...runtime.native.native_top_k import largest as quick_largest
+from ...runtime.row_layout import NOWHERE, Book, pinned
 from ...types import DraftBatch, Reason, Sequence, Verdict
-from .run_ahead import RunAhead
-from .device import decide
-from .async_copy import Letter
-from ..request import Request
 from ..method_group import Turn
+from ..request import Request
+from .async_copy import Letter
+from .device import decide
 from .host import decide_on_host
+from .run_ahead import RunAhead
 
 MOST = 256  # sequences of a recorded round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...core.verify.second_chance import NO
 from ...core.trees.layout import ancestor_mask
+from ...core.verify.second_chance import NO
 from ...types import DraftBatch, Reason, Verdict
 from .summary import summarise
 

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...models.load.fetch import file_hash
 from ...models.judges import change, read_spec
 from ...models.judges.artefact import WEIGHTS
+from ...models.load.fetch import file_hash
 from ...provenance import provenance
+from ..labels.lines import Lines
+from ..problems.families import FAMILIES, draw
+from ..problems.problem import Problem
 from .calibrate import Budget, Outcome, calibrate
 from .eval_arms import Company
-from ..problems.families import FAMILIES, draw
-from ..labels.lines import Lines
-from ..problems.problem import Problem
 from .paired_eval import Arm, Court, Tell, parts
 
 LEDGER = "calibration.jsonl"

@@ -14,8 +14,8 @@ import torch
 
 from ...core.shapes.base import Vocabulary
 from ...draft import Drafter
-from ...draft.neural.eagle import FeatureDrafter
 from ...draft.neural.draft_model import ModelDrafter
+from ...draft.neural.eagle import FeatureDrafter
 from ...engine import Engine
 from ...errors import UsageError
 from ...runtime import Executor, Output, Rows

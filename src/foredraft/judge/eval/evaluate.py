@@ -14,12 +14,12 @@ from typing import Any
 
 from ...provenance import provenance
 from ...recipes.judge_rules import find_judge
-from .attribution import attribute
-from .eval_arms import JUDGE, NAMES, STANDARD, Company
 from ..problems.families import FAMILIES, draw
 from ..problems.problem import Asked
-from .transcript import Transcript
+from .attribution import attribute
+from .eval_arms import JUDGE, NAMES, STANDARD, Company
 from .paired_eval import Arm, Court, Notes, Tally, Tell
+from .transcript import Transcript
 
 LENGTHS = (5, 10, 15, 20, 25, 32, 40)
 # Other relaxed rules, each from strict to loose.

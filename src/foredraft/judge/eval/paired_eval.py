@@ -18,8 +18,8 @@ from ...errors import ForedraftError
 from ...models import Tokenizer
 from ...types import SamplingParams
 from ...types import Sequence as Text
-from ..problems.problem import Asked
 from ..labels.token_labels import ask
+from ..problems.problem import Asked
 from .transcript import Answer, Transcript
 
 Tell = Callable[[int, int], None]  # problems answered, of how many

@@ -15,9 +15,9 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from ...models import Tokenizer
+from ..labels.token_labels import closing_token
 from ..problems.families import FAMILIES, drawn
 from ..problems.problem import MEND, Problem
-from ..labels.token_labels import closing_token
 
 PART_ROWS = 64  # texts that are read at once
 BLOCK = 16  # widths are whole blocks

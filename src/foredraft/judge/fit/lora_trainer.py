@@ -18,10 +18,10 @@ from ...errors import ForedraftError
 from ...models import Decoder
 from ...models.layers.lora import Delta
 from ...train.batch_attention import Causal, any_length
-from ...train.student import BETAS, CLIP, autocast, schedule
 from ...train.bulk_generate import Task, write
-from .batches import Lesson, Lessons
+from ...train.student import BETAS, CLIP, autocast, schedule
 from ..problems.problem import Problem
+from .batches import Lesson, Lessons
 
 LONGEST_ANSWER = 224  # tokens; the longest solution of any family has about 160
 

@@ -17,20 +17,20 @@ from torch import Tensor
 
 from ...core.verify.lossy.judge import DRAFT, EVIDENCE, PARTS, TARGET
 from ...draft import Drafter
-from ...draft.neural.eagle import FeatureDrafter
 from ...draft.neural.draft_model import ModelDrafter
+from ...draft.neural.eagle import FeatureDrafter
 from ...errors import UsageError, unknown_name
-from ...models.load.fetch import file_hash
 from ...models.judges import Judge, JudgeSpec, save_judge
 from ...models.judges.heads import KINDS
+from ...models.load.fetch import file_hash
 from ...provenance import provenance
 from ...recipes.judge_rules import probe_states, target_identity
 from ...recipes.loading import Loaded
 from ...runtime import FINAL, Executor
+from ..labels.record import LabelledText, read_records
 from .false_accepts import auc, careful, curve, ladder
 from .features import Features, Tell, extract
 from .head import TEST, VALIDATION, Fitted, check_labels, fit, scores, shuffled_auc, split_of, thin
-from ..labels.record import LabelledText, read_records
 
 PROBE_TOKENS = 32
 MOST_TAPS = 8  # inner taps that `all` compares, evenly spread

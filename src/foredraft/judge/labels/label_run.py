@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from .program_labels import CheckedLabels, Exercise
 from .journal import Journal
 from .mining import Limits, Quest, search
+from .program_labels import CheckedLabels, Exercise
 from .searches import Drafter, Pool, Target
 
 Tell = Callable[[int, int, str], None]  # questions done, all of them, what is going on

@@ -12,9 +12,9 @@ from ...recipes.llm import LLM
 from ...runtime import Executor, Rows
 from ...types import SamplingParams
 from ...types import Sequence as Text
-from .program_labels import Writer
-from .mining import Guess, Write, Written
 from ..eval.paired_eval import Arm, run
+from .mining import Guess, Write, Written
+from .program_labels import Writer
 
 ROWS = 2048  # places whose logits are held at a time
 

@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ...models import Tokenizer
 from ..problems.families import FAMILIES, draw
 from ..problems.problem import Problem
-from .record import LabelledText
 from .planted_errors import plant
+from .record import LabelledText
 from .token_labels import Spelling, ask, closing_token, spell
 
 # Prompts, temperatures and seeds -> what a model answers, closing token included.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..eval.paired_eval import Arm, Court
 from .final_answer import Extract
 from .problem import Asked
-from ..eval.paired_eval import Arm, Court
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
 from .base import Head, HeadSpec, Identity, own_parameters
-from .language import AcceptHead, FastDraft, KangarooHead
-from .eagle import Eagle3Head, EagleHead, FeatureHead, GriffinHead
 from .draft_vocab import Lexicon, by_frequency
+from .eagle import Eagle3Head, EagleHead, FeatureHead, GriffinHead
+from .language import AcceptHead, FastDraft, KangarooHead
 from .loader import BUILDERS, load_head, settle
 from .medusa import MedusaHead, RecurrentHead, SpeculatorHead
 

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...kernels.embedding_pair import norm_halves, pairs
+from ...kernels.norm import norm
 from ..config import ModelConfig
 from ..decoder import Decoder, Layer
 from ..layers.linear import Linear
-from ...kernels.norm import norm
 from .base import HeadSpec, draft_config, start, word_rows
-from ...kernels.embedding_pair import norm_halves, pairs
 
 
 class FeatureHead(Decoder):

@@ -14,9 +14,9 @@ from ..layers.linear import Linear, RoundedLinear, TiledLinear, can_pack, can_ti
 from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
 from .delta import whole_weights
-from .language import AcceptHead, FastDraft, KangarooHead
-from .eagle import Eagle3Head, EagleHead, GriffinHead
 from .draft_vocab import by_frequency, rounded
+from .eagle import Eagle3Head, EagleHead, GriffinHead
+from .language import AcceptHead, FastDraft, KangarooHead
 from .medusa import MedusaHead, SpeculatorHead
 
 BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.activation import gated
+from ...kernels.norm import add_norm
 from .attention_protocol import AttendHeads
 from .gemv_narrow import fits, normed_gate, normed_product, product_added
-from ...kernels.norm import add_norm
 
 if TYPE_CHECKING:
     from ..decoder import Layer

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ...kernels.activation import gated_twin
 from ...kernels.early_launch import early
-from .linear import Linear
 from ...kernels.gemv_narrow_rows import MOST, rows_product
 from ...kernels.gemv_narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
 from ...kernels.norm import norm_twin
 from .gemv_stream import StreamedLinear
+from .linear import Linear
 
 try:
     import triton

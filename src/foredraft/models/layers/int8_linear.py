@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..decoder import Decoder
+from .gemv_stream import SLICE, arrivals_for, multiply
 from .linear import Linear
 from .rope import rotation_table
-from .gemv_stream import SLICE, arrivals_for, multiply
 
 DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}

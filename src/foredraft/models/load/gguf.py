@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ...errors import ForedraftError
 from ..config import ModelConfig
-from .weight_names import gguf_to_hf, halves_from_pairs, slots
-from .folders import Progress, appearing, mark, silent
 from ..layers.rope import frequencies
+from .folders import Progress, appearing, mark, silent
 from .tensorfile import TensorWriter
 from .vocabulary import Vocabulary, write_tokenizer
+from .weight_names import gguf_to_hf, halves_from_pairs, slots
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 BLOCK_ELEMENTS = 1 << 23  # dequantised at once

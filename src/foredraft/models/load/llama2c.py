@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ...errors import ForedraftError
-from .weight_names import halves_from_pairs
 from .folders import Progress, appearing, mark, silent
 from .tensorfile import TensorWriter
 from .vocabulary import Role, Vocabulary, write_tokenizer
+from .weight_names import halves_from_pairs
 
 HEADER = struct.Struct("<7i")
 BYTES = range(3, 259)  # ids of the 256 single bytes in Llama 2's vocabulary; 0 to 2 are <unk>, <s> and </s>

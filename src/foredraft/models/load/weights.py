@@ -13,8 +13,8 @@ import torch
 from ...errors import ForedraftError
 from ..config import ModelConfig, read_json
 from ..decoder import Decoder, Device
-from .weight_names import ignorable, slots
 from .tensorfile import TensorFile
+from .weight_names import ignorable, slots
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..base import Output, Rows
-from .executor import GraphExecutor
 from ..row_layout import Book
+from .executor import GraphExecutor
 
 
 class Inside:

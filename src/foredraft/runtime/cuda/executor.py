@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...models.layers.attention_protocol import AttendHeads
 from ...models.decoder import Decoder
+from ...models.layers.attention_protocol import AttendHeads
 from ..base import FINAL, Output, Placement, Rows
+from ..kv_cache import KVStore
 from ..row_layout import Book, Ground, Limits, survey, table_of, upload
-from .tree_attention import move_rows, rotate_and_store, tree_attention
+from ..torch.executor import TorchExecutor
 from .graphs import Recorder
 from .pad_rows import spread
-from ..kv_cache import KVStore
-from ..torch.executor import TorchExecutor
+from .tree_attention import move_rows, rotate_and_store, tree_attention
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

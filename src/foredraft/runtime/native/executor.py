@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ...models import native
 from ...models.decoder import Decoder, Layer
-from ...models.heads.language import Adapter
 from ...models.heads.eagle import Eagle3Head, Eagle3Layer, EagleLayer
+from ...models.heads.language import Adapter
 from ...models.layers.linear import TiledLinear
-from ..torch.attention import scratch_lines
 from ..base import FINAL, Output, Placement, Rows
+from ..torch.attention import scratch_lines
 from ..torch.executor import TorchExecutor
 
 ENTRIES = {Layer.enter: 0, EagleLayer.enter: 1, Eagle3Layer.enter: 2}

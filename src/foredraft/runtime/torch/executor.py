@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...models.decoder import Decoder
-from .attention import MaskBuffers, PaddedAttention, RaggedAttention
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVStore, Snapshot
+from .attention import MaskBuffers, PaddedAttention, RaggedAttention
 
 CHUNK = 256  # prompt tokens that go through the model at once
 

@@ -12,14 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from ...engine import Request
-from .body import parse, read_body
-from .api_errors import ApiError, bad_request
-from .responses import ChatForm, CompletionForm
-from .parse import count_answers, echoes, prepare
-from .sse import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
-from .schema import ChatBody, CompletionBody
 from ..service import Service
+from .api_errors import ApiError, bad_request
 from .assemble import Piece, Writer, usage
+from .body import parse, read_body
+from .parse import count_answers, echoes, prepare
+from .responses import ChatForm, CompletionForm
+from .schema import ChatBody, CompletionBody
+from .sse import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
 
 DELIVERY = 30.0  # seconds beyond a job's own time in which a reader may fetch what is ready
 CLIENT_CLOSED = 499  # for the log alone

@@ -9,10 +9,10 @@ from ...engine import Request
 from ...models import Tokenizer
 from ...recipes import LLM
 from ...types import Grammar, SamplingParams
+from ..service import Service
 from .api_errors import bad_request
 from .json_grammar import ANY_OBJECT
 from .schema import ChatBody, CompletionBody, Generation
-from ..service import Service
 
 LEAST_MASS = 1e-9  # top_p = 0 means the likeliest token alone
 

@@ -6,8 +6,8 @@ import time
 import uuid
 from typing import Any
 
-from .schema import ChatBody, CompletionBody, Generation
 from .assemble import Piece, TokenScore
+from .schema import ChatBody, CompletionBody, Generation
 
 Document = dict[str, Any]
 

@@ -10,8 +10,8 @@ from ...core.verify import FACTORIES, RULES, Rule
 from ...engine import Method
 from ...errors import ForedraftError
 from ...recipes import RECIPES
-from .judges import ServedJudge
 from ..service import Service
+from .judges import ServedJudge
 
 Document = dict[str, Any]
 

@@ -12,8 +12,8 @@ from ...engine import Method
 from ...errors import UsageError, unknown_name
 from ...recipes import LLM, RECIPES
 from ..api.api_errors import ApiError, bad_request
-from .judges import JUDGE, ServedJudge
 from ..api.schema import Speculation
+from .judges import JUDGE, ServedJudge
 
 _KEPT = 64  # variants remembered; requests of one variant are verified together
 

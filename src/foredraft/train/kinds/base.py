@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ...models import Decoder
 from ...models.heads import HeadSpec, Identity
-from ..teacher import Lesson, pull
 from ..objectives import OBJECTIVES
+from ..teacher import Lesson, pull
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
 from ..batch_attention import Unrolled
-from ..teacher import Lesson, pull
 from ..objectives import smooth_l1
+from ..teacher import Lesson, pull
 from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
 
 PLAUSIBLE = 3  # GRIFFIN: tokens that a drafter might have drafted itself; of 1, 3, 5 and 10 the paper found 3 best

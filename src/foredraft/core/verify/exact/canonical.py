@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Kind
-from ...rng.keyed import Purpose
 from ...distributions.tensors import DenseLaw
-from .transport import SMALL, transport
+from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
-from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..parameters import label
-from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, residual, shuffled, walk_ahead
+from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
+from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, residual, shuffled, walk_ahead
+from .transport import SMALL, transport
 
 
 @dataclass(frozen=True, slots=True)

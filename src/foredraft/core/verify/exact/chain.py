@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ....types import Reason, TreeVerdict, Verdict
+from ...distributions.tensors import DenseLaw, normalise
 from ...rng.batched import rolled_ahead
 from ...rng.keyed import Purpose
-from ...distributions.tensors import DenseLaw, normalise
 from ..base import Array, BatchCase, Rule, TreeCase
 from .rejection import ONE_DRAW, ratio, residual
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Kind
-from ...rng.keyed import Purpose
 from ...distributions.tensors import DenseLaw, pick_rows
+from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
-from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..parameters import label
-from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_ahead
+from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
+from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_ahead
 
 Sums = Callable[[float], tuple[float, float]]  # rho -> sum [p - rho q]+, and q of the tokens where that is positive
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from ....types import Kind
-from ...rng.keyed import Purpose
 from ...distributions.tensors import DenseLaw
-from .transport import SMALL, Plan, set_law, transport
+from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
-from .rejection import ONE_DRAW, emit, emit_batch, walk_ahead
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
+from .rejection import ONE_DRAW, emit, emit_batch, walk_ahead
+from .transport import SMALL, Plan, set_law, transport
 
 
 def answer(p: Array, q: Array, kind: Kind, tokens: list[int], draws: int) -> tuple[Array, Array]:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ....types import Kind, Law, Reason, Topology, Verdict
+from ...distributions.tensors import DenseLaw, pick_rows
 from ...rng.batched import first_pass, rolled_ahead
 from ...rng.keyed import Purpose
-from ...distributions.tensors import DenseLaw, pick_rows
 from ..base import EVERY_KIND, Array, BatchCase, Rule, pairs
 from ..tree_walk import BatchSolver, Child, Node, NodeBatch, Step, StepBatch, walk, walk_batch
 

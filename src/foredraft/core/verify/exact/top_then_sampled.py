@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ....types import Kind, Law
-from ...rng.keyed import Dice, Purpose
 from ...distributions.tensors import DenseLaw, pick_rows
+from ...rng.keyed import Dice, Purpose
 from ..base import Rule, pairs
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
-from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
+from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
 
 
 def draw_top_then_sampled(law: Law, count: int, dice: Dice, node: Tensor) -> tuple[Tensor, Tensor]:

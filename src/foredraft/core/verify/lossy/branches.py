@@ -20,10 +20,10 @@ from ...rng.batched import all_tests, rolled_ahead
 from ...rng.keyed import Purpose
 from ..base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
 from ..exact.matching import solve_match, solve_match_batch
-from ..second_chance import solve_standard, solve_standard_batch
 from ..exact.rejection import ratio, walk_ahead
-from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from ..longest_path import chosen_batch, deepest, drawn_from, finish, finish_batch, some_chosen
+from ..second_chance import solve_standard, solve_standard_batch
+from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 
 
 def solve_one_branch(node: Node) -> Step:

@@ -19,10 +19,10 @@ from ....types import Reason, TreeVerdict, Verdict
 from ...rng.batched import rolled_ahead
 from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..parameters import label
-from ..second_chance import soft_law, soft_law_batch
 from ..exact.rejection import ratio
 from ..longest_path import drawn_from, finish, finish_batch, ratio_batch
+from ..parameters import label
+from ..second_chance import soft_law, soft_law_batch
 
 
 def gate_value(p: Array, top: int) -> float:

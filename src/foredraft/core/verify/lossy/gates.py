@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..parameters import label
 from ..exact.matching import solve_match, solve_match_batch
+from ..parameters import label
 from ..second_chance import NO, Opinion, soft_law, soft_law_batch, solve_standard, solve_standard_batch, with_opinion
 from ..tree_walk import BatchSolver, Node, NodeBatch, Solver
 

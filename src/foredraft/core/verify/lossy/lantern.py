@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Kind, Reason
-from ...rng.keyed import Purpose
 from ...distributions.tensors import DenseLaw, normalise
+from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..second_chance import NO, Opinion, soft_law, soft_law_batch, with_opinion
 from ..exact.rejection import Relax, emit, emit_batch, flip_ratio, flip_rest, point, ratio, residual, walk_ahead
-from .lenience import two_part_test
+from ..second_chance import NO, Opinion, soft_law, soft_law_batch, with_opinion
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
+from .lenience import two_part_test
 
 
 def nearest_codes(codebook: Tensor, count: int) -> Tensor:

@@ -15,8 +15,8 @@ from ....errors import UsageError
 from ....types import Kind, Reason
 from ...rng.keyed import Purpose
 from ..base import Rule
-from ..parameters import label
 from ..exact.rejection import Relax, emit, point, ratio, reject_in_turn, residual, walk_ahead
+from ..parameters import label
 from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
 

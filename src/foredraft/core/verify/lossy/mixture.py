@@ -20,9 +20,9 @@ from ....errors import UsageError
 from ....types import Reason
 from ...distributions.tensors import DenseLaw, pick_rows
 from ..base import Array, Rule
+from ..exact.rejection import walk_ahead
 from ..parameters import label
 from ..second_chance import solve_standard, solve_standard_batch
-from ..exact.rejection import walk_ahead
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 
 _ROUNDS = 30  # of a search for clips; five are usual

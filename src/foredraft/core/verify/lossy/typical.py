@@ -17,9 +17,9 @@ from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
 from ...rng.batched import rolled_ahead
 from ..base import Array, BatchCase, Rule, TreeCase
+from ..longest_path import deepest, finish, finish_batch
 from ..parameters import label
 from ..second_chance import soft_law, soft_law_batch
-from ..longest_path import deepest, finish, finish_batch
 
 
 @dataclass(frozen=True, slots=True)

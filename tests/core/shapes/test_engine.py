@@ -1,0 +1,119 @@
+"""Growths in the real engine: the target's text at temperature 0, its law at 1, and the draft model's K/V in step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.shapes.base import Shape
+from foredraft.core.shapes.dyspec import DySpec
+from foredraft.core.shapes.dyspec_layers import DySpecLayers
+from foredraft.core.shapes.opt_tree import OptTree
+from foredraft.core.shapes.sequoia import Sequoia
+from foredraft.core.shapes.static_tree import RankTree, rank_paths
+from foredraft.core.verify import RULES, default_rule
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.engine import Engine, Method
+from foredraft.models import shallow
+from foredraft.runtime import TorchExecutor
+from foredraft.types import Kind
+from tests.draft.test_model import cache_follows_the_text
+from tests.engine.runs import finish, one, request
+from tests.kit.executor import TableExecutor
+from tests.kit.tables import dirichlet, mixed
+from tests.train import toys
+from tests.train.test_drafters import drafter
+
+SHAPES: list[Shape] = [
+    RankTree(rank_paths("0 1 2 00 02 10 000")),
+    RankTree(Sequoia((0.6, 0.2), 8, 4).paths(8, 4), drawn=True),
+    OptTree(nodes=8, depth=3, gain=0.1),
+    DySpec(nodes=8, depth=3),
+    DySpec(nodes=8, depth=3, drawn=False),
+    DySpecLayers(nodes=8, width=4, depth=3, threshold=0.05),
+    DySpecLayers(nodes=8, width=4, depth=3, threshold=0.05, adapt=0.3),
+]
+EVERY = pytest.mark.parametrize("shape", SHAPES, ids=str)
+TARGET = dirichlet(4, seed=5, alpha=0.5)
+PLAIN = Method("plain", RULES["sample-and-match"])
+
+
+@EVERY
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+def test_the_draft_cache_follows_the_text(shape: Shape, share: float) -> None:
+    cache_follows_the_text(shape, share)
+
+
+@EVERY
+def test_greedy_identity_with_a_real_decoder(shape: Shape) -> None:
+    """The target's own first layers draft for it; the text is that of plain decoding, with fewer passes."""
+    decoder = toys.target()
+    prompts = [[1, 2, 3], [4, 5], list(range(1, 40))]
+    made = ModelDrafter(TorchExecutor(shallow(decoder, 4), 3, 100), shape)
+    method = Method("m", default_rule(made.kinds, made.topology), made)
+    requests = [request(p, method, i, max_new_tokens=24) for i, p in enumerate(prompts)]
+    plain = [request(p, PLAIN, i, max_new_tokens=24) for i, p in enumerate(prompts)]
+    assert finish(Engine(TorchExecutor(decoder, 3, 100)), *requests) == finish(
+        Engine(TorchExecutor(decoder, 3, 100)), *plain
+    )
+    assert sum(each.stats.accepted for each in requests) > 0
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["eagle3", "fastdraft", "medusa", "mlp-speculator"])
+def test_greedy_identity_with_trained_heads(kind: str, shape: Shape) -> None:
+    """Heads hand states from node to node. Those without attention take calls for levels, which DySpec's are not: its
+    drafts are then poor ones, and still drafts of the laws that go with them."""
+    decoder, prompts = toys.target(), [[1, 2, 3], [6, 7, 8, 9, 10, 11, 12]]
+    made = drafter(decoder, kind, shape, slots=2)
+    method = Method(kind, default_rule(made.kinds, made.topology), made)
+    requests = [request(p, method, i, max_new_tokens=16) for i, p in enumerate(prompts)]
+    plain = [request(p, PLAIN, i, max_new_tokens=16) for i, p in enumerate(prompts)]
+    assert finish(Engine(TorchExecutor(decoder, 2, 100)), *requests) == finish(
+        Engine(TorchExecutor(decoder, 2, 100)), *plain
+    )
+    assert all(each.stats.drafted > 0 for each in requests)
+
+
+@EVERY
+def test_a_seed_gives_the_same_text_alone_and_in_a_batch(shape: Shape) -> None:
+    near = mixed(TARGET, dirichlet(4, seed=9), 0.5)
+    rule = RULES["residual" if shape.kind != Kind.CHOSEN else "one-hot"]
+
+    def run(slots: int) -> list[list[int]]:
+        if isinstance(shape, DySpecLayers):
+            shape._thresholds.clear()  # what requests of the same numbers have taught it before
+        method = Method("m", rule, ModelDrafter(TableExecutor(near, max_slots=slots), shape))
+        requests = [request([i % 4], method, i, max_new_tokens=12, temperature=1.0, seed=i) for i in range(6)]
+        return finish(Engine(TableExecutor(TARGET, max_slots=slots)), *requests)
+
+    assert run(1) == run(4)
+
+
+SMALL = dirichlet(3, seed=1)
+NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration of trees short
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        DySpec(nodes=3, depth=2),
+        DySpecLayers(nodes=3, width=2, depth=2, threshold=0.2),
+        RankTree(rank_paths("0 1 00"), drawn=True),
+        OptTree(nodes=3, depth=2, gain=0.1),
+    ],
+    ids=str,
+)
+def test_the_law_of_whole_texts(shape: Shape) -> None:
+    """After a prompt of two tokens, the law of the next three is the product of the target's own laws."""
+    law = np.zeros((3,) * 3)
+
+    def run(dice: ExactDice) -> list[int]:
+        made = ModelDrafter(TableExecutor(NARROW), shape)
+        method = Method("m", default_rule(made.kinds, made.topology), made)
+        return one(TableExecutor(SMALL), method, 3, dice, temperature=1.0)
+
+    for weight, text in outcomes(run):
+        law[tuple(text)] += weight
+    assert np.abs(law - SMALL.joint(3, (0, 1))).max() < 1e-6

@@ -1,0 +1,48 @@
+"""Every rule on a CUDA device: the same verdicts as on the host, with loops that run to their fixed ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.verify import RULES, BatchCase, Rule
+from foredraft.types import Kind, Topology
+
+from .test_lossy_batched_forms import LOSSY, full_case
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+EVERY = [rule for rule in RULES.values() if not rule.lossy] + LOSSY
+
+
+def on_device(case: BatchCase) -> BatchCase:
+    """The same case with all tensors on the device."""
+    drafts, dice = case.drafts, case.dice
+    assert isinstance(drafts.laws, TableLaws) and isinstance(case.target, TableLaws) and isinstance(dice, KeyedDice)
+    names = ("token", "parent", "depth", "order", "length", "multiplicity", "node_kind")
+    columns = {name: None if getattr(drafts, name) is None else getattr(drafts, name).cuda() for name in names}
+    soft = case.soft if case.soft is None else TableLaws(case.soft.probs.cuda())  # type: ignore[attr-defined]
+    return BatchCase(
+        replace(drafts, **columns, laws=TableLaws(drafts.laws.probs.cuda())),
+        TableLaws(case.target.probs.cuda()),
+        KeyedDice(dice.seed.cuda(), dice.round.cuda(), dice.position.cuda()),
+        None if case.hidden is None else case.hidden.cuda(),
+        soft,
+    )
+
+
+@pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("topology", list(Topology), ids=lambda topology: topology.value)
+def test_a_device_reaches_the_same_verdicts(rule: Rule, topology: Topology) -> None:
+    kinds = [kind for kind in Kind if rule.lossy or (kind, topology) in rule.exact_for]
+    if rule.name.startswith("fly") and topology is Topology.TREE:
+        kinds = []
+    for kind in kinds:
+        for seed in range(3):
+            case = full_case(rule, (kind,), topology, seed)
+            here, there = rule.verify_batch(case), rule.verify_batch(on_device(case))
+            for b in range(case.drafts.batch):
+                assert here.row(b) == there.row(b)

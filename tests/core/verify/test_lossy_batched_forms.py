@@ -1,0 +1,50 @@
+"""Law 3 for lossy rules: batched and readable forms agree on ragged batches, states and soft laws included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.verify import RULES, BatchCase, Rule, find_rule, lantern_pp, tree_case
+from foredraft.core.verify import judge, lantern
+from foredraft.core.verify.lossy.lantern import nearest_codes
+from foredraft.types import Kind, Topology
+from tests.core.verify.test_batched_forms import VOCAB, random_case
+
+CODES = nearest_codes(torch.rand((VOCAB, 2), generator=torch.Generator().manual_seed(0)), 20)
+LOSSY = [rule for rule in RULES.values() if rule.lossy]
+LOSSY += [
+    find_rule(name)
+    for name in ("fuzzy:0.3,kl,standard", "kl-gate:2", "fly:0.1,0", "fly:0.1,1", "fly:0.2,2,code", "mentored:1")
+]
+LOSSY += [judge(lambda states: states[..., 0], 0.3, forbidden_ids=[3, 7], floor=1e-3)]
+LOSSY += [lantern(CODES, 5, 0.2), lantern_pp(CODES, 5, 3.0), lantern(CODES, 5, 0.2, greedy=True)]
+KINDS = [(kind,) for kind in Kind] + [(Kind.CHOSEN, Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.TOP_THEN_SAMPLED)]
+
+
+def full_case(rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int) -> BatchCase:
+    case = random_case(rule, kinds, topology, seed)
+    make = torch.Generator().manual_seed(seed)
+    assert isinstance(case.target, TableLaws)
+    soft = torch.softmax(torch.log(case.target.probs + 1e-3), dim=2) if rule.needs_soft else None
+    hidden = torch.rand((case.drafts.batch, case.drafts.width + 1, 4), generator=make)
+    return replace(case, hidden=hidden, soft=None if soft is None else TableLaws(soft))
+
+
+@pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("topology", list(Topology), ids=lambda topology: topology.value)
+def test_both_forms_agree(rule: Rule, topology: Topology) -> None:
+    if rule.name.startswith("fly") and topology is Topology.TREE:
+        pytest.skip("chains only")
+    accepted = 0
+    for number, kinds in enumerate(KINDS):
+        for seed in range(3):
+            case = full_case(rule, kinds, topology, 10 * number + seed)
+            verdict = rule.verify_batch(case)
+            for b in range(case.drafts.batch):
+                assert verdict.row(b) == rule.verify(tree_case(case, b)), (kinds, seed, b)
+                accepted += len(verdict.row(b).path)
+    assert accepted > 0

@@ -1,0 +1,212 @@
+"""Drafters paced by length rules, run by the real engine on table models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
+from foredraft.control.lengths.expected import Expected
+from foredraft.control.lengths.pacing import linear_times
+from foredraft.control.lengths.predicted import Predicted
+from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.shapes.base import Chain, Shape, StaticTree, Stop
+from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.stops import AdaptiveConfidence
+from foredraft.core.verify import RULES, default_rule
+from foredraft.draft import Drafter
+from foredraft.draft.combine.paced import PacedDrafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.engine import Engine, Method
+from foredraft.types import Budget, SamplingParams, Sequence
+from tests.control.test_lengths import remembered
+from tests.engine.runs import finish, request
+from tests.engine.test_joint_distribution import NARROW, TARGET, law_of_texts
+from tests.kit.executor import TableExecutor
+from tests.kit.tables import dirichlet, mixed
+
+TIMES = linear_times(0.2, 0.02)
+GREEDY = dirichlet(4, seed=5, alpha=0.5)
+LIKE_IT = mixed(GREEDY, dirichlet(4, seed=6), 0.6)
+
+
+def both(rule: AdaptiveConfidence | CalibratedThompson) -> tuple[LengthRule, Stop | None]:
+    return rule, rule
+
+
+@dataclass
+class Contrary:
+    """Drafts one token more than the last round had rejected: no rule leans harder on what the verifier's dice did."""
+
+    _rejected: dict[int, int] = field(default_factory=dict)
+
+    def longest(self, id: int, limit: int) -> int:
+        return min(limit, self._rejected.get(id, 0) + 1)
+
+    def observe(self, id: int, drafted: int, accepted: int) -> None:
+        self._rejected[id] = drafted - accepted
+
+    def end(self, id: int) -> None:
+        self._rejected.pop(id, None)
+
+
+# A length rule, and the stop rule that goes into the chain with it.
+PACES: dict[str, Callable[[], tuple[LengthRule, Stop | None]]] = {
+    "fixed": lambda: (Fixed(2), None),
+    "heuristic": lambda: (Heuristic(1), None),
+    "coins": lambda: (Thompson(), None),
+    "Thompson over lengths": lambda: (CostThompson(times=TIMES), None),
+    "cost model": lambda: (Expected(TIMES), None),
+    "predicted": lambda: (Predicted(lambda id: 2.0), None),
+    "contrary": lambda: (Contrary(), None),
+    "adaptive confidence": lambda: both(AdaptiveConfidence(first=0.5, step=1.0)),
+    "calibrated coins": lambda: both(CalibratedThompson(seed=3, weight=8.0)),
+}
+
+
+@dataclass
+class Scripted:
+    """Gives lengths out by list and writes down what it is told."""
+
+    lengths: list[int]
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    told: list[tuple[int, int, int]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+
+    def longest(self, id: int, limit: int) -> int:
+        self.asked.append((id, limit))
+        return self.lengths[len([who for who, _ in self.asked if who == id]) % len(self.lengths)]
+
+    def observe(self, id: int, drafted: int, accepted: int) -> None:
+        self.told.append((id, drafted, accepted))
+
+    def end(self, id: int) -> None:
+        self.ended.append(id)
+
+
+def paced(name: str, length: int, executor: TableExecutor) -> PacedDrafter:
+    rule, stop = PACES[name]()
+    return PacedDrafter(ModelDrafter(executor, Chain(length, stop)), rule)
+
+
+def greedy_text(prompt: list[int], tokens: int) -> list[int]:
+    text = list(prompt)
+    for _ in range(tokens):
+        text.append(int(GREEDY.next_law(text).argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", PACES)
+def test_texts_follow_the_target(name: str) -> None:
+    """The law of four tokens over all rounds that they take, memory included, under the p/q rule."""
+
+    def build() -> Method:
+        return Method("m", RULES["residual"], paced(name, 2, TableExecutor(NARROW)))
+
+    law = law_of_texts(TARGET, build, 4)
+    assert np.abs(law - TARGET.joint(4, (0, 1))).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", PACES)
+def test_greedy_text_is_plain_decoding(name: str) -> None:
+    """A batch of different lengths; the rule keeps nothing once its requests are over."""
+    drafter = paced(name, 5, TableExecutor(LIKE_IT, max_slots=3))
+    method = Method("m", RULES["residual"], drafter)
+    prompts = [[0], [1, 2, 3, 0, 1], [3, 3]]
+    requests = [request(p, method, i, max_new_tokens=20 + i) for i, p in enumerate(prompts)]
+    outputs = finish(Engine(TableExecutor(GREEDY, max_slots=3)), *requests)
+    assert outputs == [greedy_text(p, 20 + i) for i, p in enumerate(prompts)]
+    assert sum(r.stats.accepted for r in requests) > 10
+    assert not remembered(drafter.rule)
+
+
+@pytest.mark.parametrize("shape", [Chain(4), StaticTree((2, 2, 1)), StaticTree((2, 1), drawn=True), ValueTree(6, 2, 3)])
+def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None:
+    rule = Scripted([0, 1, 2, 3])
+    drafter = PacedDrafter(ModelDrafter(TableExecutor(LIKE_IT, max_slots=2), shape), rule)
+    method = Method("m", default_rule(drafter.kinds, drafter.topology), drafter)
+    requests = [request([i, 1], method, i, max_new_tokens=24) for i in range(2)]
+    outputs = finish(Engine(TableExecutor(GREEDY, max_slots=2)), *requests)
+    assert outputs == [greedy_text([i, 1], 24) for i in range(2)]
+    for each in requests:
+        told = [(drafted, accepted) for id, drafted, accepted in rule.told if id == each.id]
+        limits = [limit for id, limit in rule.asked if id == each.id]
+        depth = len(shape.counts) if isinstance(shape, StaticTree) else getattr(shape, "depth", shape.nodes)
+        hoped = [min((i + 1) % 4, limit, depth) for i, limit in enumerate(limits)]
+        assert [drafted for drafted, _ in told][: len(limits)] == hoped
+        assert sum(accepted for _, accepted in told) + len(told) >= 24  # every round adds one token of its own
+        assert all(accepted <= drafted for drafted, accepted in told)
+    assert sorted(rule.ended) == [0, 1]
+
+
+def test_a_drafter_sleeps_while_nobody_drafts() -> None:
+    executor = TableExecutor(LIKE_IT)
+    method = Method("m", RULES["residual"], PacedDrafter(ModelDrafter(executor, Chain(3)), Fixed(0)))
+    each = request([0, 1], method, max_new_tokens=10)
+    assert finish(Engine(TableExecutor(GREEDY)), each)[0] == greedy_text([0, 1], 10)
+    assert executor.passes == 0 and each.stats.drafted == 0
+
+
+def test_everything_is_passed_on() -> None:
+    inner = ModelDrafter(TableExecutor(LIKE_IT, max_length=40), StaticTree((2, 2)), name="inner")
+    inner.taps = frozenset({3})
+    outer = PacedDrafter(inner, Fixed(3))
+    for attribute in Drafter.__annotations__:
+        assert getattr(outer, attribute) == getattr(inner, attribute)
+
+
+def test_budgets_are_given_back() -> None:
+    """Others may draft for the same sequence in the same round, and hold to the scheduler's budget."""
+    sequences = [Sequence(i, [0, 1, 0, 1], 4, SamplingParams(), 0, budget=Budget(8, 6)) for i in range(2)]
+    drafter = PacedDrafter(PromptLookup(8), Scripted([9, 2]))
+    drafter.begin(sequences)
+    dice = KeyedDice(*torch.zeros((3, 2), dtype=torch.int64))
+    assert drafter.propose(sequences, dice).lengths() == (2, 2)
+    assert [s.budget for s in sequences] == [Budget(8, 6)] * 2
+    stranger = Sequence(7, [0], 1, SamplingParams(), 0, budget=Budget(8, 6))
+    with pytest.raises(KeyError):  # a drafter that fails leaves the budget alone, too
+        drafter.propose([stranger], dice)
+    assert stranger.budget == Budget(8, 6)
+
+
+@pytest.mark.parametrize("name", [name for name in PACES if name != "cost model"])
+def test_a_sampled_text_depends_on_neither_its_id_nor_its_batch_mates(name: str) -> None:
+    """Which the cost model does not promise: it learns from all requests."""
+
+    def text(number: int, mates: int) -> list[int]:
+        drafter = paced(name, 4, TableExecutor(LIKE_IT, max_slots=4))
+        method = Method("m", RULES["residual"], drafter)
+        others = [request([2], method, i, max_new_tokens=25, temperature=1.0, seed=i) for i in range(mates)]
+        mine = request([0, 1], method, number, max_new_tokens=30, temperature=1.0, seed=11)
+        return finish(Engine(TableExecutor(GREEDY, max_slots=4)), *others, mine)[-1]
+
+    assert text(0, 0) == text(7, 3)
+
+
+def steps(engine: Engine) -> Iterator[None]:
+    while not engine.scheduler.idle:
+        engine.step()
+        yield
+
+
+@pytest.mark.parametrize("name", PACES)
+def test_a_cancelled_request_is_forgotten(name: str) -> None:
+    drafter = paced(name, 4, TableExecutor(LIKE_IT, max_slots=2))
+    method = Method("m", RULES["residual"], drafter)
+    requests = [request([i], method, i, max_new_tokens=30) for i in range(2)]
+    engine = Engine(TableExecutor(GREEDY, max_slots=2))
+    for each in requests:
+        engine.add(each)
+    for _, _ in zip(range(3), steps(engine), strict=False):
+        pass
+    engine.cancel(requests[0])
+    assert 0 not in remembered(drafter.rule)
+    for _ in steps(engine):
+        pass
+    assert not remembered(drafter.rule)

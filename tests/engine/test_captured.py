@@ -1,0 +1,316 @@
+"""Recorded rounds against rounds step by step: the same texts, the same drafts, the same verdicts, in fp32.
+
+Here functions are taped and played back; on CUDA (`tests/gpu`) they are graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.control.cost import CostModel
+from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.shapes.base import Chain, Shape, Vocabulary
+from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.trees.layout import trees
+from foredraft.core.verify import RULES, BatchCase, Rule, default_rule
+from foredraft.core.verify.lossy.judge import judge
+from foredraft.draft import Drafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.engine import Engine, Method, Request, Sharing, Spending
+from foredraft.engine.greedy.device import follow
+from foredraft.engine.method_group import Turn
+from foredraft.models import Decoder, shallow
+from foredraft.models.heads import FeatureHead
+from foredraft.runtime import TorchExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
+from foredraft.runtime.cuda.graphs import Recorder
+from foredraft.types import Kind, Reason, Stats
+from tests.runtime.tape import TapeRecorder
+from tests.train import toys
+
+from .runs import finish, request
+
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40)), [9, 9, 9], [13]]
+Make = Callable[[Decoder], TorchExecutor]
+WORDS = Vocabulary(torch.arange(40), torch.cat((torch.arange(40), torch.full((21,), -1))))
+
+
+def eager(decoder: Decoder) -> TorchExecutor:
+    return TorchExecutor(decoder, 3, 128)
+
+
+def taped(decoder: Decoder) -> GraphExecutor:
+    executor = GraphExecutor(decoder, 3, 128)
+    executor.recorder = TapeRecorder(executor.device)
+    return executor
+
+
+def drafter(decoder: Decoder, kind: str, shape: Shape, make: Make) -> Drafter:
+    if kind == "model":
+        return ModelDrafter(make(shallow(decoder, 1)), shape)
+    head, _ = toys.head(decoder, kind, 40)
+    assert isinstance(head, FeatureHead)
+    made = FeatureDrafter(head, shape, WORDS, 3, 128, kind)
+    made.executor = make(head)
+    return made
+
+
+def run(
+    make: Make, kind: str, shape: Shape | None, rule: str = "", **params: object
+) -> tuple[list[list[int]], Engine, list[Request]]:
+    torch.manual_seed(5)
+    decoder = toys.target()
+    method = Method("plain", RULES["sample-and-match"])
+    if shape is not None:
+        made = drafter(decoder, kind, shape, make)
+        method = Method(kind, RULES[rule] if rule else default_rule(made.kinds, made.topology), made)
+    engine = Engine(make(decoder))
+    options = {"max_new_tokens": 40} | params
+    requests = [request(prompt, method, i, **options) for i, prompt in enumerate(PROMPTS)]
+    return finish(engine, *requests), engine, requests
+
+
+def counts(stats: Stats) -> tuple[object, ...]:
+    return stats.steps, stats.drafted, stats.accepted, stats.emitted, stats.accepted_by_position
+
+
+def keys(recorder: Recorder, kind: str) -> list[tuple[Any, ...]]:
+    return [key for key in recorder._made if isinstance(key, tuple) and key[0] == kind]
+
+
+SHAPES: list[Shape] = [Chain(4), ValueTree(nodes=8, width=3, depth=3), ValueTree(nodes=12, width=4, depth=5)]
+KINDS = [*((kind, shape) for kind in ("model", "eagle3", "eagle", "griffin") for shape in SHAPES), ("plain", None)]
+
+
+@pytest.mark.parametrize(("kind", "shape"), KINDS, ids=str)
+def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
+    """Six requests on three slots: they come and go, so batches of one to three, ragged, near their ends too."""
+    expected, _, before = run(eager, kind, shape)
+    found, engine, after = run(taped, kind, shape)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert [r.reasons for r in after] == [r.reasons for r in before]
+    owners = [engine.executor] if shape is None else [engine.executor, after[0].method.drafter.executor]  # type: ignore[union-attr]
+    for recorder in (owner.recorder for owner in owners):
+        assert recorder.played > recorder.taped > 0
+
+
+@pytest.mark.parametrize(("kind", "shape"), [*KINDS[:5], KINDS[-1]], ids=str)
+def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of one to three share the recordings of four, in which the others have no rows."""
+    expected, _, before = run(eager, kind, shape)
+    monkeypatch.setattr("foredraft.engine.greedy.captured.BATCHES", (4,))
+    monkeypatch.setattr("foredraft.draft.neural.captured.BATCHES", (4,))
+    found, engine, after = run(taped, kind, shape)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    rounds = keys(engine.executor.recorder, "round")
+    assert rounds and all(key[1] == 4 for key in rounds)
+    if shape is not None:
+        drafting = keys(after[0].method.drafter.executor.recorder, "draft")  # type: ignore[union-attr]
+        assert drafting and all(key[3] == 4 for key in drafting)
+
+
+def test_turns_of_one_step_share_a_round() -> None:
+    """Three methods, a request each: without drafts, with a chain, with a tree. One pass reads the weights for all."""
+
+    def texts(make: Make) -> tuple[list[list[int]], Engine, list[Request]]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        engine = Engine(make(decoder))
+        drafters = [drafter(decoder, "model", Chain(4), make), drafter(decoder, "eagle3", SHAPES[1], make)]
+        methods = [Method(made.name, default_rule(made.kinds, made.topology), made) for made in drafters]
+        methods.append(Method("plain", RULES["sample-and-match"]))
+        asked = enumerate(zip(methods, (PROMPTS[3], PROMPTS[0], PROMPTS[2]), strict=True))
+        requests = [request(text, method, i, max_new_tokens=40) for i, (method, text) in asked]
+        return finish(engine, *requests), engine, requests
+
+    (expected, _, before), (found, engine, after) = texts(eager), texts(taped)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    recorder = engine.executor.recorder
+    longest = max(r.stats.steps for r in after)
+    assert recorder.played + (recorder.rehearsals - recorder.taped) == longest and recorder.played > longest / 2
+
+
+LOT = torch.randn(64, generator=torch.Generator().manual_seed(11))
+
+
+def lot(row: torch.Tensor) -> torch.Tensor:
+    """A head drawn by lot."""
+    return row @ LOT[: row.shape[-1]]
+
+
+def lenient(reads: tuple[str, ...], threshold: float) -> Rule:
+    return judge(lot, threshold, forbidden_ids=(3, 5), floor=1e-4, reads=reads, tap=1)
+
+
+@pytest.mark.parametrize("reads", [("target",), ("evidence",), ("target", "evidence")], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=["chain", "tree"])
+def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Shape) -> None:
+    """At several thresholds, so that standard, judged and corrected tokens all occur."""
+
+    def texts(make: Make, rule: Rule, **params: object) -> tuple[list[list[int]], list[Request], Engine]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        method = Method("judged", rule, drafter(decoder, "model", shape, make))
+        engine = Engine(make(decoder))
+        requests = [request(text, method, i, **({"max_new_tokens": 40} | params)) for i, text in enumerate(PROMPTS)]
+        return finish(engine, *requests), requests, engine
+
+    seen: set[Reason] = set()
+    for threshold in (-5.0, 0.0, 5.0):
+        rule = lenient(reads, threshold)
+        stepwise = replace(rule, opinion=None)  # the walk level by level: nobody knows that opinions can be had ahead
+        (expected, before, _), (host, between, _) = texts(eager, stepwise), texts(eager, rule)
+        found, after, engine = texts(taped, rule)
+        assert expected == host == found
+        assert [r.reasons for r in before] == [r.reasons for r in between] == [r.reasons for r in after]
+        assert keys(engine.executor.recorder, "round")
+        seen |= {reason for r in after for reason in r.reasons}
+        cut, _, engine = texts(taped, rule, top_k=4)  # laws that are cut off go step by step
+        assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.recorder, "round")
+    assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_sure_chains_are_recorded_at_any_temperature(kind: str) -> None:
+    """They are the likeliest tokens whatever is drawn from the target, and sample-and-match keeps its seeds."""
+    shape = Chain(4, kind=Kind.CHOSEN)
+    expected, _, before = run(eager, kind, shape, "sample-and-match", temperature=0.8, seed=7)
+    found, _, after = run(taped, kind, shape, "sample-and-match", temperature=0.8, seed=7)
+    assert found == expected == run(eager, "plain", None, temperature=0.8, seed=7)[0]
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert keys(after[0].method.drafter.executor.recorder, "draft")  # type: ignore[union-attr]
+
+
+def test_judges_that_differ_in_their_thresholds_share_rounds() -> None:
+    """Three requests side by side, a threshold each: the texts that each would have alone, from recordings of three."""
+    bars = (-5.0, 0.0, 5.0)
+
+    def texts(make: Make, which: Sequence[int]) -> tuple[list[list[int]], Engine]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        engine, made = Engine(make(decoder)), drafter(decoder, "model", Chain(4), make)
+        methods = [Method(str(bar), lenient(("target", "evidence"), bar), made) for bar in bars]
+        requests = [request(PROMPTS[i], methods[i], i, max_new_tokens=40) for i in which]
+        return finish(engine, *requests), engine
+
+    together, engine = texts(taped, (0, 1, 2))
+    assert together == [texts(eager, (i,))[0][0] for i in range(3)]
+    assert 3 in [key[1] for key in keys(engine.executor.recorder, "round")]
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
+    """Requests that want one, two or all four drafts share a drafter; each gets what the steps would give it."""
+
+    def texts(make: Make) -> tuple[list[list[int]], list[Request]]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        made = drafter(decoder, kind, Chain(4), make)
+        rule = default_rule(made.kinds, made.topology)
+        methods = [Method(str(n), rule, made, draft_length=n) for n in (1, 2, 0)]
+        requests = [request(text, methods[i % 3], i, max_new_tokens=40) for i, text in enumerate(PROMPTS)]
+        return finish(Engine(make(decoder)), *requests), requests
+
+    (expected, before), (found, after) = texts(eager), texts(taped)
+    assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    recorder = after[0].method.drafter.executor.recorder  # type: ignore[union-attr]
+    assert {2, 4} <= {key[2].nodes for key in keys(recorder, "draft")} <= {1, 2, 3, 4} and recorder.played > 10
+
+
+def test_rounds_that_are_recorded_teach_no_costs() -> None:
+    """The first round of a shape is called, the second recorded, and all others are played."""
+
+    told: list[float] = []
+
+    class Watched(Spending):
+        def observe(self, turns: Sequence[Turn], seconds: float) -> None:
+            told.append(seconds)
+
+    torch.manual_seed(5)
+    spending = Watched(CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),))))
+    engine = Engine(taped(toys.target()), sharing=Sharing(spending=spending))
+    method = Method("plain", RULES["sample-and-match"])
+    finish(engine, *(request(text, method, i, max_new_tokens=12) for i, text in enumerate(PROMPTS[:2])))
+    assert told[:2] == [0.0, 0.0] and min(told[2:]) > 0 and len(told) == 12
+
+
+def test_rounds_too_large_for_one_recording_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds of the same shape, played in the same step."""
+    monkeypatch.setattr("foredraft.engine.greedy.captured.MOST", 1)
+
+    def texts(make: Make) -> list[list[int]]:
+        torch.manual_seed(5)
+        engine = Engine(make(toys.target()))
+        methods = [Method(name, RULES["sample-and-match"]) for name in ("one", "two")]
+        asked = zip(methods, (PROMPTS[0], PROMPTS[3]), strict=True)
+        return finish(engine, *(request(text, method, i, max_new_tokens=40) for i, (method, text) in enumerate(asked)))
+
+    assert texts(taped) == texts(eager)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.8}, {"repetition_penalty": 1.3}, {"logprobs": 2}], ids=str)
+def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None:
+    for shape in SHAPES[:2]:
+        expected, _, before = run(eager, "model", shape, **params)
+        found, _, after = run(taped, "model", shape, **params)
+        assert found == expected
+        assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("twins", [False, True])
+def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: bool) -> None:
+    """Also where siblings carry the same token: the first of them counts."""
+    dice = torch.Generator().manual_seed(seed)
+    batch, nodes, vocab = 3, 7, 4
+    drafts = []
+    for b in range(batch):
+        size = int(torch.randint(0 if b else 1, nodes + 1, (1,), generator=dice))
+        tokens: list[int] = []
+        parents: list[int] = []
+        for _ in range(size):
+            parent, token = (
+                int(torch.randint(low, high, (1,), generator=dice)) for low, high in ((-1, len(tokens)), (0, vocab))
+            )
+            if twins or (parent, token) not in zip(parents, tokens, strict=True):
+                parents.append(parent)
+                tokens.append(token)
+        drafts.append((tokens, parents))
+    block = trees(drafts)
+    choice = torch.randint(vocab, (batch, block.width + 1), generator=dice)
+    laws = TableLaws(torch.nn.functional.one_hot(choice, vocab).float())
+    zeros = torch.zeros(batch, dtype=torch.int64)
+    found = follow(block, choice)
+    for name in ("sample-and-match", "greedy", "one-hot"):
+        expected = RULES[name].verify_batch(BatchCase(block, laws, KeyedDice(zeros, zeros, zeros)))
+        for column in ("path", "accepted", "token", "reason"):
+            assert torch.equal(getattr(found, column), getattr(expected, column)), (name, column)
+
+
+@pytest.mark.parametrize(("patience", "sizes"), [(24, {3}), (2, {1, 2, 3})])
+def test_sizes_that_are_seldom_wanted_make_do_with_larger_recordings(
+    patience: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests that end one after the other: nobody waits for a recording that is hardly used."""
+    monkeypatch.setattr("foredraft.engine.greedy.captured.PATIENCE", patience)
+
+    def texts(make: Make) -> tuple[list[list[int]], Engine]:
+        torch.manual_seed(5)
+        engine = Engine(make(toys.target()))
+        plain = Method("plain", RULES["sample-and-match"])
+        requests = [request(PROMPTS[i], plain, i, max_new_tokens=8 + 6 * i) for i in range(3)]
+        return finish(engine, *requests), engine
+
+    found, engine = texts(taped)
+    assert found == texts(eager)[0]
+    assert {key[1] for key in keys(engine.executor.recorder, "round")} == sizes

@@ -1,0 +1,110 @@
+"""The law of whole texts: every method, run by the real engine on table models under dice that fall on every side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.shapes.base import Chain, Shape, StaticTree
+from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.stops import Confidence, PathConfidence
+from foredraft.core.verify import RULES, default_rule
+from foredraft.draft import Drafter
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.draft.retrieval.suffix import SuffixDrafter
+from foredraft.engine import Method
+from foredraft.types import Kind
+from tests.kit.executor import TableExecutor
+from tests.kit.tables import TableModel, dirichlet, mixed
+
+from .runs import one
+
+TOKENS = 3
+TARGET = dirichlet(3, seed=1)
+NEAR = mixed(TARGET, dirichlet(3, seed=2), 0.5)
+NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration of trees short
+
+
+def model_drafter(shape: Shape, model: TableModel = NEAR) -> Callable[[], Drafter]:
+    return lambda: ModelDrafter(TableExecutor(model), shape)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
+    "plain": lambda: None,
+    "chain of 1": model_drafter(Chain(1)),
+    "chain of 2": model_drafter(Chain(2)),
+    "drawn tree": model_drafter(StaticTree((2, 1), drawn=True), NARROW),
+    "chosen tree": model_drafter(StaticTree((2, 2))),
+    "chain that stops": model_drafter(Chain(3, Confidence(0.45))),
+    "chain that stops by its path": model_drafter(Chain(3, PathConfidence(0.3))),
+    "value tree": model_drafter(ValueTree(nodes=4, width=2, depth=3)),
+    "lookup": lambda: PromptLookup(max_nodes=2),
+    "suffix": lambda: SuffixDrafter(max_nodes=2),
+    "suffix tree": lambda: SuffixDrafter(max_nodes=3, per_match=3, tree=True),
+}
+
+
+def law_of_texts(target: TableModel, build: Callable[[], Method], tokens: int) -> np.ndarray:
+    law = np.zeros((target.vocab,) * tokens)
+
+    def run(dice: ExactDice) -> list[int]:
+        return one(TableExecutor(target), build(), tokens, dice, temperature=1.0)
+
+    for weight, text in outcomes(run):
+        law[tuple(text)] += weight
+    return law
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every drafter with every rule that it may be used with."""
+    found = []
+    for name, build in DRAFTERS.items():
+        drafter = build()
+        if drafter is None:
+            found.append((name, "sample-and-match"))
+            continue
+        rules = [r for r in RULES.values() if not r.lossy and not r.greedy_only]
+        found += [(name, r.name) for r in rules if r.exact_with(drafter.kinds, drafter.topology)]
+    return found
+
+
+@pytest.mark.parametrize(("drafter", "rule"), pairs())
+def test_texts_follow_the_target(drafter: str, rule: str) -> None:
+    """After a prompt of two tokens, the law of the next three is the product of the target's own laws."""
+
+    def build() -> Method:
+        return Method("m", RULES[rule], DRAFTERS[drafter]())
+
+    law = law_of_texts(TARGET, build, TOKENS)
+    assert np.abs(law - TARGET.joint(TOKENS, (0, 1))).max() < 1e-6  # laws are float32 in the engine
+
+
+def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same check on a pair that is refused for good reason: a chosen tree under the p/q rule."""
+    children = StaticTree._children
+    monkeypatch.setattr("foredraft.engine.method.check_pair", lambda *_: None)
+    monkeypatch.setattr(StaticTree, "kind", Kind.SAMPLED_WITHOUT_REPLACEMENT)
+    chosen = StaticTree((2,))
+    monkeypatch.setattr(StaticTree, "_children", lambda self, *args: children(chosen, *args))
+
+    def build() -> Method:
+        return Method("m", RULES["residual"], ModelDrafter(TableExecutor(NEAR), StaticTree((2,), drawn=True)))
+
+    law = law_of_texts(TARGET, build, 2)
+    assert np.abs(law - TARGET.joint(2, (0, 1))).sum() / 2 > 0.05
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_is_the_limit(drafter: str) -> None:
+    """At temperature 0 every drafter leaves the target's argmax text, whatever rule its kind defaults to."""
+    made = DRAFTERS[drafter]()
+    rule = RULES["sample-and-match"] if made is None else default_rule(made.kinds, made.topology)
+    text = one(TableExecutor(TARGET), Method("m", rule, made), 12)
+    expected = [0, 1]
+    for _ in range(12):
+        expected.append(int(TARGET.next_law(expected).argmax()))
+    assert text == expected[2:]

@@ -1,0 +1,73 @@
+"""Rounds that begin before the host knows the last answer: the same texts, and what was guessed wrong is dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.core.shapes.base import Chain
+from foredraft.core.verify import RULES, default_rule
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.engine import Engine, Method, Request
+from foredraft.models import shallow
+from tests.train import toys
+
+from .guesses import comings_and_goings, watch
+from .runs import finish, request
+from .test_captured import PROMPTS, Make, counts, eager, taped
+
+PLAIN = Method("plain", RULES["sample-and-match"])
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    return watch(monkeypatch)
+
+
+def engine_of(make: Make) -> tuple[Engine, Method]:
+    torch.manual_seed(5)
+    decoder = toys.target()
+    made = ModelDrafter(make(shallow(decoder, 1)), Chain(4))
+    return Engine(make(decoder)), Method("model", default_rule(made.kinds, made.topology), made)
+
+
+def test_one_request_is_always_ahead(seen: Counter[str]) -> None:
+    expected = finish(engine_of(eager)[0], request(PROMPTS[0], PLAIN, max_new_tokens=40))
+    assert finish(engine_of(taped)[0], request(PROMPTS[0], PLAIN, max_new_tokens=40)) == expected
+    assert seen == {"plain taken": 38}  # all but the one that is called and the one that is recorded
+
+
+def test_chains_are_drafted_ahead(seen: Counter[str]) -> None:
+    def run(make: Any) -> tuple[list[list[int]], list[Request]]:
+        engine, method = engine_of(make)
+        requests = [request(PROMPTS[i], method, i, max_new_tokens=60) for i in range(2)]
+        return finish(engine, *requests), requests
+
+    expected, before = run(eager)
+    found, after = run(taped)
+    assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert seen["draft taken"] > 5 > seen["draft dropped"]
+    assert any(r.stats.accepted > r.stats.steps for r in after)  # whole chains stood, so two tokens were unread
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_who_ends_or_comes_leaves_no_trace(drafts: bool, seen: Counter[str]) -> None:
+    def run(make: Make) -> list[list[int]]:
+        engine, method = engine_of(make)
+        return comings_and_goings(engine, method if drafts else PLAIN, PROMPTS, 80)
+
+    assert run(taped) == run(eager)
+    kind = "draft" if drafts else "plain"
+    assert seen[f"{kind} taken"] > 20 and seen[f"{kind} dropped"] >= 2
+
+
+def test_nobody_runs_ahead_of_requests_that_wait(seen: Counter[str]) -> None:
+    engine, _ = engine_of(taped)
+    for i in range(4):  # of which three fit
+        engine.add(request(PROMPTS[i], PLAIN, i, max_new_tokens=30))
+    for _ in range(20):
+        engine.step()
+    assert not seen

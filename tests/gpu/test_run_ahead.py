@@ -1,0 +1,37 @@
+"""Rounds that the device begins by itself, on CUDA: the texts of the eager executor, whoever ends, goes or comes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foredraft.core.shapes.base import Chain
+from foredraft.core.verify import RULES, default_rule
+from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.engine import Engine, Method, Sharing
+from foredraft.models import shallow
+from foredraft.runtime import TorchExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
+from tests.engine.guesses import comings_and_goings, watch
+
+from .test_graphs import decoder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12]]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_texts_are_those_of_the_steps(drafts: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    seen, texts = watch(monkeypatch), {}
+    for make in (TorchExecutor, GraphExecutor):
+        model = decoder()
+        method = Method("plain", RULES["sample-and-match"])
+        if drafts:
+            drafter = ModelDrafter(make(shallow(model, 2), 3, 400), Chain(4))
+            method = Method("model", default_rule(drafter.kinds, drafter.topology), drafter)
+        engine = Engine(make(model, 3, 400), sharing=Sharing(reuse=reuse))
+        texts[make] = comings_and_goings(engine, method, PROMPTS, 160)
+    assert texts[GraphExecutor] == texts[TorchExecutor]
+    assert seen["draft taken" if drafts else "plain taken"] > 30

@@ -1,0 +1,62 @@
+"""A stream's way through layers, and its norms, against torch: on CUDA, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.kernels import norm
+from foredraft.models import Decoder, random_decoder
+from foredraft.models.layers import fused_pass as flow
+from foredraft.models.layers.attention_protocol import AttendHeads
+from foredraft.models.layers.fused_pass import Flow
+
+from .scene import CONFIG, DEVICE, DTYPES, RUNS, near, noise
+
+pytest.importorskip("triton")
+pytestmark = RUNS
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows,channels", [(1, 96), (5, 300), (2, 64)])
+def test_norms(rows: int, channels: int, dtype: torch.dtype) -> None:
+    wide, branch, weight = (
+        noise(*shape, dtype=dtype) for shape in ((rows, 2 * channels), (rows, channels), (channels,))
+    )
+    x = wide[:, channels:]  # a part of longer rows
+    total, normed = norm.add_norm_fused(x, branch, weight, 1e-5)
+    summed, twin = norm.add_norm_twin(x, branch, weight, 1e-5)
+    assert near(total, summed) and near(normed, twin)
+    assert near(norm.norm_fused(x, weight, 1e-5), norm.norm_twin(x, weight, 1e-5))
+
+
+class Mixing(AttendHeads):
+    """Stands for attention: rows take from one another, and layers do so differently."""
+
+    def from_heads(self, layer: int, heads: Tensor) -> Tensor:
+        return (heads[:, :6].cumsum(0) * (layer + 1) + heads[:, 6:8].repeat(1, 3, 1)).flatten(1)
+
+
+def run(model: Decoder, x: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        stream, taps = model.run(x, torch.zeros(len(x), dtype=torch.int64, device=DEVICE), Mixing(), taps=range(4))
+    return [stream, *(taps[tap] for tap in range(4))]
+
+
+@pytest.mark.parametrize("way", ["narrow", "wide", "mixed"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_streams_are_those_of_the_layers(rows: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taps included: each is the whole stream that enters its layer. mixed: the second layer alone is narrow."""
+    model = random_decoder(CONFIG, device=DEVICE)
+    for parameter in model.parameters():
+        parameter.mul_(4.0)
+    x = noise(rows, 96)
+    monkeypatch.setattr("foredraft.models.decoder.flow_of", lambda attend, x: None)
+    expected = run(model, x)
+    monkeypatch.setattr("foredraft.models.decoder.flow_of", lambda attend, x: Flow(attend))
+    chosen = {"narrow": [0, 1, 2], "wide": [], "mixed": [1]}[way]
+    small = [part for index in chosen for part in model.layers[index].children()]
+    monkeypatch.setattr(flow, "fits", lambda x, *products: products[0] in small)
+    monkeypatch.setattr(norm, "_quick", lambda x, weight: True)
+    assert all(near(found, twin) for found, twin in zip(run(model, x), expected, strict=True))

@@ -1,0 +1,50 @@
+"""Rows spread out to cells by the kernel against torch: on CUDA, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.runtime.cuda.pad_rows import spread_fused, spread_twin
+from foredraft.runtime.row_layout import Book, Limits
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or the interpreter")
+DEVICE = "cpu" if INTERPRETED else "cuda"
+SLOTS, REACH = 4, 24
+
+
+def links(count: Tensor, first: Tensor, dice: torch.Generator) -> Tensor:
+    """Random parents, packed; what lies behind the last row goes in a circle, as nobody promises otherwise."""
+    own = [int(torch.randint(-1, int(f) + n, (1,), generator=dice)) for c, f in zip(count, first, strict=True)
+           for n in range(int(c))]  # fmt: skip
+    return torch.tensor([*own, *[int(first.max())] * 3])
+
+
+@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("channels", [0, 70])
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_are_those_of_the_twin(seed: int, channels: int, chain: bool) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    width, batch = 7, 4
+    count = torch.cat((torch.randint(1, width + 1, (3,), generator=dice), torch.zeros(1, dtype=torch.int64)))
+    slot = torch.cat((torch.randperm(SLOTS, generator=dice)[:3], torch.tensor([-1])))
+    first = torch.cat((torch.randint(0, 6, (3,), generator=dice), torch.zeros(1, dtype=torch.int64)))
+    length = torch.randint(0, 60, (batch,), generator=dice)
+    book = Book(*(x.to(DEVICE) for x in (slot, length, first, count, count.cumsum(0) - count)))
+    parent = links(count, first, dice).to(DEVICE)
+    depth = torch.randint(0, 9, parent.shape, generator=dice).to(DEVICE)
+    given = torch.randint(0, 99, (len(parent), channels) if channels else parent.shape, generator=dice).to(DEVICE)
+    before = (torch.rand((SLOTS + 1, REACH, REACH), generator=dice) < 0.5).to(torch.uint8).to(DEVICE)
+    out = []
+    for way in (spread_fused, spread_twin):
+        seen = before.clone()
+        ground, laid = way(book, width, given, depth, None if chain else parent, seen, Limits(62, 64))
+        visible = ground.visible[:3]  # what the sequence without rows sees is nobody's affair
+        out.append((ground.begin, ground.end, ground.slot_of, ground.position, ground.place, visible, laid, seen[:-1]))
+    assert all(torch.equal(fused, twin) for fused, twin in zip(*out, strict=True))
+    assert not torch.equal(out[0][-1], before[:-1]) and out[0][4].eq(-1).any()

@@ -1,0 +1,121 @@
+"""Kernels against their slow twins: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1, set before the start)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.kernels.activation import gated_fused, gated_twin
+from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_twin
+from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
+from foredraft.runtime.cuda import tree_attention as k
+from foredraft.runtime.row_layout import Book, Ground, Limits, survey
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or the interpreter")
+DEVICE = "cpu" if INTERPRETED else "cuda"
+CAPACITY, SLOTS = 320, 4
+# batch, width, heads, kv heads, channels, scratch rows, packed
+CASES = [
+    (2, 5, 6, 2, 16, 24, False),
+    (1, 1, 3, 1, 32, 8, True),
+    (3, 33, 4, 4, 16, 64, False),
+    (3, 9, 8, 2, 64, 32, True),
+]
+
+
+def ground(batch: int, width: int, scratch: int, packed: bool, seed: int = 0) -> Ground:
+    """Random trees below random texts; padded sequences have fewer rows than cells, and one has none at all."""
+    dice = torch.Generator().manual_seed(seed)
+    count = torch.randint(1, width + 1, (batch,), generator=dice)
+    count[0] = width
+    slot = torch.randperm(SLOTS, generator=dice)[:batch]
+    if not packed and batch > 2:
+        count[-1], slot[-1] = 0, -1
+    total = int(count.sum()) if packed else batch * width
+    begin = (count.cumsum(0) - count) if packed else torch.arange(batch) * width
+    first = torch.randint(0, 3, (batch,), generator=dice)
+    seen = torch.zeros((SLOTS + 1, scratch, scratch), dtype=torch.uint8)
+    for row in range(3):
+        seen[:, row, : row + 1] = torch.randint(0, 2, (SLOTS + 1, row + 1), generator=dice).to(torch.uint8)
+        seen[:, row, row] = 1
+    parent = torch.full((total,), -1)
+    for b in range(batch):
+        for n in range(int(count[b])):
+            parent[begin[b] + n] = torch.randint(-1, int(first[b]) + n, (1,), generator=dice)
+    length = torch.randint(0, 150, (batch,), generator=dice)
+    book = Book(*(x.to(DEVICE) for x in (slot, length, first, count, begin)))
+    return survey(book, torch.zeros(total, dtype=torch.int64, device=DEVICE), parent.to(DEVICE), width,
+                  seen.to(DEVICE), Limits(CAPACITY, 400))  # fmt: skip
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("turn", [True, False])
+def test_rows_are_turned_stored_and_attended_to(case: tuple[int, int, int, int, int, int, bool], turn: bool) -> None:
+    batch, width, heads, kv_heads, dim, scratch, packed = case
+    here = ground(batch, width, scratch, packed)
+    rows = len(here.place)
+    given = noise(rows, heads + 2 * kv_heads, dim)
+    rotations = noise(400, 2, dim) if turn else None
+    out = []
+    for store, attend in (
+        (k.rotate_and_store_fused, k.tree_attention_fused),
+        (k.rotate_and_store_twin, k.tree_attention_twin),
+    ):
+        keys, values = noise(SLOTS, kv_heads, CAPACITY, dim), noise(SLOTS, kv_heads, CAPACITY, dim) + 1
+        query = store(given, rotations, here, keys, values)
+        out.append((query, keys, values, attend(query, here, keys, values)))
+    for fused, twin in zip(*out, strict=True):
+        assert (fused - twin).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("programs", [1, 14])  # the keys of a sequence are not shared out, or among two programs
+def test_many_sequences_leave_no_parts(programs: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(k, "PROGRAMS", programs)
+    here = ground(3, 9, 32, packed)
+    query = noise(len(here.place), 4, 16)
+    keys, values = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16) + 1
+    expected = k.tree_attention_twin(query, here, keys, values)
+    assert (k.tree_attention_fused(query, here, keys, values) - expected).abs().max() < 1e-5
+
+
+def test_accepted_rows_move_to_the_front() -> None:
+    slot, length = torch.tensor([2, 0], device=DEVICE), torch.tensor([7, 3], device=DEVICE)
+    count, keep = torch.tensor([3, 1], device=DEVICE), torch.tensor([[0, 2, 5], [4, -1, -1]], device=DEVICE)
+    moved = []
+    for move in (k.move_rows_fused, k.move_rows_twin):
+        data = noise(2, 2, 3, 2, 20, 16)
+        move(data, slot, length, count, keep)
+        moved.append(data)
+    assert torch.equal(*moved) and not torch.equal(moved[0], noise(2, 2, 3, 2, 20, 16))
+
+
+WHOLE, SPLIT = Plan(32, 64, 1, 2, 3), Plan(16, 32, 4, 4, 3)
+PLANNED = [("int8", None), ("wide", None), ("fp8", WHOLE), ("int8", SPLIT), ("wide", SPLIT)]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize(("kind", "plan"), PLANNED, ids=str)
+def test_weights_are_streamed(rows: int, kind: str, plan: Plan | None) -> None:
+    """Alone and onto a residual, with the same counters; of the four that share 90 inputs one has none to add."""
+    x, before = noise(rows, 90), noise(rows, 70)
+    made = EightBitLinear.random(90, 70, DTYPES.get(kind, torch.int8), DEVICE)
+    weight, scale = (noise(70, 90), None) if kind == "wide" else (made.weight, made.scale)
+    for residual in (None, before):
+        found = multiply_fused(x, weight, scale, residual, plan, made.arrivals)
+        assert (found - multiply_twin(x, weight, scale, residual)).abs().max() < 1e-4
+        assert not made.arrivals.any()
+
+
+def test_activations() -> None:
+    given = noise(7, 2 * 300)
+    assert (gated_fused(given) - gated_twin(given)).abs().max() < 1e-5
