@@ -11,7 +11,7 @@ from foredraft.types.drafts import chains
 class Stutter(QuietDrafter):
     name, nodes, topology, kinds = "stutter", 2, Topology.CHAIN, frozenset({Kind.CHOSEN})
 
-    def propose(self, sequences, dice):
+    def propose(self, sequences, rng):
         return chains([s.tokens[-1:] * s.budget.chain for s in sequences])
 
 

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, Shape, Vocabulary
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.draft import Drafter
-from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.eagle import EagleDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method, Request
 from foredraft.engine.sharing import Sharing
 from foredraft.engine.slots import Kept, SlotPool
-from foredraft.engine.budget import Spending
+from foredraft.engine.budget import BudgetPlanner
 from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
@@ -58,7 +58,7 @@ def agreement(bench: Bench) -> None:
     texts = {}
     for label, make in (("eager", TorchExecutor), ("graphs", GraphExecutor)):
         drafters: dict[str, Drafter | None] = {"plain": None}
-        for shape_ in (Chain(4), ValueTree(nodes=8, width=3, depth=3)):
+        for shape_ in (Chain(4), Eagle2Tree(nodes=8, width=3, depth=3)):
             drafters[type(shape_).__name__] = ModelDrafter(make(shallow(model, 1), 2, 256), shape_)
         for name, drafter in drafters.items():
             engine = Engine(make(model, 2, 256))
@@ -131,13 +131,13 @@ def smollm2(bench: Bench) -> None:
     bench.add("SmolLM2 shape, plain step of the engine", steps(bench, Engine(executor), PLAIN, 40), "ms", most=1.0)
     bench.notes["SmolLM2 plain round on the device"] = replays(bench, executor, "round")
     bench.add("SmolLM2 shape, verify 32 nodes", passes(bench, executor, 33, tree=True), "ms")
-    drafter = eagle(bench, decoder, ValueTree(nodes=32, width=8, depth=5))
+    drafter = eagle(bench, decoder, Eagle2Tree(nodes=32, width=8, depth=5))
     took, host = drafted(bench, executor, "eagle-2", drafter, 30, 3)
     bench.add("SmolLM2 shape, EAGLE-2 round of 32 nodes, depth 5", took, "ms", most=2.2)
     bench.add("EAGLE-2 round: share outside of recorded work", host, "of 1")
 
 
-def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> FeatureDrafter:
+def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> EagleDrafter:
     config, words = decoder.config, min(8192, decoder.config.vocab_size)
     taps = (1, config.num_layers // 2, config.num_layers - 1)
     ids = torch.arange(words, device=bench.device)
@@ -145,7 +145,7 @@ def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> FeatureDrafter:
     settle(head, bench.dtype)
     index = torch.full((config.vocab_size,), -1, device=bench.device)
     index[:words] = ids
-    drafter = FeatureDrafter(head, tree, Vocabulary(ids, index), 1, bench.context + 256, "eagle")
+    drafter = EagleDrafter(head, tree, Vocabulary(ids, index), 1, bench.context + 256, "eagle")
     if not isinstance(drafter.executor, GraphExecutor):  # without CUDA nobody chooses it
         drafter.executor = GraphExecutor(head, 1, bench.context + 256, 64)
     return drafter
@@ -179,7 +179,7 @@ class Told(SyntheticDrafter):
         right = self.rolls.random((4096, nodes)) < rate
         self.table = np.where(right, token, token + 1)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         which = [(7919 * s.id + s.round) % len(self.table) for s in sequences]
         lengths = tuple(min(self.nodes, s.budget.chain) for s in sequences)
         return chain_batch(torch.from_numpy(self.table[which][:, : max(lengths)]), lengths)
@@ -205,7 +205,7 @@ def batches(bench: Bench) -> None:
         rates: dict[str, list[float]] = {name: [] for name in methods}
         for turn in range(6):
             for name, method in methods.items():
-                rate = _batch_rate(bench, executor, method, prompt, batch, new, Spending(costs))
+                rate = _batch_rate(bench, executor, method, prompt, batch, new, BudgetPlanner(costs))
                 if turn >= 3:  # a shape is called, then recorded, then played, and rare ones take their time
                     rates[name].append(rate)
         gain = median(rates["drafts"]) / median(rates["plain"])
@@ -225,7 +225,7 @@ class Filled(SlotPool):
 
 
 def _batch_rate(
-    bench: Bench, executor: GraphExecutor, method: Method, prompt: list[int], batch: int, new: int, spending: Spending
+    bench: Bench, executor: GraphExecutor, method: Method, prompt: list[int], batch: int, new: int, spending: BudgetPlanner
 ) -> float:
     """Tokens a second of `batch` requests that begin together, their prompts read already, until the first one ends.
 

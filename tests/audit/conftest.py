@@ -13,7 +13,7 @@ from foredraft.models import resolve
 
 
 def write_model(folder: Path, vocab: int, layers: int = 2, spread: float = 0.02) -> Path:
-    """Random weights; a larger `spread` makes laws less flat."""
+    """Random weights; a larger `spread` makes distributions less flat."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -24,11 +24,11 @@ class Behaviour:
     """How the server differs from an honest one."""
 
     model: TableModel = MODEL
-    bend: Callable[[Array], Array] = lambda law: law  # the law that it samples from
+    bend: Callable[[Array], Array] = lambda distribution: distribution  # the distribution that it samples from
     logprobs: bool = True
     strict: bool = False  # refuses options that it does not know
     ends: float = 0.0  # chance that a text ends early
-    greedy: Callable[[Array], int] = lambda law: int(law.argmax())
+    greedy: Callable[[Array], int] = lambda distribution: int(distribution.argmax())
     many: int = 4  # choices per request at most
     keys: list[str | None] = field(default_factory=list)
 
@@ -47,18 +47,20 @@ class Writer:
         for _ in range(body["max_tokens"]):
             if said["tokens"] and rng.random() < how.ends:
                 break
-            law = how.model.next_law(prefix)
+            distribution = how.model.next_distribution(prefix)
             hot = body.get("temperature", 1.0) > 0
-            token = int(rng.choice(law.size, p=how.bend(law))) if hot else how.greedy(law)
-            self._say(said, law, token, body["logprobs"])
+            token = int(rng.choice(distribution.size, p=how.bend(distribution))) if hot else how.greedy(distribution)
+            self._say(said, distribution, token, body["logprobs"])
             prefix = (*prefix, token)
         return {"text": "".join(said["tokens"]), "logprobs": said if how.logprobs else None}
 
-    def _say(self, said: dict[str, list[Any]], law: Array, token: int, top: int) -> None:
-        best = set(np.argsort(-law)[:top].tolist()) | {token}  # like vLLM: the sampled token is always among them
+    def _say(self, said: dict[str, list[Any]], distribution: Array, token: int, top: int) -> None:
+        best = set(np.argsort(-distribution)[:top].tolist()) | {
+            token
+        }  # like vLLM: the sampled token is always among them
         said["tokens"].append(WORDS[token])
-        said["token_logprobs"].append(math.log(law[token]))
-        said["top_logprobs"].append({WORDS[i]: math.log(law[i]) for i in best})
+        said["token_logprobs"].append(math.log(distribution[token]))
+        said["top_logprobs"].append({WORDS[i]: math.log(distribution[i]) for i in best})
 
 
 @contextmanager

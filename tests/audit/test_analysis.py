@@ -15,11 +15,11 @@ from foredraft.audit.enumerate.rule_acceptance import accepted_given
 from foredraft.audit.enumerate.table_drafts import candidates
 from foredraft.audit.enumerate.table_model import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
 from foredraft.cli.app import run
-from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.verify import RULES
 from foredraft.types import Kind
 
-P, Q = G1_TARGET.next_law(), G1_DRAFT.next_law()
+P, Q = G1_TARGET.next_distribution(), G1_DRAFT.next_distribution()
 GOLDEN = {
     ("residual-iid", Kind.SAMPLED_IID): (0.71, 0.7535),
     ("k-seq", Kind.SAMPLED_IID): (0.728201446, 0.791643937),
@@ -32,7 +32,7 @@ GOLDEN = {
 
 def by_running(rule: str, kind: Kind, p: Array, q: Array, count: int, orders: int = 1) -> float:
     """The mean over all candidates of what the rule itself does; orders of equal draws are tried a few times."""
-    drawn: dict[Any, float] = law_of_outcomes(lambda dice: tuple(candidates(q, count, kind, dice, 0)))
+    drawn: dict[Any, float] = distribution_of_outcomes(lambda rng: tuple(candidates(q, count, kind, rng, 0)))
     total = 0.0
     for found, weight in drawn.items():
         given = [accepted_given(RULES[rule], p, q, kind, list(found), seed) for seed in range(orders)]
@@ -49,9 +49,9 @@ def test_golden_acceptance(rule: str, kind: Kind) -> None:
 
 @pytest.mark.parametrize(("rule", "kind"), FORMS, ids=str)
 def test_formulas_are_what_the_rules_do(rule: str, kind: Kind) -> None:
-    """On another law. Corrections that hit a second draw make `canonical` a little better than its formula."""
-    q = dirichlet(4, 8).next_law()
-    p = mixed(dirichlet(4, 8), dirichlet(4, 9), 0.5).next_law()
+    """On another distribution. Corrections that hit a second draw make `canonical` a little better than its formula."""
+    q = dirichlet(4, 8).next_distribution()
+    p = mixed(dirichlet(4, 8), dirichlet(4, 9), 0.5).next_distribution()
     for count in (1, 2, 3):
         mean, variance = acceptance(rule, kind, p, q, count, draws=2000, seed=2)
         ran = by_running(rule, kind, p, q, count, orders=12 if kind is Kind.SAMPLED_IID else 1)
@@ -71,8 +71,8 @@ def nodes(share: float) -> list[Node]:
     """Places where the drafter is a mixture of the target and something else."""
     found = []
     for seed in range(6):
-        p = dirichlet(30, seed).next_law()
-        found.append(Node(seed % 3 + 1, p, share * p + (1 - share) * dirichlet(30, 50 + seed, 0.2).next_law()))
+        p = dirichlet(30, seed).next_distribution()
+        found.append(Node(seed % 3 + 1, p, share * p + (1 - share) * dirichlet(30, 50 + seed, 0.2).next_distribution()))
     return found
 
 

@@ -33,25 +33,25 @@ def audit(url: str, prompts: Path, capsys: pytest.CaptureFixture[str], *more: st
     return code, json.loads(captured.out)
 
 
-def sharper(law: Array) -> Array:
-    bent = law**1.6
+def sharper(distribution: Array) -> Array:
+    bent = distribution**1.6
     return bent / bent.sum()
 
 
-def swapped(law: Array) -> Array:
+def swapped(distribution: Array) -> Array:
     """The two likeliest tokens change places now and then: a bias that keeps all other cells."""
-    bent, (first, second) = law.copy(), np.argsort(-law)[:2]
-    moved = 0.5 * (law[first] - law[second])
+    bent, (first, second) = distribution.copy(), np.argsort(-distribution)[:2]
+    moved = 0.5 * (distribution[first] - distribution[second])
     bent[first] -= moved
     bent[second] += moved
     return bent / bent.sum()
 
 
-def tail_heavy(law: Array) -> Array:
+def tail_heavy(distribution: Array) -> Array:
     """Mass moves into the tokens that no server lists."""
-    rare = np.argsort(-law)[4:]
-    bent = 0.75 * law
-    bent[rare] += 0.25 * law[rare] / law[rare].sum()
+    rare = np.argsort(-distribution)[4:]
+    bent = 0.75 * distribution
+    bent[rare] += 0.25 * distribution[rare] / distribution[rare].sum()
     return bent / bent.sum()
 
 
@@ -74,7 +74,7 @@ def test_a_biased_server_fails(bend: Any, prompts: Path, capsys: pytest.CaptureF
 
 
 def test_a_server_that_is_greedy_by_other_means_fails(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(Behaviour(greedy=lambda law: int(np.argsort(-law)[2]))) as url:
+    with serving(Behaviour(greedy=lambda distribution: int(np.argsort(-distribution)[2]))) as url:
         code, document = audit(url, prompts, capsys)
     assert code == 3 and document["greedy"]["verdict"] == "FAIL"
     assert document["greedy"]["differences"][0]["position"] == 1

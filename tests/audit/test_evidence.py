@@ -11,32 +11,32 @@ from scipy.stats import kstest
 
 from foredraft.audit.enumerate.table_model import dirichlet, fixed
 from foredraft.audit.mutation import JointSubject
-from foredraft.audit.sequential.cells import CoarseLaw, coarse, coarse_dense
+from foredraft.audit.sequential.cells import CoarseDistribution, coarse, coarse_dense
 from foredraft.audit.sequential.martingale import BINS, KAPPAS, Evidence, chance_shift, log_bayes
 from foredraft.audit.sequential.paired_martingale import Exchange, pair_power
 from foredraft.audit.sequential.power import POWER, detectable, hardest_shift, power, texts_needed
 from foredraft.audit.sequential.test import Plan, Verdict, run_trial
 
-LAW = np.array([0.5, 0.3, 0.15, 0.05])
+DISTRIBUTION = np.array([0.5, 0.3, 0.15, 0.05])
 
 
 @pytest.mark.parametrize("kappa", KAPPAS)
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_bayes_factor_has_mean_one_under_the_null(kappa: float, length: int) -> None:
     total = 0.0
-    for text in product(range(LAW.size), repeat=length):
-        counts = np.bincount(text, minlength=LAW.size).astype(float)
-        total += float(LAW[list(text)].prod()) * float(np.exp(log_bayes(counts, LAW, kappa)))
+    for text in product(range(DISTRIBUTION.size), repeat=length):
+        counts = np.bincount(text, minlength=DISTRIBUTION.size).astype(float)
+        total += float(DISTRIBUTION[list(text)].prod()) * float(np.exp(log_bayes(counts, DISTRIBUTION, kappa)))
     assert total == pytest.approx(1.0, abs=1e-9)
 
 
 def test_the_evidence_of_all_views_has_mean_one_under_the_null() -> None:
-    """By simulation, since the transform rolls dice of its own."""
-    law, rng = coarse_dense(LAW, 4), np.random.default_rng(0)
+    """By simulation, since the transform rolls rng of its own."""
+    distribution, rng = coarse_dense(DISTRIBUTION, 4), np.random.default_rng(0)
     seen = []
     for _ in range(1500):
         evidence = Evidence(1, 1e-3, rng)
-        evidence.add(0, "x", law, {1, 3}, Counter(rng.choice(4, 6, p=LAW).tolist()))
+        evidence.add(0, "x", distribution, {1, 3}, Counter(rng.choice(4, 6, p=DISTRIBUTION).tolist()))
         seen.append(np.exp(evidence.log_e(0)))
     assert np.mean(seen) == pytest.approx(1.0, abs=5 * np.std(seen) / np.sqrt(len(seen)))
 
@@ -44,11 +44,11 @@ def test_the_evidence_of_all_views_has_mean_one_under_the_null() -> None:
 def test_the_first_token_behind_a_prefix_is_no_evidence() -> None:
     for token in range(4):
         evidence = Evidence(1, 1e-3, np.random.default_rng(0))
-        evidence.add(0, "x", coarse_dense(LAW, 4), set(), {token: 1})
+        evidence.add(0, "x", coarse_dense(DISTRIBUTION, 4), set(), {token: 1})
         assert evidence.views[0]["tokens"].log_e() == 0.0
 
 
-def test_the_transform_is_uniform_whatever_the_laws_are() -> None:
+def test_the_transform_is_uniform_whatever_the_distributions_are() -> None:
     evidence, rng = Evidence(1, 1e-3, np.random.default_rng(1)), np.random.default_rng(2)
     for key in range(3000):
         probs = rng.dirichlet(np.full(6, 0.4))
@@ -62,10 +62,10 @@ def test_the_transform_is_uniform_whatever_the_laws_are() -> None:
 
 
 def test_an_impossible_token_is_forgiven_once() -> None:
-    law = coarse_dense(np.array([0.6, 0.4, 0.0]), 3)
+    distribution = coarse_dense(np.array([0.6, 0.4, 0.0]), 3)
     for times, sure in ((1, False), (2, True)):
         evidence = Evidence(1, 1e-3, np.random.default_rng(0))
-        evidence.add(0, "x", law, set(), {0: 6, 1: 4, 2: times})
+        evidence.add(0, "x", distribution, set(), {0: 6, 1: 4, 2: times})
         assert (evidence.log_e(0) >= evidence.bar) == sure
 
 
@@ -81,27 +81,27 @@ def test_false_alarms_stay_below_their_rate(alpha: float) -> None:
 
 
 def test_stated_power_is_reached_by_the_whole_procedure() -> None:
-    target = fixed(LAW.tolist())
-    bar, law = float(np.log(1 / 1e-3)), coarse_dense(LAW, 4)
-    count = texts_needed([law], 0.08, bar)
+    target = fixed(DISTRIBUTION.tolist())
+    bar, distribution = float(np.log(1 / 1e-3)), coarse_dense(DISTRIBUTION, 4)
+    count = texts_needed([distribution], 0.08, bar)
     assert count is not None
-    assert detectable([law], count, bar) == pytest.approx(0.08, rel=0.1)
-    wrong = hardest_shift(law.mass, 0.08)
-    assert wrong is not None and np.abs(wrong - law.mass).sum() / 2 == pytest.approx(0.08)
+    assert detectable([distribution], count, bar) == pytest.approx(0.08, rel=0.1)
+    wrong = hardest_shift(distribution.mass, 0.08)
+    assert wrong is not None and np.abs(wrong - distribution.mass).sum() / 2 == pytest.approx(0.08)
     plans = [Plan(((),), 1, resolution=0.08, batch=64, seed=seed) for seed in range(60)]
     failed = [run_trial(JointSubject("wrong", wrong[:4], target), plan).verdict is Verdict.FAIL for plan in plans]
     assert np.mean(failed) >= POWER - 0.08
 
 
 def test_more_texts_see_smaller_biases() -> None:
-    laws, bar = [coarse_dense(dirichlet(12, seed).next_law(), 8) for seed in range(3)], 8.0
-    sizes = [detectable(laws, count, bar) for count in (100, 1000, 10_000)]
+    distributions, bar = [coarse_dense(dirichlet(12, seed).next_distribution(), 8) for seed in range(3)], 8.0
+    sizes = [detectable(distributions, count, bar) for count in (100, 1000, 10_000)]
     assert sizes[0] > sizes[1] > sizes[2] > 0
-    assert power(laws, 1000, 0.3, bar) == 1.0
+    assert power(distributions, 1000, 0.3, bar) == 1.0
 
 
 def test_prompts_without_choice_decide_nothing() -> None:
-    sure = CoarseLaw((7,), np.array([1 - 1e-12, 1e-12]))
+    sure = CoarseDistribution((7,), np.array([1 - 1e-12, 1e-12]))
     assert texts_needed([sure], 0.1, 7.0) is None or hardest_shift(sure.mass, 0.1) is not None
     trial = run_trial(JointSubject("sure", np.array([1.0]), fixed((1.0,))), Plan(((),), 1, texts=64))
     assert trial.verdict in (Verdict.PASS, Verdict.UNDECIDED)
@@ -109,24 +109,24 @@ def test_prompts_without_choice_decide_nothing() -> None:
 
 def test_chance_level_is_what_chance_shows() -> None:
     rng = np.random.default_rng(3)
-    seen = np.abs(rng.multinomial(400, LAW, size=4000) / 400 - LAW).sum(axis=1) / 2
-    assert chance_shift(LAW, 400) == pytest.approx(seen.mean(), rel=0.02)
+    seen = np.abs(rng.multinomial(400, DISTRIBUTION, size=4000) / 400 - DISTRIBUTION).sum(axis=1) / 2
+    assert chance_shift(DISTRIBUTION, 400) == pytest.approx(seen.mean(), rel=0.02)
 
 
-def test_partial_laws_keep_the_rest_in_one_cell() -> None:
-    law = coarse({"a": 0.5, "b": 0.2})
-    assert law.tokens == ("a", "b") and law.mass.tolist() == pytest.approx([0.5, 0.2, 0.3])
-    assert law.cell("b") == 1 and law.cell("z") == law.cell("y") == 2
+def test_partial_distributions_keep_the_rest_in_one_cell() -> None:
+    distribution = coarse({"a": 0.5, "b": 0.2})
+    assert distribution.tokens == ("a", "b") and distribution.mass.tolist() == pytest.approx([0.5, 0.2, 0.3])
+    assert distribution.cell("b") == 1 and distribution.cell("z") == distribution.cell("y") == 2
 
 
 def test_pairs_of_equal_samplers_are_a_fair_coin() -> None:
     """The wealth has mean one: all sequences of three pairs over two tokens, enumerated."""
-    law, total = np.array([0.7, 0.3]), np.zeros(3)
+    distribution, total = np.array([0.7, 0.3]), np.zeros(3)
     for text in product(range(2), repeat=6):
         bet = Exchange()
         for i in range(3):
             bet.add(text[2 * i], text[2 * i + 1])
-        total += law[list(text)].prod() * np.exp(bet.wealth)
+        total += distribution[list(text)].prod() * np.exp(bet.wealth)
     assert total == pytest.approx(np.ones(3), abs=1e-12)
 
 

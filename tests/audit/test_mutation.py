@@ -83,7 +83,7 @@ def test_every_exact_pair_passes(rule: Rule, kind: Kind, topology: Topology) -> 
 
 @pytest.mark.slow
 def test_false_alarms_over_many_seeds() -> None:
-    """A thousand audits of an exact law at the default rate: one false alarm is expected at most."""
+    """A thousand audits of an exact distribution at the default rate: one false alarm is expected at most."""
     target = dirichlet(3, 31)
     joint = target.joint(2)
     plans = [Plan(((),), 2, resolution=0.05, texts=8000, batch=256, seed=seed) for seed in range(1000)]

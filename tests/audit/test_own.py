@@ -75,12 +75,12 @@ def test_sampled_texts_of_a_lossy_method_fail() -> None:
     assert trial.positions[trial.first - 1]["total_variation"] > 0.03
 
 
-def test_laws_are_those_of_the_table_at_any_temperature() -> None:
+def test_distributions_are_those_of_the_table_at_any_temperature() -> None:
     for heat in (1.0, 0.5):
-        found = subject("residual", CHAINS.drafter, heat=heat).laws(PROMPT, [(), (2,), (2, 1)])
-        for prefix, law in zip([(), (2,), (2, 1)], found, strict=True):
-            p = CHAINS.target.next_law((*PROMPT, *prefix)) ** (1 / heat)
-            assert np.allclose(law.mass[:3], np.sort(p / p.sum())[::-1], atol=1e-6)
+        found = subject("residual", CHAINS.drafter, heat=heat).distributions(PROMPT, [(), (2,), (2, 1)])
+        for prefix, distribution in zip([(), (2,), (2, 1)], found, strict=True):
+            p = CHAINS.target.next_distribution((*PROMPT, *prefix)) ** (1 / heat)
+            assert np.allclose(distribution.mass[:3], np.sort(p / p.sum())[::-1], atol=1e-6)
 
 
 def test_texts_that_nobody_drafted_for_prove_nothing() -> None:

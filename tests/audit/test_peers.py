@@ -34,7 +34,7 @@ def test_transformers_passes(sixteen: Path, assistant: str) -> None:
 
 
 def test_a_sampler_with_another_temperature_fails(sixteen: Path) -> None:
-    """The writer is colder than the law says: what an engine does that forgets the request's temperature."""
+    """The writer is colder than the distribution says: what an engine does that forgets the request's temperature."""
     subject = load(sixteen, "lookup:3", 1.0)
     honest = subject.write
 
@@ -46,8 +46,8 @@ def test_a_sampler_with_another_temperature_fails(sixteen: Path) -> None:
     assert trial.verdict is Verdict.FAIL and trial.first is not None
 
 
-def test_laws_follow_the_temperature(sixteen: Path) -> None:
-    warm, cold = (load(sixteen, "none", heat).laws(PROMPT, [(), (7,)]) for heat in (1.0, 0.5))
+def test_distributions_follow_the_temperature(sixteen: Path) -> None:
+    warm, cold = (load(sixteen, "none", heat).distributions(PROMPT, [(), (7,)]) for heat in (1.0, 0.5))
     for a, b in zip(warm, cold, strict=True):
         assert a.tokens == b.tokens
         assert np.allclose(b.mass[:16], a.mass[:16] ** 2 / (a.mass[:16] ** 2).sum(), atol=1e-6)

@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_weights(folder: Path) -> None:
     decoder = random_decoder(CONFIG, seed=3)
     with torch.no_grad():
-        decoder.embedding.mul_(8)  # sharper laws: no near-ties, and text that repeats itself now and then
+        decoder.embedding.mul_(8)  # sharper distributions: no near-ties, and text that repeats itself now and then
     parameters = dict(decoder.named_parameters(remove_duplicate=False))
     tensors = {
         name: parameters[slot.parameter][slot.start : slot.stop].detach().clone().contiguous()

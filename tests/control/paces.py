@@ -60,7 +60,7 @@ HELD_OUT = courses(100)  # the same workloads, other texts: what calibrations ar
 
 
 @dataclass(frozen=True)
-class Ground:
+class RowLayout:
     """What a rule may be made from."""
 
     runner: Runner
@@ -83,7 +83,7 @@ def _both(rule: CalibratedThompson | AdaptiveConfidence) -> Made:
     return rule, rule
 
 
-RULES: dict[str, Callable[[Ground], Made]] = {
+RULES: dict[str, Callable[[RowLayout], Made]] = {
     "heuristic +2 / -1": lambda g: (Heuristic(), None),
     "Thompson, coins (EESD)": lambda g: (Thompson(), None),
     "Thompson, coins and confidence (EESD)": lambda g: _both(CalibratedThompson(calibrate=g.calibrate)),
@@ -104,8 +104,8 @@ RULES: dict[str, Callable[[Ground], Made]] = {
 }
 
 
-def ground(course: str, times: Times = TIMES) -> Ground:
-    return Ground(Runner(COURSES[course]), times, calibration(HELD_OUT[course]))
+def ground(course: str, times: Times = TIMES) -> RowLayout:
+    return RowLayout(Runner(COURSES[course]), times, calibration(HELD_OUT[course]))
 
 
 def speed(name: str, course: str, times: Times = TIMES) -> float:

@@ -12,14 +12,14 @@ import torch
 
 from foredraft.control.calibration import POINTS, Calibration, Claims
 from foredraft.control.cost import CostModel
-from foredraft.control.cost_aware_tree import CostTree, Tariff
-from foredraft.core.rng.keyed import KeyedDice
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.core.rng.keyed import KeyedRng
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.types import Budget, DraftBatch
 from tests.kit.growing import TableStepper
 from tests.kit.tables import TableModel, fixed
 
-DICE = KeyedDice(*torch.zeros((3, 1), dtype=torch.int64))
+DICE = KeyedRng(*torch.zeros((3, 1), dtype=torch.int64))
 
 
 def chances(calibration: Calibration, said: list[float], sequence: int = 0) -> list[float]:
@@ -93,7 +93,7 @@ def test_a_batch_is_its_sequences_one_by_one() -> None:
 
 # --- trees: a head that is wrong about itself -------------------------------------------------------------------------
 
-LAW = (0.55, 0.12, 0.06, 0.03, 0.02)
+DISTRIBUTION = (0.55, 0.12, 0.06, 0.03, 0.02)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class World:
 
     @property
     def head(self) -> TableModel:
-        return fixed([*LAW, *[(1 - sum(LAW)) / 45] * 45])
+        return fixed([*DISTRIBUTION, *[(1 - sum(DISTRIBUTION)) / 45] * 45])
 
     @property
     def costs(self) -> CostModel:
@@ -118,7 +118,7 @@ class World:
         tree, n = drafts.tree(0), drafts.lengths()[0]
         chance: list[float] = []
         for token, parent in zip(tree.token, tree.parent, strict=True):
-            right = self.factor * float(self.head.next_law(())[token])
+            right = self.factor * float(self.head.next_distribution(())[token])
             chance.append(right * (chance[parent] if parent >= 0 else 1.0))
         return (1 + sum(chance)) / (1 + n * self.row + drafts.levels * self.level)
 
@@ -128,7 +128,7 @@ class World:
         while True:
             roll, taken = rolls.random(), None
             for child in tree.children(at):
-                roll -= self.factor * self.head.next_law(())[tree.token[child]]
+                roll -= self.factor * self.head.next_distribution(())[tree.token[child]]
                 taken = child if roll < 0 and taken is None else taken
             if taken is None:
                 return [*wrote, 49]  # a token that is never drafted
@@ -138,10 +138,10 @@ class World:
     def best(self) -> float:
         """The best fixed size and depth."""
         sizes = product(range(1, 25), range(1, 9))
-        return max(self.rate(grown(ValueTree(n, 4, d), self)) for n, d in sizes)
+        return max(self.rate(grown(Eagle2Tree(n, 4, d), self)) for n, d in sizes)
 
-    def learnt(self, rounds: int) -> CostTree:
-        tree = CostTree(24, 4, 8, tariff=Tariff(self.costs, self.level), calibration=Calibration())
+    def learnt(self, rounds: int) -> CostAwareTree:
+        tree = CostAwareTree(24, 4, 8, draft_costs=DraftCosts(self.costs, self.level), calibration=Calibration())
         rolls = random.Random(2)
         for _ in range(rounds):
             wrote = self.write(grown(tree, self), rolls)
@@ -150,7 +150,7 @@ class World:
         return tree
 
 
-def grown(shape: ValueTree, world: World) -> DraftBatch:
+def grown(shape: Eagle2Tree, world: World) -> DraftBatch:
     return shape.grow(TableStepper(world.head), [Budget(24, 8)], DICE)
 
 
@@ -164,6 +164,6 @@ def test_a_head_that_is_wrong_about_itself_gets_the_tree_that_pays(factor: float
 @pytest.mark.parametrize(("factor", "row", "level"), [(1.3, 0.05, 0.1), (0.7, 0.04, 0.08)])
 def test_a_head_that_is_believed_gets_another(factor: float, row: float, level: float) -> None:
     world = World(factor, row, level)
-    believed = CostTree(24, 4, 8, tariff=Tariff(world.costs, level))
+    believed = CostAwareTree(24, 4, 8, draft_costs=DraftCosts(world.costs, level))
     assert world.rate(grown(believed, world)) < 0.955 * world.best()
     assert world.rate(grown(world.learnt(150), world)) > 0.97 * world.best()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foredraft.control.cost import CostModel, LiveCosts, best_count
-from foredraft.control.draft_timing import Habit
+from foredraft.control.draft_timing import DraftTiming
 
 COSTS = CostModel((1, 4, 16), (64, 512), (1, 4), (((1.0, 1.3, 2.5), (2.0, 2.3, 3.5)), ((2.0, 3.0, 7.0),) * 2))
 
@@ -65,10 +65,10 @@ def test_a_hiccup_moves_live_costs_little() -> None:
 
 def test_a_habit_does_not_remember_how_long_it_took_to_begin() -> None:
     """A drafter that compiles in its first round and records in its second is not slow for good."""
-    habit = Habit()
+    timing = DraftTiming()
     for seconds in (3.0, 0.5, 0.002, 0.002, 0.002):
-        habit.follow(seconds, 4, 4)
-    assert habit.level_seconds == pytest.approx(0.002)
+        timing.follow(seconds, 4, 4)
+    assert timing.level_seconds == pytest.approx(0.002)
     for _ in range(60):
-        habit.follow(0.006, 4, 4)
-    assert habit.level_seconds == pytest.approx(0.006, rel=0.05)
+        timing.follow(0.006, 4, 4)
+    assert timing.level_seconds == pytest.approx(0.006, rel=0.05)

@@ -31,10 +31,10 @@ def test_one_plan_covers_chains_and_horizontal_cascades() -> None:
 
 
 def test_phi_is_a_generating_function() -> None:
-    """The law of a review's tokens is j + 1 with a'^j (1 - a'), and k + 1 with the rest."""
-    law = [0.4**j * 0.6 for j in range(5)] + [0.4**5]
+    """The distribution of a review's tokens is j + 1 with a'^j (1 - a'), and k + 1 with the rest."""
+    distribution = [0.4**j * 0.6 for j in range(5)] + [0.4**5]
     for z in (0.0, 0.3, 0.7, 1.0):
-        assert phi(z, 0.4, 5) == pytest.approx(sum(chance * z ** (j + 1) for j, chance in enumerate(law)))
+        assert phi(z, 0.4, 5) == pytest.approx(sum(chance * z ** (j + 1) for j, chance in enumerate(distribution)))
 
 
 def test_sure_acceptance_is_the_limit() -> None:

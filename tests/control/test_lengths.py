@@ -1,4 +1,4 @@
-"""Rules that decide how long to draft: what each decides, that none bends the law, and how fast they are."""
+"""Rules that decide how long to draft: what each decides, that none bends the distribution, and how fast they are."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foredraft.control.lengths.pacing import Runner, calibration, linear_times, 
 from foredraft.control.lengths.predicted import Predicted, PredictedOrConfident
 from foredraft.control.lengths.thompson import Belief, CalibratedThompson, CostThompson, Logistic, Thompson
 from foredraft.core.distributions.sampling import ParamBlock
-from foredraft.core.rng.enumerating import law_of_outcomes
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.enumerating import distribution_of_outcomes
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Chain, Stop
 from foredraft.core.shapes.step import Step, Stepper
 from foredraft.core.shapes.stops import AdaptiveConfidence, Confidence, Decided, Entropy, PathConfidence
@@ -34,15 +34,15 @@ from . import paces
 CPU = torch.device("cpu")
 
 
-def step_of(*laws: Sequence[float]) -> Step:
-    """A step whose rows have these laws."""
-    params = [SamplingParams(temperature=1.0)] * len(laws)
-    rows = torch.arange(len(laws))[:, None]
-    return Step(torch.tensor(laws).log(), rows, ParamBlock.of(params, len(laws[0])))
+def step_of(*distributions: Sequence[float]) -> Step:
+    """A step whose rows have these distributions."""
+    params = [SamplingParams(temperature=1.0)] * len(distributions)
+    rows = torch.arange(len(distributions))[:, None]
+    return Step(torch.tensor(distributions).log(), rows, ParamBlock.of(params, len(distributions[0])))
 
 
 def lengths_of(stop: Stop, *confidences: float, ids: Sequence[int] = (0,)) -> int:
-    """How many tokens a chain draws whose laws have these largest probabilities, one after another."""
+    """How many tokens a chain draws whose distributions have these largest probabilities, one after another."""
     state = stop.begin(ids, CPU)
     for depth, sure in enumerate(confidences):
         state, on = stop.go_on(state, step_of(*[(sure, 1 - sure)] * len(ids)), depth)
@@ -162,7 +162,7 @@ def test_prediction_and_path_must_agree_to_stop() -> None:
     assert lengths_of(rule, 0.5, 0.9, ids=(1,)) == 1
 
 
-def test_entropy_stops_behind_a_spread_law() -> None:
+def test_entropy_stops_behind_a_spread_distribution() -> None:
     rule = Entropy(0.6)  # of (0.5, 0.5) it is 0.693 nats, of (0.8, 0.2) 0.500
     assert lengths_of(rule, 0.8, 0.8, 0.5, 0.8) == 3
     assert lengths_of(Entropy(0.7), 0.8, 0.5) == 3
@@ -175,8 +175,8 @@ def test_the_decision_model_sees_entropy_and_ten_probabilities() -> None:
         seen.append(features)
         return torch.tensor([3.0, -3.0])
 
-    law = [0.25, *[0.05] * 15]
-    _, on = Decided(decide).go_on(torch.ones(2), step_of(law, law), 0)
+    distribution = [0.25, *[0.05] * 15]
+    _, on = Decided(decide).go_on(torch.ones(2), step_of(distribution, distribution), 0)
     assert on.tolist() == [True, False] and seen[0].shape == (2, 11)
     entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.05))
     assert seen[0][0].tolist() == pytest.approx([entropy, 0.25, *[0.05] * 9])
@@ -204,7 +204,7 @@ def test_a_threshold_follows_the_acceptance_rate() -> None:
     assert lengths_of(rule, 0.7, 0.59, 0.7, ids=(1,)) == 2
 
 
-# --- none of them bends the law -------------------------------------------------------------------------------------
+# --- none of them bends the distribution -------------------------------------------------------------------------------------
 
 TARGETS = [dirichlet(3, seed, alpha=0.5) for seed in (35, 38)]
 PAIRS = [(target, mixed(target, dirichlet(3, 135 + 3 * i, alpha=0.5), 0.5)) for i, target in enumerate(TARGETS)]
@@ -217,13 +217,13 @@ STOPS: dict[str, Callable[[], Stop]] = {
     "calibrated coin": lambda: CalibratedThompson(Belief(1.0, 1.0), weight=20.0),
     "calibrated coin of another seed": lambda: CalibratedThompson(Belief(1.0, 1.0), weight=20.0, seed=10),
 }
-TOLERANCE = 1e-6  # draft laws are float32
+TOLERANCE = 1e-6  # draft distributions are float32
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
 @pytest.mark.parametrize("name", STOPS)
 def test_chains_that_stop_are_exact(name: str, batched: bool) -> None:
-    """The joint law of four tokens under the p/q rule, by enumeration."""
+    """The joint distribution of four tokens under the p/q rule, by enumeration."""
     for target, drafter in PAIRS:
         method = grown_method(Chain(3, STOPS[name]()), RULES["residual"], target, drafter, batched=batched)
         assert distortion(method, target, 4) < TOLERANCE
@@ -232,25 +232,27 @@ def test_chains_that_stop_are_exact(name: str, batched: bool) -> None:
 @pytest.mark.parametrize("name", STOPS)
 def test_these_stops_do_stop(name: str) -> None:
     """Behind some draws of a pair above the chain goes on, behind others it ends."""
-    laws = [law_of_outcomes(partial(_length, Chain(3, STOPS[name]()), drafter)) for _, drafter in PAIRS]
-    assert max(len(law) for law in laws) > 1
+    distributions = [
+        distribution_of_outcomes(partial(_length, Chain(3, STOPS[name]()), drafter)) for _, drafter in PAIRS
+    ]
+    assert max(len(distribution) for distribution in distributions) > 1
 
 
-def _length(chain: Chain, drafter: TableModel, dice: Dice) -> int:
-    return chain.grow(TableStepper(drafter), [PLENTY], dice).lengths()[0]
+def _length(chain: Chain, drafter: TableModel, rng: Rng) -> int:
+    return chain.grow(TableStepper(drafter), [PLENTY], rng).lengths()[0]
 
 
 class Peeking:
-    """A chain that looks at its last draw and drops it where it was unlikely: what law 5 forbids."""
+    """A chain that looks at its last draw and drops it where it was unlikely: what invariant 5 forbids."""
 
     kind, topology, nodes = Kind.SAMPLED_WITHOUT_REPLACEMENT, Topology.CHAIN, 2
     reads = numbered = nodes
 
-    def grow(self, stepper: Stepper, budgets: Sequence[Budget], dice: Dice) -> DraftBatch:
-        drafts = Chain(2, Confidence(0.45)).grow(stepper, budgets, dice)
+    def grow(self, stepper: Stepper, budgets: Sequence[Budget], rng: Rng) -> DraftBatch:
+        drafts = Chain(2, Confidence(0.45)).grow(stepper, budgets, rng)
         last = int(drafts.length[0]) - 1
-        assert drafts.laws is not None
-        chance = drafts.laws.at(torch.tensor([last])).dense()[0, drafts.token[0, last]]
+        assert drafts.distributions is not None
+        chance = drafts.distributions.at(torch.tensor([last])).dense()[0, drafts.token[0, last]]
         return cut(drafts, [last + int(chance >= 0.45)])
 
 
@@ -291,7 +293,7 @@ def test_coins_alone_are_slower_than_the_best_fixed_length(best: dict[str, float
 
 @pytest.mark.parametrize("name", paces.RULES)
 def test_nothing_is_remembered_of_requests_that_are_over(name: str) -> None:
-    ground = paces.Ground(Runner(steady(0.7, 3, 40)), paces.TIMES, calibration(paces.HELD_OUT["0.6"]))
+    ground = paces.RowLayout(Runner(steady(0.7, 3, 40)), paces.TIMES, calibration(paces.HELD_OUT["0.6"]))
     rule, stop = paces.RULES[name](ground)
     result = ground.runner.race(paces.TIMES, rule, stop)
     assert result.tokens == 3 * 40

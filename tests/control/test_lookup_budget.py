@@ -13,15 +13,15 @@ from foredraft.control.lookup_budget import LONGEST, Rest, shared_counts
 @pytest.mark.parametrize("seed", range(20))
 def test_no_other_choice_promises_more(seed: int) -> None:
     """Against every way to cut three chains, on a cost curve with steps."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     gains = []
     for _ in range(3):
         line, chance = [], 1.0
-        for _ in range(dice.randrange(4)):
-            chance *= dice.uniform(0.2, 1.0)
+        for _ in range(rng.randrange(4)):
+            chance *= rng.uniform(0.2, 1.0)
             line.append(chance)
         gains.append(line)
-    steps = sorted(dice.uniform(1.0, 3.0) for _ in range(12))
+    steps = sorted(rng.uniform(1.0, 3.0) for _ in range(12))
 
     def rate(counts: tuple[int, ...]) -> float:
         return (3 + sum(sum(line[:n]) for line, n in zip(gains, counts, strict=True))) / steps[sum(counts)]

@@ -11,8 +11,8 @@ import torch
 
 from foredraft.control.calibration import Calibration
 from foredraft.control.cost import CostModel, LiveCosts
-from foredraft.control.cost_aware_tree import CostTree, Tariff
-from foredraft.core.rng.keyed import Dice, KeyedDice
+from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
@@ -25,7 +25,7 @@ from foredraft.engine import Engine, Method
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence, Topology
 from foredraft.types.drafts import chains
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_distribution import NEAR, TARGET, law_of_texts
+from tests.engine.test_joint_distribution import NEAR, TARGET, distribution_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 
@@ -41,9 +41,9 @@ def arm(kind: str, table: TableModel, costs: CostModel, slots: int = 1, depth: i
     """A draft model; a priced tree is calibrated, and lookups are grafted onto it."""
     executor = TableExecutor(table, max_slots=slots, max_length=256)
     if kind == "priced tree":
-        tariff, calibration = Tariff(costs, 0.02), Calibration()
-        shape = CostTree(nodes=6, width=2, depth=depth, tariff=tariff, calibration=calibration)
-        return Arm(ModelDrafter(executor, shape), depth, tariff, calibration)
+        draft_costs, calibration = DraftCosts(costs, 0.02), Calibration()
+        shape = CostAwareTree(nodes=6, width=2, depth=depth, draft_costs=draft_costs, calibration=calibration)
+        return Arm(ModelDrafter(executor, shape), depth, draft_costs, calibration)
     chains = {"chain": Chain(depth), "sure chain": Chain(depth, kind=Kind.CHOSEN)}
     return Arm(ModelDrafter(executor, chains.get(kind) or StaticTree((2, 1))), depth)
 
@@ -56,9 +56,9 @@ def auto(kind: str, costs: CostModel = FLAT) -> AutoDrafter:
 @pytest.mark.parametrize("costs", [FLAT, DEAR], ids=["flat", "dear"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_follow_the_target(kind: str, costs: CostModel) -> None:
-    """All outcomes of all dice, with the real engine: whatever is chosen, the law is the target's."""
-    law = law_of_texts(TARGET, lambda: Method("m", RULES["sample-and-match"], auto(kind, costs)), 3)
-    assert np.abs(law - TARGET.joint(3, (0, 1))).max() < 1e-6
+    """All outcomes of all rng, with the real engine: whatever is chosen, the distribution is the target's."""
+    distribution = distribution_of_texts(TARGET, lambda: Method("m", RULES["sample-and-match"], auto(kind, costs)), 3)
+    assert np.abs(distribution - TARGET.joint(3, (0, 1))).max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ class Scripted(QuietDrafter):
         self.name, self.text, self.wrong_every, self.nodes = name, text, wrong_every, 8
         self.kinds, self.topology = frozenset({Kind.CHOSEN}), Topology.CHAIN
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         return chains([self._go_on(len(s.tokens), s.budget.chain) for s in sequences])
 
     def _go_on(self, at: int, count: int) -> list[int]:
@@ -127,9 +127,9 @@ def test_drafting_that_costs_more_than_it_brings_is_only_tried_now_and_then() ->
     slow, now = Scripted("slow", plain.sequence.tokens, 7), [0.0]
     true = slow.propose
 
-    def propose(sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         now[0] += 12.0
-        return true(sequences, dice)
+        return true(sequences, rng)
 
     slow.propose = propose  # type: ignore[method-assign]
     drafter = AutoDrafter([Arm(slow, 4)], FLAT, clock=lambda: now[0])
@@ -156,7 +156,7 @@ def test_what_was_looked_up_goes_on_where_the_tree_of_a_head_ends() -> None:
     drafter = AutoDrafter([free, arm("priced tree", LOOPING, FLAT)], FLAT, clock=lambda: 0.0)
     sequence = Sequence(0, text[:4], 4, SamplingParams(max_new_tokens=20), 0, budget=Budget(8, 8))
     drafter.begin([sequence])
-    drafts = drafter.propose([sequence], KeyedDice(*torch.zeros((3, 1), dtype=torch.int64)))  # the head is tried first
+    drafts = drafter.propose([sequence], KeyedRng(*torch.zeros((3, 1), dtype=torch.int64)))  # the head is tried first
     drafts.check()
     path = [i for i in range(drafts.lengths()[0]) if drafts.token[0, i] == text[3 + int(drafts.depth[0, i])]]
     assert drafts.levels > 2 and drafts.source is not None
@@ -204,14 +204,14 @@ def test_the_round_in_which_a_prompt_is_read_says_nothing_about_levels() -> None
     now = [0.0]
 
     class Slow(Scripted):
-        def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
             now[0] += 0.01 if sequences[0].generated else 50.0
-            return super().propose(sequences, dice)
+            return super().propose(sequences, rng)
 
     text = [0, 1, 2, 3, *passes(PromptLookup(1), 80)[1]]
     drafter = AutoDrafter([Arm(Slow("slow", text, 9), 4)], FLAT, clock=lambda: now[0])
     found, wrote = passes(drafter)
-    assert wrote == text[4:64] and found < 25 and drafter.bids.habits["slow"].level_seconds < 0.01
+    assert wrote == text[4:64] and found < 25 and drafter.bids.timings["slow"].level_seconds < 0.01
 
 
 def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
@@ -219,16 +219,16 @@ def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
     texts, sizes = [], []
     for costs in (FLAT, STEEP):
         live = LiveCosts(costs)
-        tariff = Tariff.of(live)
-        shape = CostTree(nodes=6, width=2, depth=3, tariff=tariff)
-        arm = Arm(ModelDrafter(TableExecutor(TARGET), shape), 3, tariff)
-        assert tariff.level_seconds == costs.seconds(1) / 12
+        draft_costs = DraftCosts.of(live)
+        shape = CostAwareTree(nodes=6, width=2, depth=3, draft_costs=draft_costs)
+        arm = Arm(ModelDrafter(TableExecutor(TARGET), shape), 3, draft_costs)
+        assert draft_costs.level_seconds == costs.seconds(1) / 12
         drafter = AutoDrafter([arm], live, clock=lambda: 0.0)
         each = request([0, 1], Method("m", RULES["sample-and-match"], drafter), max_new_tokens=40)
         texts.append(finish(Engine(TableExecutor(TARGET, max_length=256)), each)[0])
-        habit = drafter.bids.habits[arm.name]
-        sizes.append(habit.nodes)
-        assert tariff.level_seconds == habit.level_seconds
+        timing = drafter.bids.timings[arm.name]
+        sizes.append(timing.nodes)
+        assert draft_costs.level_seconds == timing.level_seconds
     assert texts[0] == texts[1] and sizes[0] > 3 > sizes[1]
 
 
@@ -244,9 +244,9 @@ def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bo
     class Slow(PromptLookup):
         asked, time = 0, 0.0
 
-        def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
             self.asked, self.time = self.asked + 1, self.time + took
-            return super().propose(sequences, dice)
+            return super().propose(sequences, rng)
 
     lookup = Slow(2)
     drafter = AutoDrafter([Arm(lookup)], FLAT, clock=lambda: lookup.time)

@@ -1,4 +1,4 @@
-"""Cascades: what the reviewer keeps, that its K/V follows every change of mind, and that the target's law stays."""
+"""Cascades: what the reviewer keeps, that its K/V follows every change of mind, and that the target's distribution stays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foredraft.errors import BiasedPairError, ForedraftError, UsageError
 from foredraft.models import shallow
 from foredraft.runtime import Rows, TorchExecutor
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_distribution import law_of_texts
+from tests.engine.test_joint_distribution import distribution_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 from tests.train import toys
@@ -34,15 +34,15 @@ def cascade(
 
 
 def by_hand(model: TableModel, inner: Continuing, drafter: CascadeDrafter, text: list[int], limit: int) -> list[int]:
-    """The same chain without a cache: every review works its laws out anew."""
+    """The same chain without a cache: every review works its distributions out anew."""
     out: list[int] = []
     for _ in range(drafter.reviews):
         if len(out) >= limit:
             break
         [guess] = inner.continue_from([text_of(text)], [out], [min(drafter.per_review, limit - len(out) - 1)])
         for token in guess:
-            law = model.next_law(text + out)
-            if token != law.argmax() and law[token] * drafter.lenience <= 1:
+            distribution = model.next_distribution(text + out)
+            if token != distribution.argmax() and distribution[token] * drafter.lenience <= 1:
                 break
             out.append(token)
         out += greedy(model, text + out, 1)
@@ -115,7 +115,7 @@ def test_lenience_lets_likely_tokens_pass() -> None:
 
 @pytest.mark.parametrize("lenience", [1.0, 4.0, 50.0])
 @pytest.mark.parametrize("rule", ["sample-and-match", "one-hot", "residual"])
-def test_the_targets_law_is_exact(rule: str, lenience: float) -> None:
+def test_the_targets_distribution_is_exact(rule: str, lenience: float) -> None:
     """Enumerated at temperature 1, with a reviewer that is near the target and one that lets anything pass."""
     target = dirichlet(3, seed=1)
     near = mixed(target, dirichlet(3, seed=2), 0.5)
@@ -123,8 +123,8 @@ def test_the_targets_law_is_exact(rule: str, lenience: float) -> None:
     def build() -> Method:
         return Method("m", RULES[rule], CascadeDrafter(TableExecutor(near), MaxGram(), 2, 2, lenience))
 
-    law = law_of_texts(target, build, 4)
-    assert np.abs(law - target.joint(4, (0, 1))).max() < 1e-6  # laws are float32 in the engine
+    distribution = distribution_of_texts(target, build, 4)
+    assert np.abs(distribution - target.joint(4, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
 
 
 def test_rules_for_drawn_tokens_are_refused() -> None:
@@ -149,7 +149,7 @@ def test_one_pass_a_review_and_the_catching_up_with_it() -> None:
     drafter = cascade(TARGET, reviews=2, per_review=3)
     text = text_of([0, 1, 2, 3, 0, 1, 2])
     drafter.begin([text])
-    drafter.propose([text], None)  # type: ignore[arg-type]  # it rolls no dice
+    drafter.propose([text], None)  # type: ignore[arg-type]  # it rolls no rng
     text.tokens += [1, 1, 3]
     drafter.propose([text], None)  # type: ignore[arg-type]
     assert isinstance(drafter.executor, TableExecutor) and drafter.executor.passes == 4

@@ -1,4 +1,4 @@
-"""Fused drafters: one tree of many, every member goes on as if it had drafted alone, and the target's law stays."""
+"""Fused drafters: one tree of many, every member goes on as if it had drafted alone, and the target's distribution stays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.editing import keep
 from foredraft.core.verify import RULES, check_pair
 from foredraft.draft import Drafter
@@ -21,14 +21,14 @@ from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing
-from foredraft.engine.method_group import Turn
+from foredraft.engine.method_group import MethodGroup
 from foredraft.engine.scheduler import Scheduler
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.runtime import TorchExecutor
 from foredraft.types import DraftBatch, Kind
 from foredraft.types.drafts import chains
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_distribution import law_of_texts
+from tests.engine.test_joint_distribution import distribution_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 from tests.train import toys
@@ -48,7 +48,7 @@ MEMBERS: dict[str, Callable[[], list[Drafter]]] = {
     "lookups": lambda: [PromptLookup(4), SuffixDrafter(6, per_match=4), MaxGram(3)],
     "suffix and chain": lambda: [SuffixDrafter(6, per_match=4), model(NEAR, Chain(4))],
     "chain and tree": lambda: [model(NEAR, Chain(4)), model(LOOPING, StaticTree((2, 2, 1)))],
-    "three models": lambda: [model(FAR, Chain(3)), model(NEAR, ValueTree(5, 2, 3)), model(LOOPING, Chain(2))],
+    "three models": lambda: [model(FAR, Chain(3)), model(NEAR, Eagle2Tree(5, 2, 3)), model(LOOPING, Chain(2))],
     "drawn tree": lambda: [model(NEAR, StaticTree((2, 1), drawn=True)), SuffixDrafter(6, per_match=4, tree=True)],
 }
 
@@ -78,7 +78,7 @@ def test_greedy_identity(members: str, batch: int, most: int) -> None:
 class HalfRight(PromptLookup):
     """Knows the next token, but says another one in two rounds of four; which two is its `max_ngram`."""
 
-    def propose(self, sequences: Any, dice: Any) -> DraftBatch:
+    def propose(self, sequences: Any, rng: Any) -> DraftBatch:
         now = sequences[0].generated
         wrong = now // 2 % 2 == self.max_ngram
         return chains([[(greedy(LOOPING, sequences[0].tokens, 1)[0] + wrong) % 4]])
@@ -96,7 +96,7 @@ def test_the_best_of_both() -> None:
 @pytest.mark.parametrize(
     ("shape", "most"), [(Chain(2), 0), (StaticTree((2, 1)), 3), (StaticTree((2,), drawn=True), 2)], ids=str
 )
-def test_the_targets_law_is_exact(shape: Shape, most: int, rule: str) -> None:
+def test_the_targets_distribution_is_exact(shape: Shape, most: int, rule: str) -> None:
     """Enumerated at temperature 1, draws of the members included; what is drawn may be cut, for it counts as chosen."""
     target = dirichlet(3, seed=1)
     near = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration short
@@ -105,8 +105,8 @@ def test_the_targets_law_is_exact(shape: Shape, most: int, rule: str) -> None:
         members = [PromptLookup(2), ModelDrafter(TableExecutor(near), shape), MaxGram(2)]
         return Method("m", RULES[rule], FusedDrafter(members, most))
 
-    law = law_of_texts(target, build, 3)
-    assert np.abs(law - target.joint(3, (0, 1))).max() < 1e-6  # laws are float32 in the engine
+    distribution = distribution_of_texts(target, build, 3)
+    assert np.abs(distribution - target.joint(3, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
 
 
 def test_the_tree_is_chosen() -> None:
@@ -124,7 +124,7 @@ def test_no_member_exceeds_its_own_means() -> None:
     fused = FusedDrafter([PromptLookup(2), MaxGram(3)])
     text = text_of([1, 2, 3, 4, 1, 2, 3, 5, 1], nodes=5, depth=9)
     fused.begin([text])
-    drafts = fused.propose([text], None)  # type: ignore[arg-type]  # lookups roll no dice
+    drafts = fused.propose([text], None)  # type: ignore[arg-type]  # lookups roll no rng
     assert drafts.tree(0).token == [2, 3, 4] and text.budget == (5, 9)  # the second goes one further
     assert drafts.origin is not None and drafts.origin.tolist() == [[0, 0, 1]]
 
@@ -136,9 +136,9 @@ def test_a_member_with_a_short_context_falls_silent_alone() -> None:
     asked: list[int] = []
     propose = short.propose
 
-    def listen(sequences: Any, dice: Any) -> Any:
+    def listen(sequences: Any, rng: Any) -> Any:
         asked.extend(len(s.tokens) for s in sequences)
-        return propose(sequences, dice)
+        return propose(sequences, rng)
 
     short.propose = listen  # type: ignore[method-assign]
     method = Method("m", RULES["sample-and-match"], fused)
@@ -172,7 +172,7 @@ def test_two_methods_share_a_fused_drafter() -> None:
 class Pruning(Scheduler):
     """Drops every second leaf before verification."""
 
-    def select(self, turns: list[Turn]) -> None:
+    def select(self, turns: list[MethodGroup]) -> None:
         for turn in turns:
             drafts = turn.drafts
             inner = torch.zeros_like(drafts.token, dtype=torch.bool)
@@ -203,8 +203,8 @@ def listen(made: Drafter) -> Said:
     said: Said = []
     propose = made.propose
 
-    def heard(sequences: Any, dice: Any) -> Any:
-        drafts = propose(sequences, dice)
+    def heard(sequences: Any, rng: Any) -> Any:
+        drafts = propose(sequences, rng)
         said.extend((s.room, list(s.tokens), drafts.tree(b).token) for b, s in enumerate(sequences))
         return drafts
 

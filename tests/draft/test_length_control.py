@@ -14,9 +14,9 @@ from foredraft.control.lengths.expected import Expected
 from foredraft.control.lengths.pacing import linear_times
 from foredraft.control.lengths.predicted import Predicted
 from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Stop
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.stops import AdaptiveConfidence
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
@@ -27,7 +27,7 @@ from foredraft.engine import Engine, Method
 from foredraft.types import Budget, SamplingParams, Sequence
 from tests.control.test_lengths import remembered
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_distribution import NARROW, TARGET, law_of_texts
+from tests.engine.test_joint_distribution import NARROW, TARGET, distribution_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import dirichlet, mixed
 
@@ -42,7 +42,7 @@ def both(rule: AdaptiveConfidence | CalibratedThompson) -> tuple[LengthRule, Sto
 
 @dataclass
 class Contrary:
-    """Drafts one token more than the last round had rejected: no rule leans harder on what the verifier's dice did."""
+    """Drafts one token more than the last round had rejected: no rule leans harder on what the verifier's rng did."""
 
     _rejected: dict[int, int] = field(default_factory=dict)
 
@@ -98,19 +98,19 @@ def paced(name: str, length: int, executor: TableExecutor) -> PacedDrafter:
 def greedy_text(prompt: list[int], tokens: int) -> list[int]:
     text = list(prompt)
     for _ in range(tokens):
-        text.append(int(GREEDY.next_law(text).argmax()))
+        text.append(int(GREEDY.next_distribution(text).argmax()))
     return text[len(prompt) :]
 
 
 @pytest.mark.parametrize("name", PACES)
 def test_texts_follow_the_target(name: str) -> None:
-    """The law of four tokens over all rounds that they take, memory included, under the p/q rule."""
+    """The distribution of four tokens over all rounds that they take, memory included, under the p/q rule."""
 
     def build() -> Method:
         return Method("m", RULES["residual"], paced(name, 2, TableExecutor(NARROW)))
 
-    law = law_of_texts(TARGET, build, 4)
-    assert np.abs(law - TARGET.joint(4, (0, 1))).max() < 1e-6
+    distribution = distribution_of_texts(TARGET, build, 4)
+    assert np.abs(distribution - TARGET.joint(4, (0, 1))).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", PACES)
@@ -126,7 +126,9 @@ def test_greedy_text_is_plain_decoding(name: str) -> None:
     assert not remembered(drafter.rule)
 
 
-@pytest.mark.parametrize("shape", [Chain(4), StaticTree((2, 2, 1)), StaticTree((2, 1), drawn=True), ValueTree(6, 2, 3)])
+@pytest.mark.parametrize(
+    "shape", [Chain(4), StaticTree((2, 2, 1)), StaticTree((2, 1), drawn=True), Eagle2Tree(6, 2, 3)]
+)
 def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None:
     rule = Scripted([0, 1, 2, 3])
     drafter = PacedDrafter(ModelDrafter(TableExecutor(LIKE_IT, max_slots=2), shape), rule)
@@ -166,12 +168,12 @@ def test_budgets_are_given_back() -> None:
     sequences = [Sequence(i, [0, 1, 0, 1], 4, SamplingParams(), 0, budget=Budget(8, 6)) for i in range(2)]
     drafter = PacedDrafter(PromptLookup(8), Scripted([9, 2]))
     drafter.begin(sequences)
-    dice = KeyedDice(*torch.zeros((3, 2), dtype=torch.int64))
-    assert drafter.propose(sequences, dice).lengths() == (2, 2)
+    rng = KeyedRng(*torch.zeros((3, 2), dtype=torch.int64))
+    assert drafter.propose(sequences, rng).lengths() == (2, 2)
     assert [s.budget for s in sequences] == [Budget(8, 6)] * 2
     stranger = Sequence(7, [0], 1, SamplingParams(), 0, budget=Budget(8, 6))
     with pytest.raises(KeyError):  # a drafter that fails leaves the budget alone, too
-        drafter.propose([stranger], dice)
+        drafter.propose([stranger], rng)
     assert stranger.budget == Budget(8, 6)
 
 

@@ -48,7 +48,7 @@ def test_it_goes_on_behind_its_own_copy() -> None:
     drafter = MaxGram()
     sequence = text_of([1, 2, 3, 1, 2], nodes=7)
     drafter.begin([sequence])
-    drafts = drafter.propose([sequence], None)  # type: ignore[arg-type]  # it rolls no dice
+    drafts = drafter.propose([sequence], None)  # type: ignore[arg-type]  # it rolls no rng
     assert drafts.tree(0).token == [3, 1, 2, 3, 1, 2, 3]
 
 

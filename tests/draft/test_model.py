@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Stepper
 from foredraft.core.trees.editing import keep
 from foredraft.core.verify import RULES, default_rule
@@ -90,8 +90,8 @@ def test_synthetic_acceptance_is_what_was_set(rate: float) -> None:
 class Pruned(StaticTree):
     """A shape that drops nodes again and so numbers them anew: every second leaf of a chosen tree."""
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
-        whole = super().grow(stepper, budgets, dice)
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
+        whole = super().grow(stepper, budgets, rng)
         leaf = torch.ones_like(whole.token, dtype=torch.bool).scatter_(1, whole.parent.clamp(min=0), False)
         return keep(whole, ~leaf | (whole.order == 0))
 
@@ -113,18 +113,18 @@ def test_a_shape_may_drop_nodes_again() -> None:
         assert each.sequence.output == plain(TableExecutor(TARGET), [i], 14)
 
 
-def test_a_law_may_have_fewer_tokens_than_children() -> None:
-    """A drafter that is sure of one token drafts one child, and nothing of the target's law is lost."""
+def test_a_distribution_may_have_fewer_tokens_than_children() -> None:
+    """A drafter that is sure of one token drafts one child, and nothing of the target's distribution is lost."""
     sure = at_temperature_zero(dirichlet(4, seed=2))
     counts = np.zeros(4)
-    law = TARGET.next_law([1])
+    distribution = TARGET.next_distribution([1])
     for seed in range(400):
         method = Method("m", RULES["residual"], ModelDrafter(TableExecutor(sure), StaticTree((3,), drawn=True)))
         each = request([1], method, max_new_tokens=2, temperature=1.0, seed=seed)
         finish(Engine(TableExecutor(TARGET)), each)
         counts[each.sequence.output[0]] += 1
         assert each.stats.drafted <= 1
-    assert chisquare(counts, law / law.sum() * 400).pvalue > 1e-3
+    assert chisquare(counts, distribution / distribution.sum() * 400).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("size", [3, 6])

@@ -9,15 +9,15 @@ import torch
 
 from foredraft.control.calibration import Calibration
 from foredraft.control.cost import CostModel
-from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural import eagle as feature
-from foredraft.draft.neural.eagle import FeatureDrafter, FeatureStepper
+from foredraft.draft.neural.eagle import EagleDrafter, EagleStepper
 from foredraft.engine import Engine, Method
 from foredraft.models import ModelConfig, native, pack, random_decoder
-from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, Lexicon, settle
+from foredraft.models.heads import DraftVocab, Eagle3Head, HeadSpec, Identity, settle
 from foredraft.models.layers.linear import TiledLinear
 from foredraft.runtime import FINAL, TorchExecutor, executor_for
 from foredraft.types import DraftBatch
@@ -29,10 +29,10 @@ CONFIG = ModelConfig("llama", VOCAB, 96, LAYERS, 6, 2, 32, 160, max_position=512
 COSTS = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))
 SHAPES: list[Shape] = [
     Chain(4),
-    ValueTree(nodes=10, width=3, depth=4),
+    Eagle2Tree(nodes=10, width=3, depth=4),
     StaticTree((2, 2, 1)),
     StaticTree((2, 1, 1), drawn=True),
-    CostTree(nodes=10, width=3, depth=4, tariff=Tariff(COSTS, 0.01)),
+    CostAwareTree(nodes=10, width=3, depth=4, draft_costs=DraftCosts(COSTS, 0.01)),
 ]
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
 
@@ -56,8 +56,8 @@ def text(shape: Shape | None, temperature: float = 0.0, follows: bool = False) -
         index = torch.full((VOCAB,), -1)
         index[::2] = torch.arange(WORDS)
         words = Vocabulary(torch.arange(0, VOCAB, 2), index)
-        lexicon = Lexicon(cast(TiledLinear, target.head), words.ids, 16) if follows else None
-        made = FeatureDrafter(head, shape, words, 3, 128, "eagle3", lexicon)
+        lexicon = DraftVocab(cast(TiledLinear, target.head), words.ids, 16) if follows else None
+        made = EagleDrafter(head, shape, words, 3, 128, "eagle3", lexicon)
         method = Method("eagle3", default_rule(made.kinds, made.topology), made)
     executor: TorchExecutor = executor_for(target, 3, 128)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature}
@@ -72,7 +72,7 @@ def test_both_steppers_draft_alike(shape: Shape, temperature: float, monkeypatch
     quick = text(shape, temperature)
     seen: list[int] = []
 
-    class Slow(FeatureStepper):
+    class Slow(EagleStepper):
         def root(self) -> Any:
             seen.append(self.batch)
             return super().root()
@@ -85,25 +85,25 @@ def test_both_steppers_draft_alike(shape: Shape, temperature: float, monkeypatch
 
 def trees(depth: int) -> list[Shape]:
     """Made anew for every run: a calibration remembers."""
-    cheap = Tariff(CostModel((1, 8), (64,), (1,), (((1.0, 1.001),),)), 1e-4)
+    cheap = DraftCosts(CostModel((1, 8), (64,), (1,), (((1.0, 1.001),),)), 1e-4)
     return [
-        ValueTree(nodes=20, width=4, depth=depth),
-        ValueTree(nodes=9, width=1, depth=depth),
-        CostTree(nodes=10, width=3, depth=depth, tariff=cheap, calibration=Calibration()),
+        Eagle2Tree(nodes=20, width=4, depth=depth),
+        Eagle2Tree(nodes=9, width=1, depth=depth),
+        CostAwareTree(nodes=10, width=3, depth=depth, draft_costs=cheap, calibration=Calibration()),
     ]
 
 
 def drafted(shape: Shape, follows: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[DraftBatch]]:
     """Texts, and all drafts that were made for them."""
     made: list[DraftBatch] = []
-    propose = FeatureDrafter.propose
+    propose = EagleDrafter.propose
 
-    def noted(self: FeatureDrafter, *arguments: Any) -> DraftBatch:
+    def noted(self: EagleDrafter, *arguments: Any) -> DraftBatch:
         made.append(propose(self, *arguments))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(FeatureDrafter, "propose", noted)
+        patch.setattr(EagleDrafter, "propose", noted)
         return text(shape, follows=follows)[0], made
 
 
@@ -112,7 +112,7 @@ def drafted(shape: Shape, follows: bool, monkeypatch: pytest.MonkeyPatch) -> tup
 def test_levels_in_one_call_are_levels_in_steps(number: int, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are equal to the last bit of their values, and texts are plain decoding's."""
     quick, made = drafted(trees(5)[number], follows, monkeypatch)
-    monkeypatch.setattr(FeatureDrafter, "_levels_of", lambda self, batch: None)
+    monkeypatch.setattr(EagleDrafter, "_levels_of", lambda self, batch: None)
     slow, known = drafted(trees(5)[number], follows, monkeypatch)
     assert quick == slow == text(None)[0] and len(made) == len(known)
     assert sum(drafts.width > 0 and drafts.levels > 2 for drafts in made) > 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.draft import Drafter
@@ -23,7 +23,7 @@ from foredraft.engine import Engine, Method
 from foredraft.errors import BiasedPairError, UsageError
 from foredraft.types import Kind, Topology
 from tests.engine.runs import finish, request
-from tests.engine.test_joint_distribution import law_of_texts
+from tests.engine.test_joint_distribution import distribution_of_texts
 from tests.kit.executor import TableExecutor
 from tests.kit.tables import TableModel, dirichlet, mixed
 
@@ -41,8 +41,8 @@ def cascade(table: TableModel) -> CascadeDrafter:
     return CascadeDrafter(TableExecutor(table, max_slots=3, max_length=128), MaxGram(), 2, 3)
 
 
-def dice_for(batch: int) -> KeyedDice:
-    return KeyedDice(*torch.arange(3 * batch).reshape(3, batch))
+def dice_for(batch: int) -> KeyedRng:
+    return KeyedRng(*torch.arange(3 * batch).reshape(3, batch))
 
 
 RELAYS: dict[str, Callable[[], RelayDrafter]] = {
@@ -86,7 +86,7 @@ def test_the_second_goes_on_where_the_first_stops() -> None:
 
 
 def enumerated(vocab: int, length: int, rule: str, context: int = 64) -> float:
-    """How far the law of the tokens behind a prompt is from the target's, at temperature 1."""
+    """How far the distribution of the tokens behind a prompt is from the target's, at temperature 1."""
     target = dirichlet(vocab, seed=1)
     near = mixed(target, dirichlet(vocab, seed=2), 0.5)
     tokens = length + 2  # one drafted token at least is the second drafter's
@@ -95,17 +95,17 @@ def enumerated(vocab: int, length: int, rule: str, context: int = 64) -> float:
         first = ModelDrafter(TableExecutor(near, max_length=context), Chain(2))
         return Method("m", RULES[rule], RelayDrafter(first, MaxGram(3), length))
 
-    law = law_of_texts(target, build, tokens)
-    return float(np.abs(law - target.joint(tokens, (0, 1))).max())
+    distribution = distribution_of_texts(target, build, tokens)
+    return float(np.abs(distribution - target.joint(tokens, (0, 1))).max())
 
 
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "sample-and-match"])
 @pytest.mark.parametrize(
     ("vocab", "length", "context"), [(3, 1, 64), (2, 2, 64), (3, 1, 4)], ids=["one", "two", "short context"]
 )
-def test_the_targets_law_is_exact(vocab: int, length: int, context: int, rule: str) -> None:
-    """The p/q rule looks at drawn tokens with their law and at those behind them as chosen ones."""
-    assert enumerated(vocab, length, rule, context) < 1e-6  # laws are float32 in the engine
+def test_the_targets_distribution_is_exact(vocab: int, length: int, context: int, rule: str) -> None:
+    """The p/q rule looks at drawn tokens with their distribution and at those behind them as chosen ones."""
+    assert enumerated(vocab, length, rule, context) < 1e-6  # distributions are float32 in the engine
 
 
 def test_kinds_that_lie_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,14 @@ def test_texts_too_long_for_the_first_are_left_to_the_second() -> None:
     drafts = relay.propose(texts, dice_for(3))
     drafts.check()
     assert [set(drafts.tree(b).kind) for b in range(3)] == [{Kind.CHOSEN}, {DRAWN, Kind.CHOSEN}, {Kind.CHOSEN}]
-    assert drafts.laws is not None
+    assert drafts.distributions is not None
     single, two = model(NEAR, 3), text_of([2, 3, 2], 1)
     single.begin([two])
     alone = single.propose([two], dice_for(3).choose(torch.tensor([1])))
-    assert drafts.tree(1).token[:3] == alone.tree(0).token and alone.laws is not None
+    assert drafts.tree(1).token[:3] == alone.tree(0).token and alone.distributions is not None
     for row in range(3):
-        law = drafts.laws.at(torch.full((3,), row)).dense()[1]
-        assert torch.allclose(law, alone.laws.at(torch.tensor([row])).dense()[0])
+        distribution = drafts.distributions.at(torch.full((3,), row)).dense()[1]
+        assert torch.allclose(distribution, alone.distributions.at(torch.tensor([row])).dense()[0])
     method = Method("m", RULES["residual"], RelayDrafter(model(NEAR, 3, context=9), MaxGram(3)))
     requests = [request(p, method, i, max_new_tokens=14) for i, p in enumerate(PROMPTS)]
     outputs = finish(Engine(TableExecutor(LOOPING, max_slots=3)), *requests)

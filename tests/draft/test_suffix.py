@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import END, SuffixDrafter
 from foredraft.draft.retrieval.suffix_automaton import SuffixAutomaton
 from foredraft.types import Budget, SamplingParams, Sequence
 
-NO_DICE: KeyedDice = None  # type: ignore[assignment]  # retrieval drafters roll none
+NO_DICE: KeyedRng = None  # type: ignore[assignment]  # retrieval drafters roll none
 
 
 def letters(text: str) -> list[int]:

@@ -21,7 +21,7 @@ def greedy(model: TableModel, text: list[int], count: int) -> list[int]:
     """The model's likeliest text."""
     out: list[int] = []
     for _ in range(count):
-        out.append(int(model.next_law(text + out).argmax()))
+        out.append(int(model.next_distribution(text + out).argmax()))
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.keyed import Rng
 from foredraft.engine import Engine, Method, Request
 from foredraft.types import SamplingParams
 from foredraft.types import Sequence as Text
@@ -27,7 +27,7 @@ def finish(engine: Engine, *requests: Request) -> list[list[int]]:
     return [each.sequence.output for each in requests]
 
 
-def one(executor: TableExecutor, method: Method, tokens: int, dice: Dice | None = None, **params: object) -> list[int]:
+def one(executor: TableExecutor, method: Method, tokens: int, rng: Rng | None = None, **params: object) -> list[int]:
     """One request on its own engine."""
-    engine = Engine(executor, None if dice is None else lambda sequences: dice)
+    engine = Engine(executor, None if rng is None else lambda sequences: rng)
     return finish(engine, request([0, 1], method, max_new_tokens=tokens, **params))[0]

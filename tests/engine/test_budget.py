@@ -1,4 +1,4 @@
-"""Drafts that share a pass: depths fall as the batch grows, the best drafts are kept, and no law changes."""
+"""Drafts that share a pass: depths fall as the batch grows, the best drafts are kept, and no distribution changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from foredraft.control.cost import CostModel
 from foredraft.core.rng.enumerating import outcomes
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Chain, StaticTree
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.tetris import Score
 from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
@@ -20,9 +20,9 @@ from foredraft.draft.combine.guarded import GuardedDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
-from foredraft.engine import Engine, Method, Request, Sharing, Spending
+from foredraft.engine import BudgetPlanner, Engine, Method, Request, Sharing
 from foredraft.engine.budget import PROBE
-from foredraft.engine.method_group import Turn
+from foredraft.engine.method_group import MethodGroup
 from foredraft.errors import UsageError
 from foredraft.types import Kind
 from tests.kit.drafting import Draft, batch_case_of, draft_tree
@@ -45,22 +45,22 @@ def linear(base: float, each: float, slots: int = 64) -> CostModel:
     return CostModel(rows, (256,), batches, verify)
 
 
-class Steady(Spending):
+class Steady(BudgetPlanner):
     """Never believes a clock: passes cost what the model says, a level of drafting costs `level`."""
 
     def __init__(self, costs: CostModel, level: float = 0.0, score: Score = Score.SHIFTED) -> None:
         super().__init__(costs, score)
         self.level = level
 
-    def drafted(self, drafter: Any, turns: Any, seconds: float) -> None:
-        super().drafted(drafter, turns, self.level * max((d.drafts.levels for d in turns), default=0))
+    def drafted(self, drafter: Any, groups: Any, seconds: float) -> None:
+        super().drafted(drafter, groups, self.level * max((d.drafts.levels for d in groups), default=0))
 
-    def observe(self, turns: Any, seconds: float) -> None:
-        super().observe(turns, 0.0)
+    def observe(self, groups: Any, seconds: float) -> None:
+        super().observe(groups, 0.0)
 
 
-def run(batch: int, spending: Spending | None, method: Method, tokens: int = 40, **params: Any) -> list[Request]:
-    engine = Engine(TableExecutor(TARGET, batch, max_length=160), sharing=Sharing(spending=spending))
+def run(batch: int, planner: BudgetPlanner | None, method: Method, tokens: int = 40, **params: Any) -> list[Request]:
+    engine = Engine(TableExecutor(TARGET, batch, max_length=160), sharing=Sharing(planner=planner))
     requests = [request([i % 4, i % 3], method, i, max_new_tokens=tokens, seed=i, **params) for i in range(batch)]
     finish(engine, *requests)
     return requests
@@ -92,9 +92,9 @@ def test_a_drafter_that_does_not_pay_is_not_asked() -> None:
     asked: list[int] = []
 
     class Watched(ModelDrafter):
-        def propose(self, sequences: Any, dice: Any) -> Any:
+        def propose(self, sequences: Any, rng: Any) -> Any:
             asked.append(len(sequences))
-            return super().propose(sequences, dice)
+            return super().propose(sequences, rng)
 
     near = Watched(TableExecutor(NEAR, 8, max_length=160), Chain(4))
     requests = run(8, Steady(linear(1.0, 10.0)), Method("m", RULES["residual"], near), temperature=1.0, tokens=150)
@@ -117,7 +117,7 @@ def test_good_drafters_keep_their_drafts_under_load() -> None:
     poor, batch = dirichlet(4, seed=77), 8
     good = Method("good", RULES["residual"], drafter(batch, TARGET))
     bad = Method("bad", RULES["residual"], ModelDrafter(TableExecutor(poor, max_slots=batch), Chain(4), name="poor"))
-    engine = Engine(TableExecutor(TARGET, max_slots=batch), sharing=Sharing(spending=Steady(linear(10.0, 1.0))))
+    engine = Engine(TableExecutor(TARGET, max_slots=batch), sharing=Sharing(planner=Steady(linear(10.0, 1.0))))
     requests = [request([i % 4], (good, bad)[i % 2], i, max_new_tokens=60, seed=i) for i in range(batch)]
     finish(engine, *requests)
     assert drafted_per_step(requests[::2]) > 3
@@ -148,9 +148,9 @@ def test_auto_tries_a_dear_drafter_for_all_at_once() -> None:
     asked: list[int] = []
 
     class Watched(ModelDrafter):
-        def propose(self, sequences: Any, dice: Any) -> Any:
+        def propose(self, sequences: Any, rng: Any) -> Any:
             asked.append(len(sequences))
-            return super().propose(sequences, dice)
+            return super().propose(sequences, rng)
 
     near = Watched(TableExecutor(NEAR, max_slots=4), Chain(2))
     method = Method("auto", RULES["sample-and-match"], AutoDrafter([Arm(near, 2)], linear(1.0, 100.0, 4)))
@@ -169,7 +169,7 @@ def methods(batch: int) -> Iterator[Method]:
     yield Method("lookup", RULES["one-hot"], PromptLookup())
     yield Method("suffix", RULES["sample-and-match"], SuffixDrafter())
     yield Method("chain", RULES["residual"], drafter(batch))
-    for shape in (StaticTree((2, 2)), ValueTree(nodes=6, width=2, depth=3), StaticTree((2, 1), drawn=True)):
+    for shape in (StaticTree((2, 2)), Eagle2Tree(nodes=6, width=2, depth=3), StaticTree((2, 1), drawn=True)):
         made = ModelDrafter(TableExecutor(NEAR, max_slots=batch), shape)
         yield Method(str(shape), default_rule(made.kinds, made.topology), made)
         yield Method(f"{shape} matched", RULES["sample-and-match"], made)
@@ -185,67 +185,67 @@ def test_greedy_texts_do_not_depend_on_budgets(each: float) -> None:
 
 def test_drafts_beyond_the_plan_are_cut_and_counted() -> None:
     """Value trees say how good their nodes are: they draft more than fits, and the best is kept."""
-    made = ModelDrafter(TableExecutor(NEAR, max_slots=6), ValueTree(nodes=6, width=2, depth=3))
+    made = ModelDrafter(TableExecutor(NEAR, max_slots=6), Eagle2Tree(nodes=6, width=2, depth=3))
     requests = run(6, Steady(linear(20.0, 1.0)), Method("m", RULES["sample-and-match"], made))
     assert sum(r.stats.cut for r in requests) > 0
     cut = drafted_per_step(requests)
-    made = ModelDrafter(TableExecutor(NEAR, max_slots=6), ValueTree(nodes=6, width=2, depth=3))
+    made = ModelDrafter(TableExecutor(NEAR, max_slots=6), Eagle2Tree(nodes=6, width=2, depth=3))
     free = run(6, None, Method("m", RULES["sample-and-match"], made))
     assert cut < drafted_per_step(free)
     assert sum(r.stats.cut for r in free) == 0
 
 
-# --- laws -----------------------------------------------------------------------------------------------------------
+# --- distributions -----------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: TableModel, dice: Dice) -> Draft:
+def drawn(model: TableModel, rng: Rng) -> Draft:
     """A chain of two tokens."""
-    return draft_tree(model, (1, 1), Kind.SAMPLED_WITHOUT_REPLACEMENT, dice)
+    return draft_tree(model, (1, 1), Kind.SAMPLED_WITHOUT_REPLACEMENT, rng)
 
 
 def selected(pair: tuple[Draft, Draft], models: tuple[TableModel, TableModel], score: Score) -> tuple[Draft, ...]:
     """What the engine verifies of two requests' drafts of two tokens each, if two tokens fit in all."""
     method = Method("m", RULES["chain"], drafter(2))
-    spending = Steady(linear(1.0, 1.0), score=score)
-    spending._fits = {0: 1, 1: 1}
-    turn = Turn(method, [request([0], method, i, temperature=1.0) for i in range(2)], drafting=True)
-    turn.drafts = batch_case_of(pair, *models)(None).drafts  # type: ignore[arg-type]
-    spending.drafted(drafter(2), [turn], 0.0)
-    spending.select([turn])
-    assert sum(turn.drafts.lengths()) == 2 == sum(r.stats.cut for r in turn.requests)
-    check_pair(method.rule, turn.drafts.kinds, turn.drafts.topology)
+    planner = Steady(linear(1.0, 1.0), score=score)
+    planner._fits = {0: 1, 1: 1}
+    group = MethodGroup(method, [request([0], method, i, temperature=1.0) for i in range(2)], drafting=True)
+    group.drafts = batch_case_of(pair, *models)(None).drafts  # type: ignore[arg-type]
+    planner.drafted(drafter(2), [group], 0.0)
+    planner.select([group])
+    assert sum(group.drafts.lengths()) == 2 == sum(r.stats.cut for r in group.requests)
+    check_pair(method.rule, group.drafts.kinds, group.drafts.topology)
     return tuple(
         Draft(d.token[:n], d.parent[:n], d.multiplicity[:n], d.kind[:n])
-        for d, n in zip(pair, turn.drafts.lengths(), strict=True)
+        for d, n in zip(pair, group.drafts.lengths(), strict=True)
     )
 
 
 def joint_distortion(rule: str, score: Score, seed: int) -> float:
-    """Total variation of the texts of both requests, three tokens each, from the target's own law."""
+    """Total variation of the texts of both requests, three tokens each, from the target's own distribution."""
     target, model = dirichlet(3, seed), dirichlet(3, 30 + seed)
-    law, single = np.zeros((27, 27)), {}
-    for weight, pair in outcomes(lambda dice: (drawn(model, dice), drawn(model, dice))):
+    distribution, single = np.zeros((27, 27)), {}
+    for weight, pair in outcomes(lambda rng: (drawn(model, rng), drawn(model, rng))):
         kept = selected(pair, (target, model), score)
         for draft in kept:
             if draft not in single:
-                only = Emission(lambda dice, draft=draft: draft, judge_of(RULES[rule], target, model))
+                only = Emission(lambda rng, draft=draft: draft, judge_of(RULES[rule], target, model))
                 single[draft] = first_tokens(only, target, 3).reshape(-1)
-        law += weight * np.outer(single[kept[0]], single[kept[1]])
+        distribution += weight * np.outer(single[kept[0]], single[kept[1]])
     alone = target.joint(3).reshape(-1)
-    return float(np.abs(law - np.outer(alone, alone)).sum() / 2)
+    return float(np.abs(distribution - np.outer(alone, alone)).sum() / 2)
 
 
 @pytest.mark.parametrize("rule", ["chain", "residual", "block"])
-def test_selection_keeps_the_joint_law_of_two_requests(rule: str) -> None:
+def test_selection_keeps_the_joint_distribution_of_two_requests(rule: str) -> None:
     assert max(joint_distortion(rule, Score.SHIFTED, seed) for seed in range(3)) < 1e-12
 
 
-def test_the_published_score_changes_the_joint_law() -> None:
+def test_the_published_score_changes_the_joint_distribution() -> None:
     assert max(joint_distortion("chain", Score.PUBLISHED, seed) for seed in range(3)) > 0.01
 
 
 def test_the_published_score_is_refused_for_drawn_drafts_at_a_temperature() -> None:
-    engine = Engine(TableExecutor(TARGET), sharing=Sharing(spending=Spending(linear(1, 1), Score.PUBLISHED)))
+    engine = Engine(TableExecutor(TARGET), sharing=Sharing(planner=BudgetPlanner(linear(1, 1), Score.PUBLISHED)))
     method = Method("m", RULES["residual"], drafter(1))
     with pytest.raises(UsageError, match="biased at temperature > 0"):
         engine.add(request([0], method, temperature=0.5))
@@ -265,17 +265,17 @@ def test_the_clock_overrules_prices_that_know_nothing_of_the_host(drafting: floa
             now[0] += 1 + drafting * asked[-1]
             return super().forward(rows, *args, **kwargs)
 
-    class Stubborn(Spending):
-        def observe(self, turns: Any, seconds: float) -> None:
-            super().observe(turns, 1e-9)  # passes and drafts that are over in no time: all else is the host's
+    class Stubborn(BudgetPlanner):
+        def observe(self, groups: Any, seconds: float) -> None:
+            super().observe(groups, 1e-9)  # passes and drafts that are over in no time: all else is the host's
 
-        def drafted(self, drafter: Any, turns: Any, seconds: float) -> None:
-            super().drafted(drafter, turns, 0.0)
+        def drafted(self, drafter: Any, groups: Any, seconds: float) -> None:
+            super().drafted(drafter, groups, 0.0)
 
-    spending = Stubborn(linear(1e-9, 1e-12), clock=lambda: now[0])
+    planner = Stubborn(linear(1e-9, 1e-12), clock=lambda: now[0])
     right = ModelDrafter(TableExecutor(TARGET, 8, max_length=700), Chain(4))
     method = Method("m", RULES["residual"], right)
-    engine = Engine(Slow(TARGET, 8, max_length=700), sharing=Sharing(spending=spending))
+    engine = Engine(Slow(TARGET, 8, max_length=700), sharing=Sharing(planner=planner))
     requests = [request([i % 4], method, i, max_new_tokens=600, seed=i, temperature=1.0) for i in range(8)]
     finish(engine, *requests)
     share = sum(asked) / len(asked)

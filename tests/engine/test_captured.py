@@ -13,26 +13,26 @@ import pytest
 import torch
 
 from foredraft.control.cost import CostModel
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Chain, Shape, Vocabulary
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.layout import trees
 from foredraft.core.verify import RULES, BatchCase, Rule, default_rule
 from foredraft.core.verify.lossy.judge import judge
 from foredraft.draft import Drafter
 from foredraft.draft.neural.draft_model import ModelDrafter
-from foredraft.draft.neural.eagle import FeatureDrafter
-from foredraft.engine import Engine, Method, Request, Sharing, Spending
+from foredraft.draft.neural.eagle import EagleDrafter
+from foredraft.engine import BudgetPlanner, Engine, Method, Request, Sharing
 from foredraft.engine.greedy.device import follow
-from foredraft.engine.method_group import Turn
+from foredraft.engine.method_group import MethodGroup
 from foredraft.models import Decoder, shallow
 from foredraft.models.heads import FeatureHead
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
-from foredraft.runtime.cuda.graphs import Recorder
+from foredraft.runtime.cuda.graphs import GraphCache
 from foredraft.types import Kind, Reason, Stats
-from tests.runtime.tape import TapeRecorder
+from tests.runtime.tape import TapeGraphs
 from tests.train import toys
 
 from .runs import finish, request
@@ -48,7 +48,7 @@ def eager(decoder: Decoder) -> TorchExecutor:
 
 def taped(decoder: Decoder) -> GraphExecutor:
     executor = GraphExecutor(decoder, 3, 128)
-    executor.recorder = TapeRecorder(executor.device)
+    executor.recorder = TapeGraphs(executor.device)
     return executor
 
 
@@ -57,7 +57,7 @@ def drafter(decoder: Decoder, kind: str, shape: Shape, make: Make) -> Drafter:
         return ModelDrafter(make(shallow(decoder, 1)), shape)
     head, _ = toys.head(decoder, kind, 40)
     assert isinstance(head, FeatureHead)
-    made = FeatureDrafter(head, shape, WORDS, 3, 128, kind)
+    made = EagleDrafter(head, shape, WORDS, 3, 128, kind)
     made.executor = make(head)
     return made
 
@@ -81,11 +81,11 @@ def counts(stats: Stats) -> tuple[object, ...]:
     return stats.steps, stats.drafted, stats.accepted, stats.emitted, stats.accepted_by_position
 
 
-def keys(recorder: Recorder, kind: str) -> list[tuple[Any, ...]]:
+def keys(recorder: GraphCache, kind: str) -> list[tuple[Any, ...]]:
     return [key for key in recorder._made if isinstance(key, tuple) and key[0] == kind]
 
 
-SHAPES: list[Shape] = [Chain(4), ValueTree(nodes=8, width=3, depth=3), ValueTree(nodes=12, width=4, depth=5)]
+SHAPES: list[Shape] = [Chain(4), Eagle2Tree(nodes=8, width=3, depth=3), Eagle2Tree(nodes=12, width=4, depth=5)]
 KINDS = [*((kind, shape) for kind in ("model", "eagle3", "eagle", "griffin") for shape in SHAPES), ("plain", None)]
 
 
@@ -118,7 +118,7 @@ def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: p
         assert drafting and all(key[3] == 4 for key in drafting)
 
 
-def test_turns_of_one_step_share_a_round() -> None:
+def test_groups_of_one_step_share_a_round() -> None:
     """Three methods, a request each: without drafts, with a chain, with a tree. One pass reads the weights for all."""
 
     def texts(make: Make) -> tuple[list[list[int]], Engine, list[Request]]:
@@ -137,7 +137,7 @@ def test_turns_of_one_step_share_a_round() -> None:
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
     recorder = engine.executor.recorder
     longest = max(r.stats.steps for r in after)
-    assert recorder.played + (recorder.rehearsals - recorder.taped) == longest and recorder.played > longest / 2
+    assert recorder.played + (recorder.captures - recorder.taped) == longest and recorder.played > longest / 2
 
 
 LOT = torch.randn(64, generator=torch.Generator().manual_seed(11))
@@ -175,7 +175,7 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
         assert [r.reasons for r in before] == [r.reasons for r in between] == [r.reasons for r in after]
         assert keys(engine.executor.recorder, "round")
         seen |= {reason for r in after for reason in r.reasons}
-        cut, _, engine = texts(taped, rule, top_k=4)  # laws that are cut off go step by step
+        cut, _, engine = texts(taped, rule, top_k=4)  # distributions that are cut off go step by step
         assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.recorder, "round")
     assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
 
@@ -232,13 +232,13 @@ def test_rounds_that_are_recorded_teach_no_costs() -> None:
 
     told: list[float] = []
 
-    class Watched(Spending):
-        def observe(self, turns: Sequence[Turn], seconds: float) -> None:
+    class Watched(BudgetPlanner):
+        def observe(self, groups: Sequence[MethodGroup], seconds: float) -> None:
             told.append(seconds)
 
     torch.manual_seed(5)
-    spending = Watched(CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),))))
-    engine = Engine(taped(toys.target()), sharing=Sharing(spending=spending))
+    planner = Watched(CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),))))
+    engine = Engine(taped(toys.target()), sharing=Sharing(planner=planner))
     method = Method("plain", RULES["sample-and-match"])
     finish(engine, *(request(text, method, i, max_new_tokens=12) for i, text in enumerate(PROMPTS[:2])))
     assert told[:2] == [0.0, 0.0] and min(told[2:]) > 0 and len(told) == 12
@@ -271,28 +271,28 @@ def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None
 @pytest.mark.parametrize("twins", [False, True])
 def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: bool) -> None:
     """Also where siblings carry the same token: the first of them counts."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     batch, nodes, vocab = 3, 7, 4
     drafts = []
     for b in range(batch):
-        size = int(torch.randint(0 if b else 1, nodes + 1, (1,), generator=dice))
+        size = int(torch.randint(0 if b else 1, nodes + 1, (1,), generator=rng))
         tokens: list[int] = []
         parents: list[int] = []
         for _ in range(size):
             parent, token = (
-                int(torch.randint(low, high, (1,), generator=dice)) for low, high in ((-1, len(tokens)), (0, vocab))
+                int(torch.randint(low, high, (1,), generator=rng)) for low, high in ((-1, len(tokens)), (0, vocab))
             )
             if twins or (parent, token) not in zip(parents, tokens, strict=True):
                 parents.append(parent)
                 tokens.append(token)
         drafts.append((tokens, parents))
     block = trees(drafts)
-    choice = torch.randint(vocab, (batch, block.width + 1), generator=dice)
-    laws = TableLaws(torch.nn.functional.one_hot(choice, vocab).float())
+    choice = torch.randint(vocab, (batch, block.width + 1), generator=rng)
+    distributions = TableDistributions(torch.nn.functional.one_hot(choice, vocab).float())
     zeros = torch.zeros(batch, dtype=torch.int64)
     found = follow(block, choice)
     for name in ("sample-and-match", "greedy", "one-hot"):
-        expected = RULES[name].verify_batch(BatchCase(block, laws, KeyedDice(zeros, zeros, zeros)))
+        expected = RULES[name].verify_batch(BatchCase(block, distributions, KeyedRng(zeros, zeros, zeros)))
         for column in ("path", "accepted", "token", "reason"):
             assert torch.equal(getattr(found, column), getattr(expected, column)), (name, column)
 

@@ -1,4 +1,4 @@
-"""The engine around the law: stops, limits, batches, mixed methods, failures, bookkeeping."""
+"""The engine around the distribution: stops, limits, batches, mixed methods, failures, bookkeeping."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_cancelled_requests_free_their_slot_at_once() -> None:
 
 def test_nan_ends_one_request_and_no_other() -> None:
     def work_out(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.full(4, np.nan) if prefix[0] == 3 and len(prefix) > 3 else TARGET.next_law(prefix)
+        return np.full(4, np.nan) if prefix[0] == 3 and len(prefix) > 3 else TARGET.next_distribution(prefix)
 
     executor = TableExecutor(TableModel(4, work_out), max_slots=2)
     bad, good = request([3], PLAIN, 0, max_new_tokens=9), request([1], PLAIN, 1, max_new_tokens=9)
@@ -135,8 +135,8 @@ def test_logprobs_are_the_targets() -> None:
     output = finish(Engine(TableExecutor(TARGET)), each)[0]
     text = [2]
     for token, entry in zip(output, each.logprobs, strict=True):
-        law = TARGET.next_law(text)
-        assert entry[token] == pytest.approx(np.log(law[token]), abs=1e-5)
+        distribution = TARGET.next_distribution(text)
+        assert entry[token] == pytest.approx(np.log(distribution[token]), abs=1e-5)
         assert len(entry) in (2, 3)
         text.append(token)
 

@@ -1,4 +1,4 @@
-"""The kernel of greedy verdicts against its slow twin: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""The kernel of greedy verdicts against its reference: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.verify.second_chance import NO
-from foredraft.engine.greedy.device import decide_fused, decide_twin
+from foredraft.engine.greedy.device import decide_fused, decide_reference
 from foredraft.types import Reason
 from foredraft.types.drafts import empty_drafts
 
@@ -24,7 +24,7 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("chain", [False, True])
-def test_the_verdict_is_that_of_the_twin(seed: int, chain: bool) -> None:
+def test_the_verdict_is_that_of_the_reference(seed: int, chain: bool) -> None:
     case = rolled(seed, chain)
     agree(case)
     agree(roomy(case))
@@ -49,4 +49,4 @@ def agree(case: Case, scores: Tensor | None = None) -> None:
     there = replace(drafts, **{name: getattr(drafts, name).to(DEVICE) for name in (*COLUMNS, "length")})
     sent = None if scores is None else scores.to(DEVICE)
     found = decide_fused(there, choice.to(DEVICE), best.to(DEVICE), sent, Reason.JUDGE)
-    assert_same(found, decide_twin(*case, scores, Reason.JUDGE), drafts.levels)
+    assert_same(found, decide_reference(*case, scores, Reason.JUDGE), drafts.levels)

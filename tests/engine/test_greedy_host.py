@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.layout import trees
-from foredraft.core.verify import RULES, BatchCase
-from foredraft.core.verify import judge
+from foredraft.core.verify import RULES, BatchCase, judge
 from foredraft.core.verify.second_chance import NO
-from foredraft.engine.greedy.device import decide_twin
+from foredraft.engine.greedy.device import decide_reference
 from foredraft.engine.greedy.host import decide_on_host
 from foredraft.engine.greedy.summary import Summary
 from foredraft.types import Kind, Reason, Verdict
@@ -37,7 +36,7 @@ def test_with_opinions_too(seed: int, chain: bool) -> None:
     for case in (rolled(seed, chain), roomy(rolled(seed, chain))):
         agree(case, opinions(seed, case[0]))
         nobody_passes = torch.full_like(case[0].token, NO, dtype=torch.float32)
-        assert_same(decide_on_host(*case, nobody_passes), decide_twin(*case), case[0].levels)
+        assert_same(decide_on_host(*case, nobody_passes), decide_reference(*case), case[0].levels)
 
 
 def test_a_plain_round_is_a_verdict_too() -> None:
@@ -46,15 +45,15 @@ def test_a_plain_round_is_a_verdict_too() -> None:
 
 def agree(case: Case, scores: Tensor | None = None) -> None:
     found = decide_on_host(*case, scores, Reason.JUDGE)
-    assert_same(found, decide_twin(*case, scores, Reason.JUDGE), case[0].levels)
+    assert_same(found, decide_reference(*case, scores, Reason.JUDGE), case[0].levels)
 
 
 def greedy_case(seed: int, batch: int, chain: bool, kind: Kind, twins: bool) -> tuple[BatchCase, Tensor]:
     """Ragged drafts under a greedy target, states that hold a score each, many of them equal; and the choices."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def roll(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (1,), generator=dice))
+        return int(torch.randint(low, high, (1,), generator=rng))
 
     made = []
     for b in range(batch):
@@ -67,11 +66,11 @@ def greedy_case(seed: int, batch: int, chain: bool, kind: Kind, twins: bool) -> 
             tokens.append(free[roll(0, len(free))])
         made.append((tokens, parents))
     rows = (batch, 8, VOCAB)
-    laws = TableLaws(torch.softmax(torch.randn(rows, generator=dice), dim=2))
-    choice = torch.randint(VOCAB, rows[:2], generator=dice)
-    target = TableLaws(torch.nn.functional.one_hot(choice, VOCAB).float())
-    hidden, key = torch.randint(4, (*rows[:2], 1), generator=dice).float(), torch.arange(batch) + seed
-    return BatchCase(trees(made, kind, laws=laws), target, KeyedDice(key, key, key), hidden), choice
+    distributions = TableDistributions(torch.softmax(torch.randn(rows, generator=rng), dim=2))
+    choice = torch.randint(VOCAB, rows[:2], generator=rng)
+    target = TableDistributions(torch.nn.functional.one_hot(choice, VOCAB).float())
+    hidden, key = torch.randint(4, (*rows[:2], 1), generator=rng).float(), torch.arange(batch) + seed
+    return BatchCase(trees(made, kind, distributions=distributions), target, KeyedRng(key, key, key), hidden), choice
 
 
 @pytest.mark.parametrize("kind", [Kind.CHOSEN, Kind.SAMPLED_WITHOUT_REPLACEMENT], ids=lambda kind: kind.name)
@@ -87,7 +86,7 @@ def test_the_greedy_walk_is_the_rule_at_temperature_zero(batch: int, chain: bool
         assert rule.opinion is not None and off.opinion is not None
         for asked, expected in ((rule, rule.verify_batch(case)), (off, RULES["residual"].verify_batch(case))):
             table = asked.opinion.ahead(case)  # type: ignore[union-attr]
-            for decide in (decide_on_host, decide_twin):
+            for decide in (decide_on_host, decide_reference):
                 made = decide(case.drafts, choice, best, table, Reason.JUDGE)
                 assert_equal(made.verdict, expected)
                 for b, line in enumerate(made.summary.tolist()):

@@ -1,4 +1,4 @@
-"""The law of whole texts: every method, run by the real engine on table models under dice that fall on every side."""
+"""The distribution of whole texts: every method, run by the real engine on table models under rng that fall on every side."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.shapes.base import Chain, Shape, StaticTree
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.stops import Confidence, PathConfidence
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
@@ -41,22 +41,22 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "chosen tree": model_drafter(StaticTree((2, 2))),
     "chain that stops": model_drafter(Chain(3, Confidence(0.45))),
     "chain that stops by its path": model_drafter(Chain(3, PathConfidence(0.3))),
-    "value tree": model_drafter(ValueTree(nodes=4, width=2, depth=3)),
+    "value tree": model_drafter(Eagle2Tree(nodes=4, width=2, depth=3)),
     "lookup": lambda: PromptLookup(max_nodes=2),
     "suffix": lambda: SuffixDrafter(max_nodes=2),
     "suffix tree": lambda: SuffixDrafter(max_nodes=3, per_match=3, tree=True),
 }
 
 
-def law_of_texts(target: TableModel, build: Callable[[], Method], tokens: int) -> np.ndarray:
-    law = np.zeros((target.vocab,) * tokens)
+def distribution_of_texts(target: TableModel, build: Callable[[], Method], tokens: int) -> np.ndarray:
+    distribution = np.zeros((target.vocab,) * tokens)
 
-    def run(dice: ExactDice) -> list[int]:
-        return one(TableExecutor(target), build(), tokens, dice, temperature=1.0)
+    def run(rng: EnumeratingRng) -> list[int]:
+        return one(TableExecutor(target), build(), tokens, rng, temperature=1.0)
 
     for weight, text in outcomes(run):
-        law[tuple(text)] += weight
-    return law
+        distribution[tuple(text)] += weight
+    return distribution
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -74,13 +74,13 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("drafter", "rule"), pairs())
 def test_texts_follow_the_target(drafter: str, rule: str) -> None:
-    """After a prompt of two tokens, the law of the next three is the product of the target's own laws."""
+    """After a prompt of two tokens, the distribution of the next three is the product of the target's own distributions."""
 
     def build() -> Method:
         return Method("m", RULES[rule], DRAFTERS[drafter]())
 
-    law = law_of_texts(TARGET, build, TOKENS)
-    assert np.abs(law - TARGET.joint(TOKENS, (0, 1))).max() < 1e-6  # laws are float32 in the engine
+    distribution = distribution_of_texts(TARGET, build, TOKENS)
+    assert np.abs(distribution - TARGET.joint(TOKENS, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
 
 
 def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +94,8 @@ def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     def build() -> Method:
         return Method("m", RULES["residual"], ModelDrafter(TableExecutor(NEAR), StaticTree((2,), drawn=True)))
 
-    law = law_of_texts(TARGET, build, 2)
-    assert np.abs(law - TARGET.joint(2, (0, 1))).sum() / 2 > 0.05
+    distribution = distribution_of_texts(TARGET, build, 2)
+    assert np.abs(distribution - TARGET.joint(2, (0, 1))).sum() / 2 > 0.05
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -106,5 +106,5 @@ def test_greedy_is_the_limit(drafter: str) -> None:
     text = one(TableExecutor(TARGET), Method("m", rule, made), 12)
     expected = [0, 1]
     for _ in range(12):
-        expected.append(int(TARGET.next_law(expected).argmax()))
+        expected.append(int(TARGET.next_distribution(expected).argmax()))
     assert text == expected[2:]

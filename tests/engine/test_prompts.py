@@ -164,15 +164,15 @@ def test_a_budget_of_nothing_is_refused(size: int) -> None:
 # --- what earlier requests have read --------------------------------------------------------------------------------
 
 
-def conversation(engine: Engine, method: Method, turns: int = 4) -> tuple[list[list[int]], list[Request]]:
-    """Each turn's prompt is the last one's text and a question more; a stranger speaks in between."""
+def conversation(engine: Engine, method: Method, groups: int = 4) -> tuple[list[list[int]], list[Request]]:
+    """Each group's prompt is the last one's text and a question more; a stranger speaks in between."""
     text, texts, done = list(range(1, 12)), [], []
-    for turn in range(turns):
-        each = request(text, method, 2 * turn, max_new_tokens=9)
-        stranger = request([30 + turn, 2, 3, 4], method, 2 * turn + 1, max_new_tokens=5)
+    for group in range(groups):
+        each = request(text, method, 2 * group, max_new_tokens=9)
+        stranger = request([30 + group, 2, 3, 4], method, 2 * group + 1, max_new_tokens=5)
         texts += finish(engine, each, stranger)
         done.append(each)
-        text = [*each.sequence.tokens, 7, 8 + turn, 9]
+        text = [*each.sequence.tokens, 7, 8 + group, 9]
     return texts, done
 
 
@@ -196,8 +196,8 @@ def test_other_peoples_models_read_in_pieces_and_remember_too(tmp_path: Path) ->
     executor = HFExecutor.from_folder(hf_folder("gpt2", tmp_path), torch.float32, "cpu", SLOTS, 100)
     plain = Method("plain", RULES["sample-and-match"])
     lookup = Method("lookup", RULES["sample-and-match"], PromptLookup())
-    expected, _ = conversation(Engine(executor), plain, turns=3)
-    texts, done = conversation(Engine(executor, sharing=Sharing(3, reuse=True)), lookup, turns=3)
+    expected, _ = conversation(Engine(executor), plain, groups=3)
+    texts, done = conversation(Engine(executor, sharing=Sharing(3, reuse=True)), lookup, groups=3)
     assert texts == expected
     assert [each.stats.reused > 0 for each in done] == [False, True, True]
 
@@ -247,7 +247,7 @@ def test_a_slot_that_somebody_else_has_used_is_read_anew() -> None:
 
 def test_nothing_is_kept_of_a_request_that_failed() -> None:
     def work_out(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.full(4, np.nan) if len(prefix) > 5 else dirichlet(4, seed=5).next_law(prefix)
+        return np.full(4, np.nan) if len(prefix) > 5 else dirichlet(4, seed=5).next_distribution(prefix)
 
     engine = Engine(TableExecutor(TableModel(4, work_out)), sharing=Sharing(reuse=True))
     plain = Method("plain", RULES["sample-and-match"])

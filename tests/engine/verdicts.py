@@ -18,12 +18,12 @@ Case = tuple[DraftBatch, Tensor, Tensor]  # drafts, the target's choice behind e
 
 
 def rolled(seed: int, chain: bool) -> Case:
-    """Ragged trees or chains with twins among siblings, ranked in any order, and rows that are no laws."""
-    dice = torch.Generator().manual_seed(seed)
+    """Ragged trees or chains with twins among siblings, ranked in any order, and rows that are no distributions."""
+    rng = torch.Generator().manual_seed(seed)
     batch, nodes, vocab = 4, 9, 2 if chain else 3
 
     def roll(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (1,), generator=dice))
+        return int(torch.randint(low, high, (1,), generator=rng))
 
     made = []
     for b in range(batch):
@@ -32,8 +32,8 @@ def rolled(seed: int, chain: bool) -> Case:
         made.append(([roll(0, vocab) for _ in range(size)], parents))
     drafts = trees(made)
     drafts = replace(drafts, order=torch.where(drafts.order > 0, 1000 - drafts.order, 0), levels=drafts.levels + 2)
-    choice = torch.randint(vocab, (batch, nodes + 1), generator=dice)
-    best = torch.randn((batch, nodes + 1), generator=dice)
+    choice = torch.randint(vocab, (batch, nodes + 1), generator=rng)
+    best = torch.randn((batch, nodes + 1), generator=rng)
     best[0, 1], best[1, 0], best[2, 3] = torch.nan, torch.inf, -torch.inf
     return drafts, choice, best
 
@@ -47,9 +47,9 @@ def roomy(case: Case) -> Case:
 
 def opinions(seed: int, drafts: DraftBatch) -> Tensor:
     """Scores of every node, many of them equal and half of them NO; columns that nobody fills have scores too."""
-    dice = torch.Generator().manual_seed(seed)
-    scores = torch.randint(3, drafts.token.shape, generator=dice) / 4 - 0.25
-    return torch.where(torch.rand(drafts.token.shape, generator=dice) < 0.5, NO, scores)
+    rng = torch.Generator().manual_seed(seed)
+    scores = torch.randint(3, drafts.token.shape, generator=rng) / 4 - 0.25
+    return torch.where(torch.rand(drafts.token.shape, generator=rng) < 0.5, NO, scores)
 
 
 def assert_same(found: Decision, expected: Decision, levels: int) -> None:

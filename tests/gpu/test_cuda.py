@@ -52,25 +52,25 @@ def test_passes_agree_with_the_cpu() -> None:
 
 @pytest.mark.parametrize("name", [n for n, r in RULES.items() if not r.lossy and n != "otm"])
 def test_rules_agree_with_the_cpu(name: str) -> None:
-    """The batched form on the device against the batched form on the host, which the host tests hold to the law."""
+    """The batched form on the device against the batched form on the host, which the host tests hold to the distribution."""
     rule = RULES[name]
     for seed in range(12):
         pairs = sorted(rule.exact_for, key=str)
         kind, topology = pairs[seed % len(pairs)]
         case = random_case(rule, (kind,), topology, seed)
         host = rule.verify_batch(case)
-        there = BatchCase(move(case.drafts, CUDA), _Moved(case.target), case.dice.to(CUDA))  # type: ignore[arg-type]
+        there = BatchCase(move(case.drafts, CUDA), _Moved(case.target), case.rng.to(CUDA))  # type: ignore[arg-type]
         device = rule.verify_batch(there)
         assert torch.equal(host.token, device.token.cpu())
         assert torch.equal(host.accepted, device.accepted.cpu())
 
 
 class _Moved:
-    def __init__(self, laws: object) -> None:
-        self.laws = laws
+    def __init__(self, distributions: object) -> None:
+        self.distributions = distributions
 
     def at(self, row: torch.Tensor) -> object:
-        return self.laws.at(row.cpu()).to(CUDA)  # type: ignore[attr-defined]
+        return self.distributions.at(row.cpu()).to(CUDA)  # type: ignore[attr-defined]
 
 
 SHAPES: list[Shape] = [Chain(4), StaticTree((2, 2, 1)), StaticTree((3, 1), drawn=True)]

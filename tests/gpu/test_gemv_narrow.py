@@ -40,7 +40,9 @@ class Layers:
         return self._through(x, narrow.normed_product, narrow.normed_gate, narrow.product_added)
 
     def twin(self, x: Tensor) -> Tensor:
-        return self._through(x, narrow.normed_product_twin, narrow.normed_gate_twin, narrow.product_added_twin)
+        return self._through(
+            x, narrow.normed_product_reference, narrow.normed_gate_reference, narrow.product_added_reference
+        )
 
     def _through(self, x: Tensor, product: Normed, gate: Normed, added: Callable[..., Tensor]) -> Tensor:
         for qkv, out, up, down in self.weights:

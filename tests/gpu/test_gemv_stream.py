@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_twin
+from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_reference
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -28,7 +28,7 @@ def test_every_weight_is_turned_wide_exactly(kind: str, rows: int, plan: Plan) -
     weight = torch.stack([codes.view(torch.uint8).roll(n) for n in range(1024)]).repeat(1, 4).view(DTYPES[kind])
     x = torch.eye(1024, device="cuda", dtype=BF16)[torch.arange(rows, device="cuda") * 31 % 1024]
     found = multiply_fused(x, weight, torch.ones(1024, device="cuda"), None, plan)
-    assert torch.equal(found, multiply_twin(x, weight, None, None))
+    assert torch.equal(found, multiply_reference(x, weight, None, None))
 
 
 @pytest.mark.parametrize("kind", ["int8", "wide"])
@@ -56,7 +56,7 @@ def test_rows_are_near_the_twin_and_always_the_same(kind: str, rows: int) -> Non
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(first, outs, strict=True))
     for n, out in enumerate(first):
-        expected = multiply_twin(x[n].float(), *weights(n), before[n].float())
+        expected = multiply_reference(x[n].float(), *weights(n), before[n].float())
         assert (out.float() - expected).abs().max() < 0.02 * expected.abs().max()
         assert not made[n].arrivals.any()
 

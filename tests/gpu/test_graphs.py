@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.verify import RULES, default_rule
 from foredraft.core.verify.lossy.judge import judge
 from foredraft.draft import Drafter
 from foredraft.draft.neural.draft_model import ModelDrafter
-from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.eagle import EagleDrafter
 from foredraft.engine import Engine, Method
 from foredraft.kernels import early_launch as early
 from foredraft.models import Decoder, ModelConfig, random_decoder, shallow
@@ -114,12 +114,12 @@ def drafter(model: Decoder, kind: str, shape: Shape, make: type[TorchExecutor]) 
     head = Eagle3Head(model, HeadSpec("eagle3", Identity.of(model.config, "-"), 64, (0, 1, 2)), ids)
     settle(head, torch.float32)
     index = torch.cat((ids, torch.full((32,), -1, device=CUDA)))
-    made = FeatureDrafter(head, shape, Vocabulary(ids, index), 5, 256, "eagle3")
+    made = EagleDrafter(head, shape, Vocabulary(ids, index), 5, 256, "eagle3")
     made.executor = make(head, 5, 256)
     return made
 
 
-SHAPES: list[Shape] = [Chain(4), StaticTree((2, 2, 1)), ValueTree(nodes=8, width=3, depth=3)]
+SHAPES: list[Shape] = [Chain(4), StaticTree((2, 2, 1)), Eagle2Tree(nodes=8, width=3, depth=3)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -163,7 +163,7 @@ def test_judged_rounds_are_those_of_the_eager_executor(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_eight_bits_agree_with_their_twin(kind: str) -> None:
+def test_eight_bits_agree_with_their_reference(kind: str) -> None:
     torch.manual_seed(0)
     model = eight_bit_decoder(SMALL, kind, torch.bfloat16, CUDA)
     out = []

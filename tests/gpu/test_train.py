@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from foredraft.core.shapes.base import Chain, Vocabulary
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.verify import RULES, default_rule
-from foredraft.draft.neural.eagle import FeatureDrafter
+from foredraft.draft.neural.eagle import EagleDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.heads import FeatureHead, settle
@@ -50,9 +50,9 @@ def test_the_writer_agrees_with_the_engine() -> None:
         assert finish(Engine(TorchExecutor(decoder, 1, 100)), each)[0] == text
 
 
-@pytest.mark.parametrize("shape", [Chain(4), ValueTree(nodes=8, width=3, depth=3)], ids=str)
+@pytest.mark.parametrize("shape", [Chain(4), Eagle2Tree(nodes=8, width=3, depth=3)], ids=str)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle", "griffin"])
-def test_drafts_change_no_text(kind: str, shape: Chain | ValueTree) -> None:
+def test_drafts_change_no_text(kind: str, shape: Chain | Eagle2Tree) -> None:
     decoder = target()
     head, _ = toys.head(decoder, kind)
     settle(head, torch.float32)
@@ -60,7 +60,7 @@ def test_drafts_change_no_text(kind: str, shape: Chain | ValueTree) -> None:
     index = torch.full((61,), -1, device="cuda")
     index[:40] = torch.arange(40, device="cuda")
     words = Vocabulary(torch.arange(40, device="cuda"), index)
-    drafter = FeatureDrafter(head, shape, words, 2, 100, kind)
+    drafter = EagleDrafter(head, shape, words, 2, 100, kind)
     spoken = Method(kind, default_rule(drafter.kinds, drafter.topology), drafter)
     plain = Method("plain", RULES["sample-and-match"])
     texts = []

@@ -22,7 +22,7 @@ TOOL = "<tool>"
 
 
 def write_model(folder: Path, seed: int = 0, layers: int = 3, hidden: int = 32, sharpness: float = 12.0) -> Path:
-    """Random weights, scaled up so that laws are not flat."""
+    """Random weights, scaled up so that distributions are not flat."""
     folder.mkdir(parents=True, exist_ok=True)
     config = ModelConfig("llama", len(LETTERS) + 3, hidden, layers, 4, 2, 8, 48, max_position=512, tied_head=False)
     made = random_decoder(config, seed=seed)

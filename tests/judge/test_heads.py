@@ -1,4 +1,4 @@
-"""What heads read and say, and the laws of the rule with every kind of head: off it is exact, open it accepts all."""
+"""What heads read and say, and the distributions of the rule with every kind of head: off it is exact, open it accepts all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.sampling import LogitLaws, ParamBlock
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.distributions.token_features import evidence, look_ahead
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.sampling import LogitDistributions, ParamBlock
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.distributions.token_features import evidence, features_of_rows
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.editing import keep, part
 from foredraft.core.trees.layout import trees
-from foredraft.core.verify import BatchCase, Rule, tree_case
-from foredraft.core.verify import judge
+from foredraft.core.verify import BatchCase, Rule, judge, tree_case
 from foredraft.core.verify.second_chance import NO
 from foredraft.core.verify.tree_walk import Child, Node
 from foredraft.draft.neural.draft_model import ModelDrafter
@@ -62,25 +61,29 @@ def test_evidence_of_many_rows_is_that_of_each(dtype: torch.dtype, monkeypatch: 
     index, row = torch.randperm(20, generator=generator).reshape(2, 10), torch.randint(10, (2, 9), generator=generator)
     token = torch.randint(1000, (2, 9), generator=generator)
     block = ParamBlock.of([SamplingParams(temperature=1.0), SamplingParams(temperature=0.7)], 1000)
-    laws = LogitLaws(logits, index, block)
-    assert laws.is_softmax
-    found = look_ahead(laws, row, token)
+    distributions = LogitDistributions(logits, index, block)
+    assert distributions.is_softmax
+    found = features_of_rows(distributions, row, token)
     for k in range(9):
-        p = laws.at(row[:, k]).dense()
+        p = distributions.at(row[:, k]).dense()
         torch.testing.assert_close(found.p[:, k], p.gather(1, token[:, k : k + 1])[:, 0], atol=1e-7, rtol=2e-5)
         expected = evidence(p, token[:, k : k + 1])[:, 0]
         torch.testing.assert_close(found.evidence()[:, k], expected, atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.8}, {"logit_bias": {3: 2.0}}, {"temperature": 0.0}])
-def test_evidence_of_bent_laws_is_that_of_the_laws(options: dict[str, Any]) -> None:
+def test_evidence_of_bent_distributions_is_that_of_the_distributions(options: dict[str, Any]) -> None:
     logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(4))
     block = ParamBlock.of([SamplingParams(**{"temperature": 1.0, **options})], 50)
-    laws, row, token = LogitLaws(logits, torch.arange(6)[None], block), torch.tensor([[0, 5, 2]]), logits[:3].argmin(1)
-    assert not laws.is_softmax
-    found = look_ahead(laws, row, token[None]).evidence()
+    distributions, row, token = (
+        LogitDistributions(logits, torch.arange(6)[None], block),
+        torch.tensor([[0, 5, 2]]),
+        logits[:3].argmin(1),
+    )
+    assert not distributions.is_softmax
+    found = features_of_rows(distributions, row, token[None]).evidence()
     for k, r in enumerate(row[0]):
-        assert torch.equal(found[:, k], evidence(laws.at(r[None]).dense(), token[None, k : k + 1])[:, 0])
+        assert torch.equal(found[:, k], evidence(distributions.at(r[None]).dense(), token[None, k : k + 1])[:, 0])
 
 
 def test_the_table_of_opinions_is_what_the_readable_form_says() -> None:
@@ -111,18 +114,18 @@ def test_a_folded_head_reads_raw_rows(units: int) -> None:
 
 
 def random_case(batch: int, seed: int, kind: Kind, branching: int) -> BatchCase:
-    """Random laws, trees and states of target and drafter."""
+    """Random distributions, trees and states of target and drafter."""
     generator = torch.Generator().manual_seed(seed)
     parents = [[-1, 0, 1, 2] if branching == 1 else [-1, -1, 0, 0] for _ in range(batch)]
     tokens = [torch.randperm(9, generator=generator)[:4].tolist() for _ in range(batch)]
     q = torch.softmax(2 * torch.randn(batch, 5, 9, generator=generator), dim=2)
-    drafts = trees(list(zip(tokens, parents, strict=True)), kind, laws=TableLaws(q))
+    drafts = trees(list(zip(tokens, parents, strict=True)), kind, distributions=TableDistributions(q))
     drafts = replace(drafts, states=torch.randn(batch, 4, 3, generator=generator))
     p = torch.softmax(3 * torch.randn(batch, 5, 9, generator=generator), dim=2)
     key = torch.arange(batch) + seed
     point = torch.zeros_like(p).scatter_(2, p.argmax(dim=2, keepdim=True), 1.0)  # a greedy request
     hidden = torch.randn(batch, 5, 6, generator=generator)
-    return BatchCase(drafts, TableLaws(point), KeyedDice(key, key, key), hidden, soft=TableLaws(p))
+    return BatchCase(drafts, TableDistributions(point), KeyedRng(key, key, key), hidden, soft=TableDistributions(p))
 
 
 @pytest.mark.parametrize("reads", [("target",), ("target", "draft"), ("evidence",), EVERYTHING], ids="+".join)
@@ -144,7 +147,7 @@ def test_both_forms_agree(reads: tuple[str, ...], branching: int, floor: float) 
 
 
 def test_a_floor_looks_at_the_alternatives_of_a_greedy_request() -> None:
-    """The law itself is a point mass at temperature 0: by it a floor would forbid everything."""
+    """The distribution itself is a point mass at temperature 0: by it a floor would forbid everything."""
     case = random_case(1, 0, Kind.CHOSEN, 1)
     token, p = case.drafts.token[0, 0], case.soft.at(torch.tensor([0])).dense()[0]  # type: ignore[union-attr]
     wrong = int(p.argmax()) == int(token)
@@ -181,7 +184,7 @@ def test_what_a_head_needs_must_be_there() -> None:
         rule.verify_batch(bare)
     with pytest.raises(ValueError, match="drafter's states"):
         rule.verify(tree_case(bare))
-    assert rule.needs_draft_states and not rule.needs_hidden and not rule.needs_soft
+    assert rule.needs_draft_states and not rule.needs_hidden and not rule.needs_temperature_one
     with pytest.raises(UsageError, match="drafts without any"):
         Method("lookup", rule, PromptLookup())
 
@@ -259,8 +262,8 @@ def test_a_drafter_hands_over_the_states_of_its_tokens(llm: LLM) -> None:
     assert isinstance(drafter, ModelDrafter) and drafter.gives_states
     propose = drafter.propose
 
-    def spy(sequences, dice):  # type: ignore[no-untyped-def]
-        drafts = propose(sequences, dice)
+    def spy(sequences, rng):  # type: ignore[no-untyped-def]
+        drafts = propose(sequences, rng)
         seen.append(([list(s.tokens) for s in sequences], drafts))
         return drafts
 

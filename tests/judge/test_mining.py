@@ -20,11 +20,11 @@ from foredraft.judge.labels.label_run import make_mined
 from foredraft.judge.labels.mining import Guess, Limits, Quest, Write, Written, search
 from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
 from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
-from foredraft.judge.labels.searches import Pool
+from foredraft.judge.labels.searches import TreeBuilder
 from foredraft.judge.problems.final_answer import answer_line
 from foredraft.recipes.llm import LLM
 from foredraft.recipes.loading import Place
-from foredraft.recipes.recipe import Workshop, draft_executor
+from foredraft.recipes.recipe import PartsFactory, draft_executor
 from foredraft.runtime import TorchExecutor
 from tests.bench.conftest import VOCABULARY
 from tests.train import toys
@@ -118,7 +118,7 @@ def quest(a: int, b: int, name: str = "q") -> Quest:
 def mined(
     one: Quest, target: Next = sum_up, drafter: Next = other_words, limits: Limits | None = None
 ) -> list[LabelledText]:
-    pool = Pool([(one.name, search(one, limits or Limits(32), ENDS))], Script(target), Script(drafter), 1)
+    pool = TreeBuilder([(one.name, search(one, limits or Limits(32), ENDS))], Script(target), Script(drafter), 1)
     ((_, records),) = pool.run()
     return records
 
@@ -171,9 +171,9 @@ def test_a_response_without_an_answer_is_dropped() -> None:
 
 def test_rare_tokens_matter_untried_and_tries_stay_short() -> None:
     target, drafter = Script(sum_up), Script(other_words)
-    run = Pool([("q", search(quest(8, 1), Limits(32, rare=0.01, stretch=1.5), ENDS))], target, drafter, 1).run()
+    run = TreeBuilder([("q", search(quest(8, 1), Limits(32, rare=0.01, stretch=1.5), ENDS))], target, drafter, 1).run()
     ((_, records),) = run
-    # Of the law only what stands at each place and THUS are likely: HENCE and the wrong digit are not tried.
+    # Of the distribution only what stands at each place and THUS are likely: HENCE and the wrong digit are not tried.
     assert [record.labels for record in records] == [(R, U, U, U, U), (U, U, W), (U, U, U, W)]
     assert [write.room for write in target.writes] == [32, 6] and {write.alternatives for write in target.writes} == {
         100
@@ -191,7 +191,7 @@ def many() -> list[Quest]:
 def test_the_pool_changes_nothing(at_once: int) -> None:
     target = Script(sum_up)
     searches = ((each.name, search(each, Limits(32), ENDS)) for each in many())
-    found = dict(Pool(searches, target, Script(other_words), at_once).run())
+    found = dict(TreeBuilder(searches, target, Script(other_words), at_once).run())
     assert found == {each.name: mined(each) for each in many()} and target.most == min(at_once, 30)
 
 
@@ -246,7 +246,7 @@ def engine(model: Path, slots: int) -> LLM:
 
 def reader(llm: LLM, name: str, slots: int) -> ExecutorDrafter:
     place = Place("fp32", "cpu", slots, 64)
-    return ExecutorDrafter(draft_executor(Workshop(llm.target, place), name))
+    return ExecutorDrafter(draft_executor(PartsFactory(llm.target, place), name))
 
 
 def test_reading_at_once_is_reading_one_by_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def engine_mined(model: Path, slots: int, limits: Limits, same: bool = False) ->
     quests = [Quest("toy", str(i), str(i), tuple(range(5 + i, 12 + i)), parity) for i in range(4)]
     quests.append(Quest("toy", "long", "long", (7,) * 64, parity))  # fills the context
     searches = ((each.name, search(each, limits, llm.target.eos_ids)) for each in quests)
-    return dict(Pool(searches, EngineTarget(llm), drafter, slots).run())
+    return dict(TreeBuilder(searches, EngineTarget(llm), drafter, slots).run())
 
 
 def test_the_engine_mines_alike_in_batches(model: Path) -> None:

@@ -43,9 +43,9 @@ def test_pairs(case: tuple[int, int, int], dtype: torch.dtype) -> None:
     features = wide.float()[:, :, 48:]  # a part of longer rows, in its own precision, which the interpreter cuts off
     token, above = numbers(40, batch, width), numbers(rooms, batch, width)
     given = token, embedding, features, above
-    assert torch.equal(p.pairs_fused(*given), p.pairs_twin(*given))
+    assert torch.equal(p.pairs_fused(*given), p.pairs_reference(*given))
     whole = features.expand(batch, width, 48) if rooms == 1 else features[:, :width]
-    assert torch.equal(p.pairs_fused(token, embedding, whole), p.pairs_twin(token, embedding, whole))
+    assert torch.equal(p.pairs_fused(token, embedding, whole), p.pairs_reference(token, embedding, whole))
 
 
 @pytest.mark.skipif(not KERNELS, reason="needs CUDA or the interpreter")
@@ -53,7 +53,7 @@ def test_pairs(case: tuple[int, int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 def test_norms_of_halves(rows: int, dtype: torch.dtype) -> None:
     x, first, second = noise(rows, 97 * 2, dtype=dtype), noise(97, dtype=dtype), noise(98, dtype=dtype)[1:]
-    found, twin = p.norm_halves_fused(x, first, second, 1e-5), p.norm_halves_twin(x, first, second, 1e-5)
+    found, twin = p.norm_halves_fused(x, first, second, 1e-5), p.norm_halves_reference(x, first, second, 1e-5)
     near = {torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * twin[0].abs().max()
     assert found[0].dtype == dtype and (found[0] - twin[0]).abs().max() <= near
     assert torch.equal(found[1], twin[1])

@@ -10,7 +10,7 @@ from foredraft.kernels import norm
 from foredraft.models import Decoder, random_decoder
 from foredraft.models.layers import fused_pass as flow
 from foredraft.models.layers.attention_protocol import AttendHeads
-from foredraft.models.layers.fused_pass import Flow
+from foredraft.models.layers.fused_pass import FusedPass
 
 from .scene import CONFIG, DEVICE, DTYPES, RUNS, near, noise
 
@@ -26,9 +26,9 @@ def test_norms(rows: int, channels: int, dtype: torch.dtype) -> None:
     )
     x = wide[:, channels:]  # a part of longer rows
     total, normed = norm.add_norm_fused(x, branch, weight, 1e-5)
-    summed, twin = norm.add_norm_twin(x, branch, weight, 1e-5)
+    summed, twin = norm.add_norm_reference(x, branch, weight, 1e-5)
     assert near(total, summed) and near(normed, twin)
-    assert near(norm.norm_fused(x, weight, 1e-5), norm.norm_twin(x, weight, 1e-5))
+    assert near(norm.norm_fused(x, weight, 1e-5), norm.norm_reference(x, weight, 1e-5))
 
 
 class Mixing(AttendHeads):
@@ -52,9 +52,9 @@ def test_streams_are_those_of_the_layers(rows: int, way: str, monkeypatch: pytes
     for parameter in model.parameters():
         parameter.mul_(4.0)
     x = noise(rows, 96)
-    monkeypatch.setattr("foredraft.models.decoder.flow_of", lambda attend, x: None)
+    monkeypatch.setattr("foredraft.models.decoder.fused_pass_of", lambda attend, x: None)
     expected = run(model, x)
-    monkeypatch.setattr("foredraft.models.decoder.flow_of", lambda attend, x: Flow(attend))
+    monkeypatch.setattr("foredraft.models.decoder.fused_pass_of", lambda attend, x: FusedPass(attend))
     chosen = {"narrow": [0, 1, 2], "wide": [], "mixed": [1]}[way]
     small = [part for index in chosen for part in model.layers[index].children()]
     monkeypatch.setattr(flow, "fits", lambda x, *products: products[0] in small)

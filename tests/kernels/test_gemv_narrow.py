@@ -1,4 +1,4 @@
-"""Fused products of narrow models against their slow twins: on CUDA, or in Triton's interpreter.
+"""Fused products of narrow models against their references: on CUDA, or in Triton's interpreter.
 
 The interpreter knows no products of bf16 on tensor cores, so with several rows those are left to CUDA.
 """
@@ -29,11 +29,11 @@ class Case:
         self.x, self.gain = noise(rows, channels, dtype=dtype) * 3, noise(channels, dtype=dtype)
         self.up = noise(2 * inner, channels, dtype=dtype) * channels**-0.5
         self.down = noise(channels, inner, dtype=dtype) * inner**-0.5
-        self.inner = narrow.normed_gate_twin(self.x, self.gain, 1e-5, self.up)
+        self.inner = narrow.normed_gate_reference(self.x, self.gain, 1e-5, self.up)
 
     def twins(self) -> list[Tensor]:
-        product = narrow.normed_product_twin(self.x, self.gain, 1e-5, self.up)
-        return [product, self.inner, narrow.product_added_twin(self.inner, self.down, self.x)]
+        product = narrow.normed_product_reference(self.x, self.gain, 1e-5, self.up)
+        return [product, self.inner, narrow.product_added_reference(self.inner, self.down, self.x)]
 
 
 @RUNS

@@ -1,4 +1,4 @@
-"""Kernels against their slow twins: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1, set before the start)."""
+"""Kernels against their references: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1, set before the start)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.kernels.activation import gated_fused, gated_twin
-from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_twin
+from foredraft.kernels.activation import gated_fused, gated_reference
+from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_reference
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
 from foredraft.runtime.cuda import tree_attention as k
-from foredraft.runtime.row_layout import Book, Ground, Limits, survey
+from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, survey
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -28,27 +28,27 @@ CASES = [
 ]
 
 
-def ground(batch: int, width: int, scratch: int, packed: bool, seed: int = 0) -> Ground:
+def ground(batch: int, width: int, scratch: int, packed: bool, seed: int = 0) -> RowLayout:
     """Random trees below random texts; padded sequences have fewer rows than cells, and one has none at all."""
-    dice = torch.Generator().manual_seed(seed)
-    count = torch.randint(1, width + 1, (batch,), generator=dice)
+    rng = torch.Generator().manual_seed(seed)
+    count = torch.randint(1, width + 1, (batch,), generator=rng)
     count[0] = width
-    slot = torch.randperm(SLOTS, generator=dice)[:batch]
+    slot = torch.randperm(SLOTS, generator=rng)[:batch]
     if not packed and batch > 2:
         count[-1], slot[-1] = 0, -1
     total = int(count.sum()) if packed else batch * width
     begin = (count.cumsum(0) - count) if packed else torch.arange(batch) * width
-    first = torch.randint(0, 3, (batch,), generator=dice)
+    first = torch.randint(0, 3, (batch,), generator=rng)
     seen = torch.zeros((SLOTS + 1, scratch, scratch), dtype=torch.uint8)
     for row in range(3):
-        seen[:, row, : row + 1] = torch.randint(0, 2, (SLOTS + 1, row + 1), generator=dice).to(torch.uint8)
+        seen[:, row, : row + 1] = torch.randint(0, 2, (SLOTS + 1, row + 1), generator=rng).to(torch.uint8)
         seen[:, row, row] = 1
     parent = torch.full((total,), -1)
     for b in range(batch):
         for n in range(int(count[b])):
-            parent[begin[b] + n] = torch.randint(-1, int(first[b]) + n, (1,), generator=dice)
-    length = torch.randint(0, 150, (batch,), generator=dice)
-    book = Book(*(x.to(DEVICE) for x in (slot, length, first, count, begin)))
+            parent[begin[b] + n] = torch.randint(-1, int(first[b]) + n, (1,), generator=rng)
+    length = torch.randint(0, 150, (batch,), generator=rng)
+    book = SlotTable(*(x.to(DEVICE) for x in (slot, length, first, count, begin)))
     return survey(book, torch.zeros(total, dtype=torch.int64, device=DEVICE), parent.to(DEVICE), width,
                   seen.to(DEVICE), Limits(CAPACITY, 400))  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_rows_are_turned_stored_and_attended_to(case: tuple[int, int, int, int, 
     out = []
     for store, attend in (
         (k.rotate_and_store_fused, k.tree_attention_fused),
-        (k.rotate_and_store_twin, k.tree_attention_twin),
+        (k.rotate_and_store_reference, k.tree_attention_reference),
     ):
         keys, values = noise(SLOTS, kv_heads, CAPACITY, dim), noise(SLOTS, kv_heads, CAPACITY, dim) + 1
         query = store(given, rotations, here, keys, values)
@@ -84,7 +84,7 @@ def test_many_sequences_leave_no_parts(programs: int, packed: bool, monkeypatch:
     here = ground(3, 9, 32, packed)
     query = noise(len(here.place), 4, 16)
     keys, values = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16) + 1
-    expected = k.tree_attention_twin(query, here, keys, values)
+    expected = k.tree_attention_reference(query, here, keys, values)
     assert (k.tree_attention_fused(query, here, keys, values) - expected).abs().max() < 1e-5
 
 
@@ -92,7 +92,7 @@ def test_accepted_rows_move_to_the_front() -> None:
     slot, length = torch.tensor([2, 0], device=DEVICE), torch.tensor([7, 3], device=DEVICE)
     count, keep = torch.tensor([3, 1], device=DEVICE), torch.tensor([[0, 2, 5], [4, -1, -1]], device=DEVICE)
     moved = []
-    for move in (k.move_rows_fused, k.move_rows_twin):
+    for move in (k.move_rows_fused, k.move_rows_reference):
         data = noise(2, 2, 3, 2, 20, 16)
         move(data, slot, length, count, keep)
         moved.append(data)
@@ -112,10 +112,10 @@ def test_weights_are_streamed(rows: int, kind: str, plan: Plan | None) -> None:
     weight, scale = (noise(70, 90), None) if kind == "wide" else (made.weight, made.scale)
     for residual in (None, before):
         found = multiply_fused(x, weight, scale, residual, plan, made.arrivals)
-        assert (found - multiply_twin(x, weight, scale, residual)).abs().max() < 1e-4
+        assert (found - multiply_reference(x, weight, scale, residual)).abs().max() < 1e-4
         assert not made.arrivals.any()
 
 
 def test_activations() -> None:
     given = noise(7, 2 * 300)
-    assert (gated_fused(given) - gated_twin(given)).abs().max() < 1e-5
+    assert (gated_fused(given) - gated_reference(given)).abs().max() < 1e-5

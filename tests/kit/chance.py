@@ -1,4 +1,4 @@
-"""Whether counts could have come from a law: a chi-square test for sparse tables."""
+"""Whether counts could have come from a distribution: a chi-square test for sparse tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 from .tables import Array
 
 
-def chance_of(drawn: Tensor, law: Array) -> float:
-    """p-value of the drawn cells [N] under `law`. Cells that expect fewer than five are merged into one."""
-    flat = law.reshape(-1)
+def chance_of(drawn: Tensor, distribution: Array) -> float:
+    """p-value of the drawn cells [N] under `distribution`. Cells that expect fewer than five are merged into one."""
+    flat = distribution.reshape(-1)
     seen = np.bincount(drawn.numpy(), minlength=flat.size).astype(np.float64)
     hoped = flat * seen.sum() / flat.sum()
     if seen[hoped == 0].any():

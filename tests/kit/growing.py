@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from foredraft.core.distributions.sampling import ParamBlock
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Frontier, Shape, Step
 from foredraft.core.verify import BatchCase, Rule, tree_case
 from foredraft.types import Budget, DraftBatch, SamplingParams
@@ -52,12 +52,14 @@ class TableStepper:
         return self._step(wanted)
 
     def _step(self, paths: list[list[Prefix]]) -> Step:
-        laws = [
-            self.model.next_law((*text, *path)) for text, row in zip(self.texts, paths, strict=True) for path in row
+        distributions = [
+            self.model.next_distribution((*text, *path))
+            for text, row in zip(self.texts, paths, strict=True)
+            for path in row
         ]
         with np.errstate(divide="ignore"):
-            logits = torch.from_numpy(np.log(np.stack(laws))).to(self.device, torch.float32)
-        rows = torch.arange(len(laws), device=self.device).view(self.batch, -1)
+            logits = torch.from_numpy(np.log(np.stack(distributions))).to(self.device, torch.float32)
+        rows = torch.arange(len(distributions), device=self.device).view(self.batch, -1)
         return Step(logits, rows, self.block)
 
 
@@ -88,17 +90,17 @@ def grown_method(
     temperature: float = 1.0,
     budget: Budget = PLENTY,
 ) -> Method:
-    """One round: the shape grows, and the rule judges with the laws that the shape handed over."""
+    """One round: the shape grows, and the rule judges with the distributions that the shape handed over."""
 
-    def draft(dice: Dice) -> Grown:
-        return Grown.of(shape.grow(TableStepper(drafter, temperature=temperature), [budget], dice))
+    def draft(rng: Rng) -> Grown:
+        return Grown.of(shape.grow(TableStepper(drafter, temperature=temperature), [budget], rng))
 
     def judge(grown: Grown) -> Emit:
-        rows = [target.next_law(grown.path(node)) for node in range(-1, len(grown.tree))]
-        p = TableLaws(torch.from_numpy(np.stack(rows))[None])
+        rows = [target.next_distribution(grown.path(node)) for node in range(-1, len(grown.tree))]
+        p = TableDistributions(torch.from_numpy(np.stack(rows))[None])
 
-        def emit(dice: Dice) -> Prefix:
-            case = BatchCase(grown.drafts, p, dice)
+        def emit(rng: Rng) -> Prefix:
+            case = BatchCase(grown.drafts, p, rng)
             verdict = rule.verify_batch(case).row(0) if batched else rule.verify(tree_case(case))
             return (*(grown.tree[node][0] for node in verdict.path), verdict.token)
 
@@ -117,6 +119,6 @@ def paths_of(drafts: DraftBatch, index: int = 0) -> dict[Prefix, float]:
     return {found[node]: float(drafts.value[index, node]) for node in range(len(tree.token))}
 
 
-def by_last_token(laws: dict[Prefix, Sequence[float]]) -> TableModel:
-    """A toy whose law depends on the last token only; () is the law behind the root."""
-    return TableModel(len(laws[()]), lambda prefix: np.array(laws[prefix[-1:]]))
+def by_last_token(distributions: dict[Prefix, Sequence[float]]) -> TableModel:
+    """A toy whose distribution depends on the last token only; () is the distribution behind the root."""
+    return TableModel(len(distributions[()]), lambda prefix: np.array(distributions[prefix[-1:]]))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from foredraft.audit.enumerate.mutants import MUTANTS, Mutant, longest_tail, plain_residual, unchanged_law, wrong_rule
+from foredraft.audit.enumerate.mutants import (
+    MUTANTS,
+    Mutant,
+    longest_tail,
+    plain_residual,
+    unchanged_distribution,
+    wrong_rule,
+)
 
 __all__ = [
     "MUTANTS",
     "Mutant",
     "longest_tail",
     "plain_residual",
-    "unchanged_law",
+    "unchanged_distribution",
     "wrong_rule",
 ]

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.tensors import DenseLaw, LazyLaws
-from foredraft.core.rng.keyed import KeyedDice, Purpose
+from foredraft.core.distributions.tensors import DenseDistribution, LazyDistributions
+from foredraft.core.rng.keyed import KeyedRng, Purpose
 from foredraft.core.trees.layout import static_tree
 from foredraft.core.verify import BatchCase, Rule
-from foredraft.types import DraftBatch, Kind, Law, Verdict
+from foredraft.types import Distribution, DraftBatch, Kind, Verdict
 
 from .tables import Prefix, TableModel
 
@@ -33,18 +33,20 @@ class Rounds:
     seed: int = 0
 
     @property
-    def dice(self) -> KeyedDice:
+    def rng(self) -> KeyedRng:
         every = torch.arange(self.count, dtype=torch.int64)
-        return KeyedDice(every * 7919 + self.seed, every % 5, every % 11)
+        return KeyedRng(every * 7919 + self.seed, every % 5, every % 11)
 
     def texts(self, rule: Rule) -> Tensor:
         """[N] the first two tokens of every round as one number, continued by the target where one was emitted."""
         drafts, context = self.draft()
         p = table_of(self.target, len(self.shape) + 1)
-        case = BatchCase(drafts, LazyLaws(lambda row: law_at(p, context, row)), self.dice)
+        case = BatchCase(drafts, LazyDistributions(lambda row: distribution_at(p, context, row)), self.rng)
         verdict = rule.verify_batch(case)
         first = _token_at(drafts, verdict, 0)
-        drawn = DenseLaw(p[first + 1]).draw(torch.rand(self.count, generator=torch.Generator().manual_seed(self.seed)))
+        drawn = DenseDistribution(p[first + 1]).draw(
+            torch.rand(self.count, generator=torch.Generator().manual_seed(self.seed))
+        )
         second = torch.where(verdict.accepted > 0, _token_at(drafts, verdict, 1), drawn)
         return first * self.target.vocab + second
 
@@ -69,22 +71,22 @@ class Rounds:
             self.kind,
             branching=max(self.shape),
             levels=len(self.shape),
-            laws=LazyLaws(lambda row: law_at(q, context, row)),
+            distributions=LazyDistributions(lambda row: distribution_at(q, context, row)),
         )
         return (
             merge_equal(drafts, context) if self.kind == Kind.SAMPLED_IID and max(self.shape) > 1 else (drafts, context)
         )
 
-    def _candidates(self, law: Tensor, count: int, parent: int) -> Tensor:
+    def _candidates(self, distribution: Tensor, count: int, parent: int) -> Tensor:
         """[N, count] children of one node in draw order; equal i.i.d. draws are not merged yet."""
         chosen = {Kind.CHOSEN: count, Kind.TOP_THEN_SAMPLED: count - 1}.get(self.kind, 0)
-        found = list(law.topk(chosen, dim=1).indices.unbind(dim=1))
+        found = list(distribution.topk(chosen, dim=1).indices.unbind(dim=1))
         node = torch.full((self.count,), parent)
         for turn in range(chosen, count):
-            left = law.clone()
+            left = distribution.clone()
             if found and self.kind != Kind.SAMPLED_IID:
                 left.scatter_(1, torch.stack(found, dim=1), 0.0)
-            found.append(self.dice.draw(DenseLaw(left), Purpose.DRAFT, node, turn))
+            found.append(self.rng.draw(DenseDistribution(left), Purpose.DRAFT, node, turn))
         return torch.stack(found, dim=1)
 
 
@@ -104,24 +106,24 @@ def merge_equal(drafts: DraftBatch, context: Tensor) -> tuple[DraftBatch, Tensor
         drafts.kind,
         drafts.branching,
         drafts.levels,
-        drafts.laws,
+        drafts.distributions,
         same.sum(dim=2).gather(1, front),
     )
     return merged, torch.cat([context[:, :1], context[:, 1:].gather(1, front)], dim=1)
 
 
 def table_of(model: TableModel, depth: int) -> Tensor:
-    """[contexts, V] float32: the laws of all prefixes up to `depth` tokens, in heap order."""
+    """[contexts, V] float32: the distributions of all prefixes up to `depth` tokens, in heap order."""
     level: list[Prefix] = [()]
     rows = []
     for _ in range(depth + 1):
-        rows += [model.next_law(prefix) for prefix in level]
+        rows += [model.next_distribution(prefix) for prefix in level]
         level = [(*prefix, v) for prefix in level for v in range(model.vocab)]
     return torch.from_numpy(np.stack(rows)).to(torch.float32)
 
 
-def law_at(table: Tensor, context: Tensor, row: Tensor) -> Law:
-    return DenseLaw(table[context.gather(1, row[:, None])[:, 0]])
+def distribution_at(table: Tensor, context: Tensor, row: Tensor) -> Distribution:
+    return DenseDistribution(table[context.gather(1, row[:, None])[:, 0]])
 
 
 def _token_at(drafts: DraftBatch, verdict: Verdict, place: int) -> Tensor:

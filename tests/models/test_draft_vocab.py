@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
-from foredraft.models.heads import Eagle3Head, HeadSpec, Identity, Lexicon, by_frequency, load_head, save_head
+from foredraft.models.heads import DraftVocab, Eagle3Head, HeadSpec, Identity, by_frequency, load_head, save_head
 from foredraft.models.heads import draft_vocab as lexicon
 from foredraft.models.layers.linear import Linear, TiledLinear
 from foredraft.runtime import FINAL
@@ -35,7 +35,7 @@ def ids() -> Tensor:
     return torch.randperm(VOCAB, generator=torch.Generator().manual_seed(2))[:WORDS]
 
 
-def check(words: Lexicon, rows: TiledLinear, used: set[int]) -> None:
+def check(words: DraftVocab, rows: TiledLinear, used: set[int]) -> None:
     """Its products are the target's, bit by bit, and it holds what it must hold, each word once."""
     known = words.vocabulary
     here = known.ids.tolist()
@@ -53,7 +53,7 @@ def check(words: Lexicon, rows: TiledLinear, used: set[int]) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_it_holds_the_words_of_running_texts(kind: str, bias: bool) -> None:
     rows, draw = target_rows(kind, bias), random.Random(3)
-    words, texts = Lexicon(rows, ids(), FIXED - 3), dict[int, list[int]]()
+    words, texts = DraftVocab(rows, ids(), FIXED - 3), dict[int, list[int]]()
     check(words, rows, set())
     for step in range(60):
         if len(texts) < 3:
@@ -73,7 +73,7 @@ def test_it_holds_the_words_of_running_texts(kind: str, bias: bool) -> None:
 def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon, "ROOM", 32)
     rows = target_rows("grid", False)
-    words = Lexicon(rows, ids(), FIXED)
+    words = DraftVocab(rows, ids(), FIXED)
     words.follow(1, list(range(VOCAB)))
     assert words.struct.columns == FIXED + 32
     x = torch.randn(2, DEPTH).bfloat16()
@@ -102,7 +102,7 @@ def test_a_head_keeps_its_most_frequent_words(tmp_path: Path) -> None:
 def test_words_that_found_no_room_come_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon, "ROOM", 32)
     rows, others = target_rows("grid", False), [word for word in range(VOCAB) if word not in ids()[:FIXED].tolist()]
-    words = Lexicon(rows, ids(), FIXED)
+    words = DraftVocab(rows, ids(), FIXED)
     words.follow(1, others[:32])
     words.follow(2, others[32:40])
     assert not set(others[32:40]) & set(words.vocabulary.ids.tolist())

@@ -84,20 +84,20 @@ def test_vocab_hash(smollm2: Path) -> None:
 @pytest.mark.parametrize("kind", ["default", "sentencepiece"])
 def test_streamed_pieces_add_up(smollm2: Path, kind: str) -> None:
     tokenizer = default(smollm2) if kind == "default" else Tokenizer(toy())
-    dice = random.Random(5)
+    rng = random.Random(5)
     for text in [*TEXTS, " a ab  b", "é東🎉"]:
         ids = tokenizer.encode(text)
         for _ in range(5):
-            assert "".join(streamed(tokenizer, ids, dice)) == tokenizer.decode(ids)
+            assert "".join(streamed(tokenizer, ids, rng)) == tokenizer.decode(ids)
     for _ in range(50 if kind == "default" else 0):  # any ids, so that bytes need not form characters
-        ids = [dice.randrange(tokenizer.vocab_size) for _ in range(30)]
-        assert "".join(streamed(tokenizer, ids, dice)) == tokenizer.decode(ids)
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(30)]
+        assert "".join(streamed(tokenizer, ids, rng)) == tokenizer.decode(ids)
 
 
-def streamed(tokenizer: Tokenizer, ids: list[int], dice: random.Random) -> list[str]:
+def streamed(tokenizer: Tokenizer, ids: list[int], rng: random.Random) -> list[str]:
     stream, pieces, place = TextStream(tokenizer), [], 0
     while place < len(ids):
-        step = dice.randint(0, 4)
+        step = rng.randint(0, 4)
         pieces.append(stream.push(ids[place : place + step]))
         place += step
     return [*pieces, stream.flush()]

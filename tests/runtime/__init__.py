@@ -1,1 +1,1 @@
-"""Executors against their slow twins."""
+"""Executors against their references."""

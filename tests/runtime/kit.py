@@ -1,4 +1,4 @@
-"""What the executor tests share: tiny loud models, their slow twins, random trees and paths.
+"""What the executor tests share: tiny loud models, their references, random trees and paths.
 
 A *rig* is one kind of executor with a twin that reads a whole text at once, without slots, masks of ours or caches.
 It knows nothing of drafters and rules.
@@ -37,7 +37,7 @@ class Rig:
     """One kind of executor."""
 
     make: Callable[..., Any]  # (slots, max_length) -> executor
-    read: Callable[[Sequence[int]], Reading]  # the slow twin
+    read: Callable[[Sequence[int]], Reading]  # the reference
 
     def kv(self, executor: Any, slot: int) -> Tensor:
         """Committed K/V of a slot, flat."""
@@ -140,13 +140,13 @@ def hf_rig(folder: Path) -> Rig:
 # --- texts, trees, paths --------------------------------------------------------------------------------------------
 
 
-def tokens(dice: random.Random, count: int) -> list[int]:
-    return [dice.randrange(4, VOCAB) for _ in range(count)]
+def tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(4, VOCAB) for _ in range(count)]
 
 
-def random_tree(dice: random.Random, nodes: int, chain: bool = False) -> Tree:
-    parents = [i - 1 if chain else dice.randrange(-1, i) for i in range(nodes)]
-    return tokens(dice, nodes), parents
+def random_tree(rng: random.Random, nodes: int, chain: bool = False) -> Tree:
+    parents = [i - 1 if chain else rng.randrange(-1, i) for i in range(nodes)]
+    return tokens(rng, nodes), parents
 
 
 def path_to(tree: Tree, node: int) -> list[int]:
@@ -174,7 +174,7 @@ def far(a: Tensor, b: Tensor) -> float:
 
 
 def assert_paths(rig: Rig, out: Output, b: int, text: list[int], tree: Tree) -> None:
-    """Rows of sequence b of a pass over trees against the slow twin, path by path, logits and taps."""
+    """Rows of sequence b of a pass over trees against the reference, path by path, logits and taps."""
     for leaf in leaves(tree):
         path = path_to(tree, leaf)
         logits, taps = rig.read(text + [tree[0][node] for node in path])

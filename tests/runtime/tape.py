@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from foredraft.runtime.cuda.graphs import Recorder, Recording
+from foredraft.runtime.cuda.graphs import CapturedGraph, GraphCache
 
 LOOKS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 
@@ -42,7 +42,7 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-class TapeRecorder(Recorder):
+class TapeGraphs(GraphCache):
     """Tapes instead of CUDA graphs."""
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class TapeRecorder(Recorder):
 
     def record(
         self, body: Callable[..., Any], inputs: Sequence[Tensor], rooms: Sequence[Sequence[int]], pool: Any
-    ) -> Recording:
+    ) -> CapturedGraph:
         static = []
         for given, room in zip(inputs, rooms, strict=True):
             own = torch.zeros(tuple(room), dtype=given.dtype)
@@ -68,7 +68,7 @@ class TapeRecorder(Recorder):
             self.played += 1
             tape.play()
 
-        return Recording(static, answer, play, 0)
+        return CapturedGraph(static, answer, play, 0)
 
     def _evict(self) -> None:
         pass

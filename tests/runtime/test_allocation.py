@@ -20,12 +20,12 @@ CONFIG = replace(shape("tiny"), vocab_size=2048, max_position=2048)
 
 def step_bytes(context: int, tree: bool) -> list[int]:
     """Bytes of every tensor that one step makes behind `context` tokens, kernels' own scratch space included."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     executor = TorchExecutor(random_decoder(CONFIG), 2, padded=False)
-    executor.prefill([0, 1], [tokens(dice, context)] * 2)
+    executor.prefill([0, 1], [tokens(rng, context)] * 2)
     rows = Rows.chains([0, 1], [[5], [6]], CPU)
     if tree:
-        rows = tree_rows([0, 1], [5, 6], [random_tree(dice, 7), random_tree(dice, 4)])
+        rows = tree_rows([0, 1], [5, 6], [random_tree(rng, 7), random_tree(rng, 4)])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         executor.forward(rows)
         executor.commit([0, 1], [1, 1], torch.tensor([[0], [0]]) if tree else None)

@@ -1,4 +1,4 @@
-"""Fast paths against their slow twins: ragged and padded attention, chunks and one pass, any order of slots."""
+"""Fast paths against their references: ragged and padded attention, chunks and one pass, any order of slots."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .kit import CLOSE, CPU, LLAMA, QWEN3, Rig, all_taps, far, loud_decoder, ran
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
 def test_padded_attention_equals_ragged(config: ModelConfig) -> None:
-    dice = random.Random(11)
+    rng = random.Random(11)
     decoder = loud_decoder(config)
     pair = [TorchExecutor(decoder, 4, padded=padded) for padded in (False, True)]
-    texts = [tokens(dice, n) for n in (30, 2, 300, 9)]
+    texts = [tokens(rng, n) for n in (30, 2, 300, 9)]
     slots = [3, 1, 0, 2]
     states = [executor.prefill(slots, texts, [FINAL]) for executor in pair]
     for ours, theirs in zip(*states, strict=True):
         assert far(ours[FINAL], theirs[FINAL]) < CLOSE
     for _ in range(3):
-        drafts = [random_tree(dice, n, chain) for n, chain in ((12, False), (0, False), (5, True), (1, False))]
-        rows = tree_rows(slots, tokens(dice, 4), drafts)
+        drafts = [random_tree(rng, n, chain) for n, chain in ((12, False), (0, False), (5, True), (1, False))]
+        rows = tree_rows(slots, tokens(rng, 4), drafts)
         ragged, padded = (executor.forward(rows, all_taps(executor)) for executor in pair)
         assert far(ragged.logits, padded.logits) < CLOSE
         for tap in ragged.hidden:
@@ -41,8 +41,8 @@ def test_padded_attention_equals_ragged(config: ModelConfig) -> None:
 
 
 def test_long_prompts_in_chunks_equal_one_pass(rig: Rig) -> None:
-    dice = random.Random(12)
-    text = tokens(dice, CHUNK + 90)
+    rng = random.Random(12)
+    text = tokens(rng, CHUNK + 90)
     executor = rig.make(1)
     states = executor.prefill([0], [text[:-1]], all_taps(executor))[0]
     logits, taps = rig.read(text)
@@ -53,8 +53,8 @@ def test_long_prompts_in_chunks_equal_one_pass(rig: Rig) -> None:
 
 def test_prompts_that_share_chunks(rig: Rig) -> None:
     """Short, empty and long prompts, cut in the middle by their neighbours, in any order of slots."""
-    dice = random.Random(13)
-    texts = [tokens(dice, n) for n in (3, 0, CHUNK + 40, 100)]
+    rng = random.Random(13)
+    texts = [tokens(rng, n) for n in (3, 0, CHUNK + 40, 100)]
     slots = [2, 0, 3, 1]
     executor = rig.make(4)
     states = executor.prefill(slots, texts, [1, FINAL])
@@ -69,8 +69,8 @@ def test_prompts_that_share_chunks(rig: Rig) -> None:
 
 
 def test_prefill_in_two_goes_equals_one(rig: Rig) -> None:
-    dice = random.Random(14)
-    text = tokens(dice, 40)
+    rng = random.Random(14)
+    text = tokens(rng, 40)
     executor = rig.make(2)
     executor.prefill([0], [text])
     executor.prefill([1], [text[:13]])

@@ -48,9 +48,9 @@ def test_family(family: str, tmp_path: Path) -> None:
 
     config = AutoConfig.for_model(family, **FAMILIES[family])
     save_loud(AutoModelForCausalLM.from_config(config), tmp_path)
-    rig, dice = hf_rig(tmp_path), random.Random(40)
-    texts = [tokens(dice, 17), tokens(dice, 9)]
-    drafts: list[Tree] = [random_tree(dice, 8), random_tree(dice, 6)]
+    rig, rng = hf_rig(tmp_path), random.Random(40)
+    texts = [tokens(rng, 17), tokens(rng, 9)]
+    drafts: list[Tree] = [random_tree(rng, 8), random_tree(rng, 6)]
     executor = rig.make(2)
     executor.prefill([1, 0], [text[:-1] for text in texts])
     out = executor.forward(tree_rows([1, 0], [text[-1] for text in texts], drafts), [0, 1])

@@ -32,12 +32,12 @@ def one_line(error: pytest.ExceptionInfo[ForedraftError]) -> bool:
 
 
 def test_same_weights_as_our_decoder_say_the_same(llama_folder: Path) -> None:
-    dice = random.Random(30)
+    rng = random.Random(30)
     ours = TorchExecutor(load_decoder(llama_folder), 3)
     theirs = HFExecutor.from_folder(llama_folder, torch.float32, "cpu", 3)
     pair: list[Executor] = [ours, theirs]
-    texts = [tokens(dice, n) for n in (300, 5, 40)]
-    drafts = [random_tree(dice, n) for n in (10, 0, 4)]
+    texts = [tokens(rng, n) for n in (300, 5, 40)]
+    drafts = [random_tree(rng, n) for n in (10, 0, 4)]
     outs = []
     for executor in pair:
         executor.prefill([2, 0, 1], texts)

@@ -26,43 +26,43 @@ def assert_holds(rig: Rig, executor: Any, slot: int, text: list[int]) -> None:
 
 @pytest.mark.parametrize("chain", [False, True], ids=["trees", "chains"])
 def test_rounds_of_accepted_paths(rig: Rig, chain: bool) -> None:
-    dice = random.Random(1)
-    texts = [tokens(dice, n) for n in (6, 1, 14)]
+    rng = random.Random(1)
+    texts = [tokens(rng, n) for n in (6, 1, 14)]
     slots = [1, 2, 0]
     executor = rig.make(3)
     executor.prefill(slots, [text[:-1] for text in texts])
     for _ in range(3):
-        drafts = [random_tree(dice, dice.randrange(9), chain) for _ in slots]
+        drafts = [random_tree(rng, rng.randrange(9), chain) for _ in slots]
         out = executor.forward(tree_rows(slots, [text[-1] for text in texts], drafts))
-        paths = [path_to(tree, dice.randrange(-1, len(tree[0]))) for tree in drafts]
+        paths = [path_to(tree, rng.randrange(-1, len(tree[0]))) for tree in drafts]
         keep = torch.zeros((3, 10), dtype=torch.int64)  # padding is 0, as the engine pads
         for b, path in enumerate(paths):
             keep[b, 1 : len(path) + 1] = torch.tensor(path) + 1
         executor.commit(slots, [len(path) + 1 for path in paths], None if chain else keep)
         for text, tree, path in zip(texts, drafts, paths, strict=True):
-            text += [tree[0][node] for node in path] + tokens(dice, 1)
+            text += [tree[0][node] for node in path] + tokens(rng, 1)
         for slot, text in zip(slots, texts, strict=True):
             assert_holds(rig, executor, slot, text[:-1])
         assert torch.isfinite(out.logits).all()
 
 
 def test_rejecting_everything_keeps_the_text(rig: Rig) -> None:
-    dice = random.Random(2)
-    text = tokens(dice, 9)
+    rng = random.Random(2)
+    text = tokens(rng, 9)
     executor = rig.make(1)
     executor.prefill([0], [text])
-    executor.forward(tree_rows([0], [5], [random_tree(dice, 6)]))
+    executor.forward(tree_rows([0], [5], [random_tree(rng, 6)]))
     executor.commit([0], [0], torch.zeros((1, 3), dtype=torch.int64))
     assert_holds(rig, executor, 0, text)
 
 
 def test_levels_grown_call_by_call_equal_one_call(rig: Rig) -> None:
     """A drafter expands a tree level by level; its rows lie in another order than the tree's nodes."""
-    dice = random.Random(3)
-    texts = [tokens(dice, n) for n in (7, 12)]
+    rng = random.Random(3)
+    texts = [tokens(rng, n) for n in (7, 12)]
     parents = [-1, -1, 0, 0, 1, 2, 4]
     levels = [[0, 1], [2, 3, 4], [5, 6]]
-    drafts = [(tokens(dice, 7), parents) for _ in texts]
+    drafts = [(tokens(rng, 7), parents) for _ in texts]
     whole, grown = rig.make(2), rig.make(2)
     for executor in (whole, grown):
         executor.prefill([0, 1], texts)
@@ -83,8 +83,8 @@ def test_levels_grown_call_by_call_equal_one_call(rig: Rig) -> None:
 
 
 def test_chains_grown_token_by_token_equal_one_call(rig: Rig) -> None:
-    dice = random.Random(4)
-    text, draft = tokens(dice, 9), tokens(dice, 5)
+    rng = random.Random(4)
+    text, draft = tokens(rng, 9), tokens(rng, 5)
     whole, grown = rig.make(1), rig.make(1)
     for executor in (whole, grown):
         executor.prefill([0], [text])
@@ -97,11 +97,11 @@ def test_chains_grown_token_by_token_equal_one_call(rig: Rig) -> None:
 
 
 def test_rollback_then_another_text(rig: Rig) -> None:
-    dice = random.Random(5)
-    texts, tails = [tokens(dice, n) for n in (11, 6)], [tokens(dice, n) for n in (4, 9)]
+    rng = random.Random(5)
+    texts, tails = [tokens(rng, n) for n in (11, 6)], [tokens(rng, n) for n in (4, 9)]
     executor = rig.make(2)
     executor.prefill([0, 1], texts)
-    executor.forward(tree_rows([0, 1], [5, 6], [random_tree(dice, 5), random_tree(dice, 2)]))
+    executor.forward(tree_rows([0, 1], [5, 6], [random_tree(rng, 5), random_tree(rng, 2)]))
     executor.rollback([0, 1], [8, 0])
     executor.prefill([1, 0], tails[::-1])
     assert_holds(rig, executor, 0, texts[0][:8] + tails[0])
@@ -111,23 +111,23 @@ def test_rollback_then_another_text(rig: Rig) -> None:
 
 
 def test_prefill_drops_drafts_that_nobody_committed(rig: Rig) -> None:
-    dice = random.Random(6)
-    text, tail = tokens(dice, 5), tokens(dice, 4)
+    rng = random.Random(6)
+    text, tail = tokens(rng, 5), tokens(rng, 4)
     executor = rig.make(1)
     executor.prefill([0], [text])
-    executor.forward(tree_rows([0], [9], [random_tree(dice, 4)]))
+    executor.forward(tree_rows([0], [9], [random_tree(rng, 4)]))
     executor.prefill([0], [tail])
     assert_holds(rig, executor, 0, text + tail)
 
 
 def test_snapshot_travels_through_time_and_slots(rig: Rig) -> None:
-    dice = random.Random(7)
-    text = tokens(dice, 10)
+    rng = random.Random(7)
+    text = tokens(rng, 10)
     executor = rig.make(2)
     executor.prefill([0], [text])
     empty, saved = executor.snapshot(1), executor.snapshot(0)
-    executor.prefill([0], [tokens(dice, 20)])
-    executor.forward(tree_rows([0], [5], [random_tree(dice, 5)]))
+    executor.prefill([0], [tokens(rng, 20)])
+    executor.forward(tree_rows([0], [5], [random_tree(rng, 5)]))
     for slot in (0, 1):
         executor.restore(slot, saved)
         assert_holds(rig, executor, slot, text)
@@ -141,11 +141,11 @@ def test_snapshot_travels_through_time_and_slots(rig: Rig) -> None:
 
 
 def test_a_full_slot_says_so_and_costs_the_others_nothing(rig: Rig) -> None:
-    dice = random.Random(8)
-    text = tokens(dice, 7)
+    rng = random.Random(8)
+    text = tokens(rng, 7)
     executor = rig.make(2)
     executor.prefill([0, 1], [text, text])
-    many = tokens(dice, executor.max_scratch + 1)
+    many = tokens(rng, executor.max_scratch + 1)
     with pytest.raises(ForedraftError, match="slot 1 is full") as caught:
         executor.forward(Rows.chains([0, 1], [[5, 6], many], CPU))
     assert "\n" not in str(caught.value)
@@ -159,8 +159,8 @@ def test_a_full_slot_says_so_and_costs_the_others_nothing(rig: Rig) -> None:
 
 
 def test_text_beyond_the_context_is_refused_before_anything_changes(rig: Rig) -> None:
-    dice = random.Random(9)
-    text = tokens(dice, 20)
+    rng = random.Random(9)
+    text = tokens(rng, 20)
     executor = rig.make(2, 24)
     executor.prefill([0], [text])
     with pytest.raises(ForedraftError, match="slot 0 is full: 25 tokens exceed the context of 24") as caught:
@@ -176,8 +176,8 @@ def test_text_beyond_the_context_is_refused_before_anything_changes(rig: Rig) ->
 def test_drafts_may_overhang_the_context(rig: Rig) -> None:
     """A drafter grows a batch in step: rows behind the last position mean nothing, and must not break the pass."""
     executor = rig.make(2)
-    dice = random.Random(10)
-    text, short = tokens(dice, executor.max_length - 2), tokens(dice, 3)
+    rng = random.Random(10)
+    text, short = tokens(rng, executor.max_length - 2), tokens(rng, 3)
     executor.prefill([0, 1], [text, short])
     out = executor.forward(Rows.chains([0, 1], [[5, 6, 7, 8], [5, 6, 7, 8]], CPU))
     expected, _ = rig.read([*text, 5, 6])

@@ -37,7 +37,7 @@ def loud(config: ModelConfig) -> Decoder:
 
 
 def pair(config: ModelConfig, slots: int = 2) -> tuple[NativeExecutor, TorchExecutor]:
-    """The native executor and its slow twin in float32 over the same bf16 weights."""
+    """The native executor and its reference in float32 over the same bf16 weights."""
     quick, slow = loud(config), loud(config).bfloat16().float()
     assert pack(quick, torch.bfloat16)
     made = executor_for(quick, slots, 400)

@@ -1,4 +1,4 @@
-"""The library's search for the largest entries, against sorting and against `Step.top`, its slow twin."""
+"""The library's search for the largest entries, against sorting and against `Step.top`, its reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foredraft.draft.neural.captured import sure_block
 from foredraft.draft.neural.native_step import NativeStep
 from foredraft.kernels.top_k_search import IMPOSSIBLE
 from foredraft.models import native
-from foredraft.runtime.native.native_top_k import largest, searcher
+from foredraft.runtime.native.native_top_k import find_top_k, searcher
 
 pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
 CPU = torch.device("cpu")
@@ -35,23 +35,26 @@ def rows(columns: int, levels: int = 0) -> Tensor:
 def test_the_largest_entries_come_first_the_first_of_equals_too(columns: int, k: int, levels: int) -> None:
     given = rows(columns, levels)
     order = torch.argsort(given, dim=1, descending=True, stable=True)[:, :k]
-    values, places = largest(given, k)
+    values, places = find_top_k(given, k)
     assert torch.equal(places, order) and torch.equal(values, given.gather(1, order))
 
 
 def test_what_is_no_number_counts_as_infinite() -> None:
     given = torch.zeros(3, 100)
     given[0, 70], given[1, 3], given[2] = torch.nan, torch.inf, -torch.inf
-    values, places = largest(given, 2)
+    values, places = find_top_k(given, 2)
     assert values[:, 0].tolist() == [torch.inf, torch.inf, -torch.inf]
     assert places.tolist() == [[70, 0], [3, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("columns", [40, 3000])
 @pytest.mark.parametrize("named", [False, True])
-def test_the_likeliest_tokens_are_those_of_the_twin(columns: int, named: bool) -> None:
+def test_the_likeliest_tokens_are_those_of_the_reference(columns: int, named: bool) -> None:
     logits, k = rows(columns), 8
-    logits[3, 7], logits[5, 3] = torch.nan, torch.inf  # no laws: every token of theirs is as good as impossible
+    logits[3, 7], logits[5, 3] = (
+        torch.nan,
+        torch.inf,
+    )  # no distributions: every token of theirs is as good as impossible
     ids = torch.randperm(columns) + 100
     words = Vocabulary(ids, torch.full((columns + 100,), -1)) if named else None
     for index in (torch.arange(6).view(2, 3), torch.tensor([[4], [1]])):
@@ -79,12 +82,15 @@ def test_a_rows_answer_is_its_own_affair() -> None:
         assert torch.equal(found, torch.cat(parts))
 
 
-def test_the_sure_law_is_that_of_the_twin() -> None:
+def test_the_sure_distribution_is_that_of_the_reference() -> None:
     logits, ids = rows(200, 3)[:2], torch.randperm(200)
     for index in (torch.tensor([[0], [1]]), torch.tensor([[1, 0], [0, 1]])):
         known = logits, index, sure_block(2, CPU), None, Vocabulary(ids, ids.argsort())
         for column in range(index.shape[1]):
-            got, true = sure_token(NativeStep(*known).law(column)), sure_token(Step(*known).law(column))
+            got, true = (
+                sure_token(NativeStep(*known).distribution(column)),
+                sure_token(Step(*known).distribution(column)),
+            )
             assert got is not None and true is not None and torch.equal(got, true)
 
 
@@ -92,4 +98,4 @@ def test_other_rows_are_left_to_torch() -> None:
     given = torch.randn(4, 64)
     assert searcher(given, 16) is not None
     assert searcher(given, 17) is None and searcher(given.bfloat16(), 1) is None and searcher(given[:, ::2], 1) is None
-    assert torch.equal(largest(given.double(), 1)[1], given.argmax(dim=1, keepdim=True))
+    assert torch.equal(find_top_k(given.double(), 1)[1], given.argmax(dim=1, keepdim=True))

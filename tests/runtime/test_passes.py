@@ -15,10 +15,10 @@ from .kit import CLOSE, LLAMA, QWEN3, Rig, all_taps, far, loud_decoder, random_t
 
 def two_sequences(executor: Executor, seed: int) -> Rows:
     """A tree and a chain behind prompts of different lengths, which are read here."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     executor.rollback([0, 1], [0, 0])
-    executor.prefill([0, 1], [tokens(dice, 9), tokens(dice, 4)])
-    return tree_rows([0, 1], [5, 6], [random_tree(dice, 7), random_tree(dice, 3, chain=True)])
+    executor.prefill([0, 1], [tokens(rng, 9), tokens(rng, 4)])
+    return tree_rows([0, 1], [5, 6], [random_tree(rng, 7), random_tree(rng, 3, chain=True)])
 
 
 def test_embeddings_of_tokens_equal_tokens(rig: Rig) -> None:
@@ -63,11 +63,11 @@ def test_two_halves_equal_one_pass(padded: bool) -> None:
 def test_placements_do_not_disturb_one_another(padded: bool) -> None:
     """Two slots placed one after the other, and two levels of one slot, all run afterwards."""
     executor = TorchExecutor(loud_decoder(LLAMA), 2, padded=padded)
-    dice = random.Random(23)
-    texts = [tokens(dice, 6), tokens(dice, 11)]
+    rng = random.Random(23)
+    texts = [tokens(rng, 6), tokens(rng, 11)]
     parents = [-1, 0, 0, 1, 2, 2]
     depth = torch.tensor([0, 1, 1, 2, 2, 2])
-    token = torch.tensor(tokens(dice, 6))
+    token = torch.tensor(tokens(rng, 6))
     executor.prefill([0, 1], texts)
     whole = [executor.forward(Rows((slot,), (6,), token, depth, torch.tensor(parents))).logits for slot in (0, 1)]
     executor.rollback([0, 1], [6, 11])

@@ -17,11 +17,11 @@ SIZES = ((9, False), (0, False), (4, True), (6, False))  # nodes, and whether th
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_node_of_a_ragged_batch(rig: Rig, seed: int) -> None:
-    dice = random.Random(seed)
-    texts = [tokens(dice, n) for n in (17, 1, 8, 23)]  # prompts with their pending token
-    drafts = [random_tree(dice, *size) for size in SIZES]
+    rng = random.Random(seed)
+    texts = [tokens(rng, n) for n in (17, 1, 8, 23)]  # prompts with their pending token
+    drafts = [random_tree(rng, *size) for size in SIZES]
     executor = rig.make(4)
-    slots = dice.sample(range(4), 4)
+    slots = rng.sample(range(4), 4)
     executor.prefill(slots, [text[:-1] for text in texts])
     out = executor.forward(tree_rows(slots, [text[-1] for text in texts], drafts), all_taps(executor))
     assert out.logits.shape == (4 + sum(n for n, _ in SIZES), executor.vocab_size)
@@ -30,9 +30,9 @@ def test_every_node_of_a_ragged_batch(rig: Rig, seed: int) -> None:
 
 
 def test_groups_joined_into_one_pass(rig: Rig) -> None:
-    dice = random.Random(5)
-    texts = [tokens(dice, n) for n in (5, 12, 9)]
-    drafts = [random_tree(dice, 3, chain=True), random_tree(dice, 7), random_tree(dice, 0)]
+    rng = random.Random(5)
+    texts = [tokens(rng, n) for n in (5, 12, 9)]
+    drafts = [random_tree(rng, 3, chain=True), random_tree(rng, 7), random_tree(rng, 0)]
     executor = rig.make(3)
     executor.prefill(range(3), [text[:-1] for text in texts])
     chain = Rows.trees([0], torch.tensor(texts[0][-1:]), chains([drafts[0][0]]))
@@ -54,8 +54,8 @@ def test_without_logits_only_the_states_come(rig: Rig) -> None:
 
 
 def test_batch_equals_one_by_one(rig: Rig) -> None:
-    dice = random.Random(8)
-    texts, drafts = [tokens(dice, n) for n in (4, 20, 11)], [random_tree(dice, n) for n in (6, 3, 8)]
+    rng = random.Random(8)
+    texts, drafts = [tokens(rng, n) for n in (4, 20, 11)], [random_tree(rng, n) for n in (6, 3, 8)]
     together, alone = rig.make(3), rig.make(1)
     together.prefill([2, 0, 1], [text[:-1] for text in texts])
     batch = together.forward(tree_rows([2, 0, 1], [text[-1] for text in texts], drafts))

@@ -132,10 +132,10 @@ def breaking(folder: Path, drafter: type[PromptLookup], **options: Any) -> Load:
 class FailsLater(PromptLookup):
     """Breaks for texts that hold token 7, once they are a few tokens long."""
 
-    def propose(self, sequences: Any, dice: Any) -> Any:
+    def propose(self, sequences: Any, rng: Any) -> Any:
         if any(7 in s.tokens and s.generated > 5 for s in sequences):
             raise RuntimeError("drafter broke")
-        return super().propose(sequences, dice)
+        return super().propose(sequences, rng)
 
 
 class FailsToBegin(PromptLookup):
@@ -157,7 +157,7 @@ class FailsToEnd(PromptLookup):
 class DraftsNonsense(PromptLookup):
     """Drafts a token that no model has: the engine stumbles over it in the middle of its step."""
 
-    def propose(self, sequences: Any, dice: Any) -> Any:
+    def propose(self, sequences: Any, rng: Any) -> Any:
         return chains([[10**6]] * len(sequences))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft import LLM, SamplingParams, UsageError
 from foredraft.core.distributions.masks import RowMasks, pack_bits
-from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.verify import RULES, default_rule
 from foredraft.engine import Engine, Method
 from foredraft.serve.api.json_grammar import ANY_OBJECT, JsonGrammars
@@ -58,14 +58,14 @@ GRAMMAR = ToyGrammar(no_repeats)
 
 
 def constrained_joint(tokens: int) -> np.ndarray:
-    law = np.zeros((3,) * tokens)
+    distribution = np.zeros((3,) * tokens)
     for text in itertools.product(range(3), repeat=tokens):
         chance = 1.0
         for i, token in enumerate(text):
-            p = TARGET.next_law((0, 1, *text[:i])) * np.isin(np.arange(3), no_repeats(list(text[:i])))
+            p = TARGET.next_distribution((0, 1, *text[:i])) * np.isin(np.arange(3), no_repeats(list(text[:i])))
             chance *= p[token] / p.sum()
-        law[text] = chance
-    return law
+        distribution[text] = chance
+    return distribution
 
 
 def short_pairs() -> list[Any]:
@@ -77,16 +77,16 @@ def short_pairs() -> list[Any]:
 
 @pytest.mark.parametrize(("drafter", "rule"), short_pairs())
 def test_texts_follow_the_target_within_the_grammar(drafter: str, rule: str) -> None:
-    """The joint law of three tokens is the product of the target's laws, each cut to the grammar."""
-    law = np.zeros((3,) * TOKENS)
+    """The joint distribution of three tokens is the product of the target's distributions, each cut to the grammar."""
+    distribution = np.zeros((3,) * TOKENS)
 
-    def run(dice: ExactDice) -> list[int]:
+    def run(rng: EnumeratingRng) -> list[int]:
         method = Method("m", RULES[rule], DRAFTERS[drafter]())
-        return one(TableExecutor(TARGET), method, TOKENS, dice, temperature=1.0, grammar=GRAMMAR)
+        return one(TableExecutor(TARGET), method, TOKENS, rng, temperature=1.0, grammar=GRAMMAR)
 
     for weight, text in outcomes(run):
-        law[tuple(text)] += weight
-    assert np.abs(law - constrained_joint(TOKENS)).max() < 1e-6
+        distribution[tuple(text)] += weight
+    assert np.abs(distribution - constrained_joint(TOKENS)).max() < 1e-6
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -95,7 +95,7 @@ def test_constrained_greedy_with_drafts_is_constrained_greedy_without(drafter: s
     rule = RULES["sample-and-match"] if made is None else default_rule(made.kinds, made.topology)
     expected: list[int] = []
     for _ in range(16):
-        p = TARGET.next_law((0, 1, *expected)) * np.isin(np.arange(3), no_repeats(expected))
+        p = TARGET.next_distribution((0, 1, *expected)) * np.isin(np.arange(3), no_repeats(expected))
         expected.append(int(p.argmax()))
     assert one(TableExecutor(TARGET), Method("m", rule, made), 16, grammar=GRAMMAR) == expected
 

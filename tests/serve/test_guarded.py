@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import pytest
 import torch
 
-from foredraft.core.rng.keyed import Dice, KeyedDice
+from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.verify import RULES
 from foredraft.draft.combine.guarded import GuardedDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
@@ -25,16 +25,16 @@ class Picky(PromptLookup):
     bad: frozenset[int] = frozenset()
     most = 99
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         if len(sequences) > self.most or any(s.id in self.bad for s in sequences):
             raise RuntimeError("no")
-        return super().propose(sequences, dice)
+        return super().propose(sequences, rng)
 
 
-def batch(*numbers: int) -> tuple[list[Sequence], KeyedDice]:
+def batch(*numbers: int) -> tuple[list[Sequence], KeyedRng]:
     sequences = [Sequence(n, [1, 2, 1, 2], 4, SamplingParams(), n, budget=Budget(4, 4)) for n in numbers]
     keys = torch.zeros(len(numbers), dtype=torch.int64)
-    return sequences, KeyedDice(keys, keys, keys)
+    return sequences, KeyedRng(keys, keys, keys)
 
 
 def guarded(drafter: PromptLookup) -> tuple[GuardedDrafter, list[int]]:
@@ -46,14 +46,14 @@ def test_the_one_that_fails_is_found() -> None:
     inner = Picky()
     inner.bad = frozenset({2})
     guard, lost = guarded(inner)
-    sequences, dice = batch(1, 2, 3)
+    sequences, rng = batch(1, 2, 3)
     guard.begin(sequences)
-    assert guard.propose(sequences, dice).lengths() == (0, 0, 0)
+    assert guard.propose(sequences, rng).lengths() == (0, 0, 0)
     assert lost == [2]
-    assert guard.propose(sequences, dice).lengths() == (0, 0, 0)  # whoever still shares a batch with it waits
+    assert guard.propose(sequences, rng).lengths() == (0, 0, 0)  # whoever still shares a batch with it waits
     assert lost == [2]
-    rest, dice = [sequences[0], sequences[2]], batch(1, 3)[1]
-    assert min(guard.propose(rest, dice).lengths()) > 0
+    rest, rng = [sequences[0], sequences[2]], batch(1, 3)[1]
+    assert min(guard.propose(rest, rng).lengths()) > 0
     guard.end([sequences[1]])
     inner.bad = frozenset()
     guard.begin([sequences[1]])
@@ -64,9 +64,9 @@ def test_a_batch_that_is_too_much_loses_everyone() -> None:
     inner = Picky()
     inner.most = 1
     guard, lost = guarded(inner)
-    sequences, dice = batch(1, 2)
+    sequences, rng = batch(1, 2)
     guard.begin(sequences)
-    assert guard.propose(sequences, dice).lengths() == (0, 0)
+    assert guard.propose(sequences, rng).lengths() == (0, 0)
     assert lost == [1, 2]
 
 
@@ -84,11 +84,11 @@ def test_texts_are_those_of_plain_decoding(temperature: float) -> None:
     class Moody(PromptLookup):
         count = 0
 
-        def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+        def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
             Moody.count += 1
             if Moody.count % 3 == 0:
                 raise RuntimeError("no")
-            return super().propose(sequences, dice)
+            return super().propose(sequences, rng)
 
     target = dirichlet(4, seed=5)
     guard, lost = guarded(Moody())

@@ -23,14 +23,14 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[frozenset[int], int, bool]] = []
-        original = Scheduler.next_turns
+        original = Scheduler.next_groups
 
-        def next_turns(scheduler: Scheduler) -> Any:
+        def next_groups(scheduler: Scheduler) -> Any:
             running = frozenset(request.id for request in scheduler.running)
             self.steps.append((running, scheduler.prompt_budget, scheduler.spending is not None))
             return original(scheduler)
 
-        monkeypatch.setattr(Scheduler, "next_turns", next_turns)
+        monkeypatch.setattr(Scheduler, "next_groups", next_groups)
 
 
 def offline(capsys: pytest.CaptureFixture[str], model: Path) -> list[list[int]]:

@@ -71,7 +71,7 @@ def test_a_tree_shows_what_was_accepted_and_what_was_turned_down(
             assert [token["reason"] for token in step["tokens"]] == ["target"]
 
 
-def test_ranks_and_probabilities_are_those_of_the_raw_law(server: Running) -> None:
+def test_ranks_and_probabilities_are_those_of_the_raw_distribution(server: Running) -> None:
     """They agree with the log-probabilities that the API gives anyway, and a bias does not bend them."""
     body = LIVELY | {"logprobs": True, "top_logprobs": 20, "stream": False, "speculation": {"trace": True}}
     choice = server.post("chat/completions", messages=CHAT, **body).json()["choices"][0]

@@ -95,7 +95,7 @@ def test_imports_follow_the_order() -> None:
         ("core/rules/x.py", "from ...engine import loop"),
         ("core/x.py", "import foredraft.models.config"),
         ("core/x.py", "from foredraft import engine"),
-        ("types/x.py", "if TYPE_CHECKING:\n    from ..core import dice"),
+        ("types/x.py", "if TYPE_CHECKING:\n    from ..core import rng"),
         ("draft/x.py", "def f():\n    from ..recipes import LLM"),
         ("bench/x.py", "from ..train import loop"),
         ("models/x.py", "import importlib\nimportlib.import_module('foredraft.serve.app')"),
@@ -110,7 +110,7 @@ def test_the_check_sees_a_wrong_import(where: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        ("core/rules/x.py", "from ...types import Kind\nfrom ..dice import Dice\nfrom .base import Rule"),
+        ("core/rules/x.py", "from ...types import Kind\nfrom ..rng import Rng\nfrom .base import Rule"),
         ("types/x.py", "from ..errors import UsageError\nimport torch"),
         ("cli/x.py", "from ..serve import app\nfrom foredraft.train import loop"),
         ("bench/x.py", "from .. import provenance"),

@@ -33,15 +33,15 @@ def test_the_writer_writes_what_the_engine_writes() -> None:
         assert finish(Engine(TorchExecutor(decoder, 1, 128)), each)[0] == text
 
 
-def test_the_writer_samples_the_targets_law() -> None:
+def test_the_writer_samples_the_targets_distribution() -> None:
     decoder = toys.target(vocab=4, seed=3, sharpness=2.0)
     tasks = [Task([1, 2], 1.0)] * 4000
     drawn = np.bincount([text[0] for text in write(decoder, tasks, 1, {9}, seed=5)], minlength=4) / 4000
     stream, _ = decoder.run(decoder.embed(torch.tensor([1, 2])), torch.arange(2), Causal(1))
-    law = decoder.logits(decoder.finish(stream))[-1].softmax(-1).detach().numpy()
-    assert np.abs(drawn - law).sum() / 2 < 0.03
+    distribution = decoder.logits(decoder.finish(stream))[-1].softmax(-1).detach().numpy()
+    assert np.abs(drawn - distribution).sum() / 2 < 0.03
     kept = {text[0] for text in write(decoder, [Task([1, 2], 1.0, 0.9)] * 500, 1, {9}, seed=6)}
-    assert kept == set(np.flatnonzero(law >= 0.9 * law.max()).tolist())
+    assert kept == set(np.flatnonzero(distribution >= 0.9 * distribution.max()).tolist())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Drafters with trained heads, untrained: whatever they draft, the target's text and law come out."""
+"""Drafters with trained heads, untrained: whatever they draft, the target's text and distribution come out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.stops import Confidence, PathConfidence
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
 from foredraft.draft.neural.draft_model import ModelDrafter
-from foredraft.draft.neural.eagle import FeatureDrafter
-from foredraft.draft.neural.kangaroo import EarlyExitDrafter
-from foredraft.draft.neural.medusa import RecurrentDrafter
+from foredraft.draft.neural.eagle import EagleDrafter
+from foredraft.draft.neural.kangaroo import KangarooDrafter
+from foredraft.draft.neural.medusa import MedusaDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder
 from foredraft.models.heads import FeatureHead, KangarooHead, RecurrentHead
@@ -33,7 +33,7 @@ SHAPES: list[Shape] = [
     Chain(3),
     Chain(3, Confidence(0.2)),
     Chain(3, PathConfidence(0.1)),
-    ValueTree(nodes=8, width=3, depth=3),
+    Eagle2Tree(nodes=8, width=3, depth=3),
     StaticTree((2, 2, 1)),
     StaticTree((2, 1, 1), drawn=True),
 ]
@@ -53,11 +53,11 @@ def drafter(
     index[:words] = torch.arange(words)
     vocabulary = Vocabulary(torch.arange(words), index)
     if isinstance(head, FeatureHead):
-        return FeatureDrafter(head, shape, vocabulary, slots, 100, kind)
+        return EagleDrafter(head, shape, vocabulary, slots, 100, kind)
     if isinstance(head, RecurrentHead):
-        return RecurrentDrafter(head, shape, vocabulary, kind)
+        return MedusaDrafter(head, shape, vocabulary, kind)
     if isinstance(head, KangarooHead) and isinstance(shape, Chain) and target is not None:
-        return EarlyExitDrafter(head, target, shape, vocabulary)
+        return KangarooDrafter(head, target, shape, vocabulary)
     return ModelDrafter(TorchExecutor(head, slots, 100), shape, decoder.config.vocab_size, kind, vocabulary)  # type: ignore[arg-type]
 
 
@@ -99,36 +99,36 @@ def test_an_oracle_is_always_right() -> None:
     assert each.stats.steps == 4  # five tokens a round
 
 
-LAW_TOKENS = 2
+DISTRIBUTION_TOKENS = 2
 
 
 @pytest.mark.parametrize(
-    "shape", [Chain(2), ValueTree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)], ids=str
+    "shape", [Chain(2), Eagle2Tree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)], ids=str
 )
 @pytest.mark.parametrize("kind", ["eagle3", "griffin", "mlp-speculator", "kangaroo"])
-def test_exact_law_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
-    """The law of two tokens, dice falling on every side; the drafter knows three of the target's four ids."""
+def test_exact_distribution_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
+    """The distribution of two tokens, rng falling on every side; the drafter knows three of the target's four ids."""
     decoder = toys.target(vocab=4, seed=3, sharpness=2.0)
-    law = np.zeros((4,) * LAW_TOKENS)
-    reference = np.zeros_like(law)
+    distribution = np.zeros((4,) * DISTRIBUTION_TOKENS)
+    reference = np.zeros_like(distribution)
 
-    def text(build: Callable[[TorchExecutor], Drafter | None]) -> Callable[[ExactDice], list[int]]:
-        def run(dice: ExactDice) -> list[int]:
+    def text(build: Callable[[TorchExecutor], Drafter | None]) -> Callable[[EnumeratingRng], list[int]]:
+        def run(rng: EnumeratingRng) -> list[int]:
             executor = TorchExecutor(decoder, 1, 32)
             made = build(executor)
             rule = RULES["sample-and-match"] if made is None else default_rule(made.kinds, made.topology)
-            engine = Engine(executor, lambda sequences: dice)
-            each = request([0, 1], Method("m", rule, made), max_new_tokens=LAW_TOKENS, temperature=1.0)
+            engine = Engine(executor, lambda sequences: rng)
+            each = request([0, 1], Method("m", rule, made), max_new_tokens=DISTRIBUTION_TOKENS, temperature=1.0)
             return finish(engine, each)[0]
 
         return run
 
     for weight, ids in outcomes(text(lambda executor: drafter(decoder, kind, shape, 3, 1, executor))):
-        law[tuple(ids)] += weight
+        distribution[tuple(ids)] += weight
     for weight, ids in outcomes(text(lambda executor: None)):
         reference[tuple(ids)] += weight
-    assert abs(law.sum() - 1) < 1e-6
-    assert np.abs(law - reference).max() < 2e-6
+    assert abs(distribution.sum() - 1) < 1e-6
+    assert np.abs(distribution - reference).max() < 2e-6
 
 
 def test_a_prompt_of_one_token() -> None:
@@ -176,13 +176,13 @@ def test_rounds_without_a_budget_lose_nothing(kind: str) -> None:
     engine.add(each)
     propose, turn = made.propose, 0
 
-    def sometimes(sequences: Any, dice: Any) -> Any:
+    def sometimes(sequences: Any, rng: Any) -> Any:
         nonlocal turn
         turn += 1
         if turn % 3:
             for sequence in sequences:
                 sequence.budget = NO_BUDGET
-        return propose(sequences, dice)
+        return propose(sequences, rng)
 
     made.propose = sometimes  # type: ignore[method-assign]
     while not engine.scheduler.idle:

@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.train import objectives as o
 
 
-def laws(seed: int = 0, rows: int = 4, words: int = 7) -> tuple[Tensor, Tensor]:
+def distributions(seed: int = 0, rows: int = 4, words: int = 7) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(rows, words, generator=generator) for _ in range(2))  # type: ignore[return-value]
 
@@ -39,14 +39,14 @@ REFERENCE = {
 
 @pytest.mark.parametrize("name", o.OBJECTIVES)
 def test_definition(name: str) -> None:
-    student, teacher = laws()
+    student, teacher = distributions()
     expected = [REFERENCE[name](p, q) for p, q in sums(student, teacher)]
     assert torch.allclose(o.OBJECTIVES[name](student, teacher), torch.tensor(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.9])
 def test_skewed_jensen_shannon(beta: float) -> None:
-    student, teacher = laws(1)
+    student, teacher = distributions(1)
     expected = [
         beta * kl(p, mixture(p, q, beta)) + (1 - beta) * kl(q, mixture(p, q, beta)) for p, q in sums(student, teacher)
     ]
@@ -54,15 +54,15 @@ def test_skewed_jensen_shannon(beta: float) -> None:
 
 
 @pytest.mark.parametrize("name", o.OBJECTIVES)
-def test_zero_where_the_laws_agree_and_nowhere_else(name: str) -> None:
-    student, teacher = laws(2)
+def test_zero_where_the_distributions_agree_and_nowhere_else(name: str) -> None:
+    student, teacher = distributions(2)
     assert float(o.OBJECTIVES[name](teacher.clone(), teacher).abs().max()) < 1e-6
     assert float(o.OBJECTIVES[name](student, teacher).min()) > 1e-3
 
 
 def test_gradients() -> None:
     """With respect to the student's logits: FKL q - p; RKL q (log(q / p) - RKL); TVD q (s - sum q s)."""
-    student, teacher = laws(3)
+    student, teacher = distributions(3)
     p, q = teacher.softmax(-1), student.softmax(-1)
     ratio = (q / p).log()
     sign = 0.5 * (q - p).sign()
@@ -78,7 +78,7 @@ def test_gradients() -> None:
 
 
 def test_cross_entropy_and_smooth_l1() -> None:
-    student, _ = laws(4)
+    student, _ = distributions(4)
     label = torch.tensor([0, 3, 6, 2])
     expected = [-math.log(row.double().softmax(-1)[i]) for row, i in zip(student, label.tolist(), strict=True)]
     assert torch.allclose(o.cross_entropy(student, label), torch.tensor(expected), atol=1e-6)

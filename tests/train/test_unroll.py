@@ -8,8 +8,8 @@ from torch import Tensor
 
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.shapes.base import Chain, Frontier, Stepper, Vocabulary
-from foredraft.draft.neural.eagle import FeatureDrafter, FeatureStepper
-from foredraft.draft.neural.medusa import RecurrentStepper
+from foredraft.draft.neural.eagle import EagleDrafter, EagleStepper
+from foredraft.draft.neural.medusa import MedusaStepper
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.eagle import unroll
 from foredraft.train.teacher import Lesson
@@ -52,10 +52,10 @@ def test_unrolled_slots_are_real_drafts(kind: str, begin: int) -> None:
     for row in range(2):
         for t in [t for t in PLACES if t >= begin - 2]:
             text = lesson.ids[row].tolist()
-            drafter = FeatureDrafter(head, Chain(STEPS), words(lesson), 1, 64, kind)  # type: ignore[arg-type]
+            drafter = EagleDrafter(head, Chain(STEPS), words(lesson), 1, 64, kind)  # type: ignore[arg-type]
             states = [lesson.states[tap][row, : t + 1] for tap in head.taps]
             sequence = Sequence(0, text[: t + 2], 1, SamplingParams(), 0)
-            stepper = FeatureStepper(head, drafter.executor, [0], [sequence], block, drafter.shape)  # type: ignore[arg-type]
+            stepper = EagleStepper(head, drafter.executor, [0], [sequence], block, drafter.shape)  # type: ignore[arg-type]
             stepper.features = [head.feature(states)]
             real = forced(stepper, text[t + 2 : t + 1 + STEPS])
             expected = torch.stack([logits[row, t] for logits in unrolled])
@@ -72,7 +72,7 @@ def test_recurrent_steps_are_real_drafts(kind: str) -> None:
     for t in PLACES:
         text = lesson.ids[0].tolist()
         state = head.feature([lesson.states[tap][:, t] for tap in head.taps])
-        stepper = RecurrentStepper(head, (0,), state, torch.tensor([text[t + 1]]), block, words(lesson), STEPS)  # type: ignore[arg-type]
+        stepper = MedusaStepper(head, (0,), state, torch.tensor([text[t + 1]]), block, words(lesson), STEPS)  # type: ignore[arg-type]
         real = forced(stepper, text[t + 2 : t + 1 + STEPS])
         expected = torch.stack([logits[0, t] for logits in passes])
         assert torch.allclose(real, expected, atol=1e-4)

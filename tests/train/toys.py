@@ -22,7 +22,7 @@ DRAFTING = ("eagle3", "eagle", "griffin", "fastdraft", "medusa", "mlp-speculator
 
 
 def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4.0) -> Decoder:
-    """Random weights, scaled up so that its laws are not flat."""
+    """Random weights, scaled up so that its distributions are not flat."""
     config = ModelConfig("llama", vocab, 32, layers, 4, 2, 8, 48, max_position=128, tied_head=True)
     made = random_decoder(config, seed=seed)
     for parameter in made.parameters():

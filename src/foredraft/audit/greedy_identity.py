@@ -1,7 +1,7 @@
 """Greedy identity: at temperature 0 speculation must write what plain decoding writes, token for token.
 
 Where two texts part, the margin between the target's two likeliest tokens says whether rounding can have done it
-(DESIGN law 8): a near-tie is reported and forgiven, anything else is a fault.
+(DESIGN invariant 8): a near-tie is reported and forgiven, anything else is a fault.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The audit of the audit: a seeded wrong rule goes through the exact part and the sequential test, and must fail both.
 
-Rounds of a wrong rule are drawn from their enumerated law, which is the law that its dice have.
+Rounds of a wrong rule are drawn from their enumerated distribution, which is the distribution that its rng have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .enumerate.exactness import distortion, first_tokens
 from .enumerate.mutants import Mutant, find_mutant
 from .enumerate.table_model import Array, TableModel
 from .report import conclude
-from .sequential.cells import CoarseLaw, Text, coarse_dense
+from .sequential.cells import CoarseDistribution, Text, coarse_dense
 from .sequential.test import Plan, Progress, Verdict, run_trial
 from .subject import Activity
 
@@ -22,7 +22,7 @@ EXACT = 1e-10  # total variation that float64 sums may leave
 
 
 class JointSubject:
-    """Texts drawn from a joint law [V, .., V], audited against a table model."""
+    """Texts drawn from a joint distribution [V, .., V], audited against a table model."""
 
     activity: Activity | None = None
 
@@ -34,8 +34,11 @@ class JointSubject:
         places = np.unravel_index(drawn, self.joint.shape)
         return list(zip(*(place.tolist() for place in places), strict=True))
 
-    def laws(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseLaw]:
-        return [coarse_dense(self.target.next_law(tuple(map(int, prefix))), self.target.vocab) for prefix in prefixes]
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+        return [
+            coarse_dense(self.target.next_distribution(tuple(map(int, prefix))), self.target.vocab)
+            for prefix in prefixes
+        ]
 
 
 def exact_finding(total_variation: float, **more: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ RATE = (
     " often it is looked at: {why}, so the evidence is a test martingale and Ville's inequality holds; the positions"
     " share the rate."
 )
-KNOWN_LAW = "Bayes factors against a known law have mean one"
+KNOWN_DISTRIBUTION = "Bayes factors against a known distribution have mean one"
 PAIRS = "who wrote which of two texts is a fair coin if both writers are alike"
 FOUND = (
     "With this many texts a shift of {detectable_total_variation:.3g} in total variation at the first token of every"
@@ -113,7 +113,7 @@ def _exact(part: dict[str, Any]) -> list[str]:
     if "reason" in part:
         return [part["reason"]]
     rows = [f"- {key.replace('_', ' ')}: {_cell(value)}" for key, value in part.items() if key != "verdict"]
-    return ["The law of whole texts on table models, every outcome of every die enumerated.", "", *rows]
+    return ["The distribution of whole texts on table models, every outcome of every die enumerated.", "", *rows]
 
 
 def _greedy(part: dict[str, Any]) -> list[str]:
@@ -127,7 +127,7 @@ def _greedy(part: dict[str, Any]) -> list[str]:
 def _guarantee(part: dict[str, Any]) -> str:
     pairs = any(row["view"] == "pairs" for row in part["positions"])
     power = FOUND if part["detectable_total_variation"] < 1 else BLIND
-    return f"{RATE} {power}".format(why=PAIRS if pairs else KNOWN_LAW, **part)
+    return f"{RATE} {power}".format(why=PAIRS if pairs else KNOWN_DISTRIBUTION, **part)
 
 
 def _statistics(part: dict[str, Any]) -> list[str]:
@@ -151,5 +151,5 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-_TITLES = {"exact": "Exact law on table models", "greedy": "Greedy identity", "statistics": "Sequential test"}
+_TITLES = {"exact": "Exact distribution on table models", "greedy": "Greedy identity", "statistics": "Sequential test"}
 _WRITERS = {"exact": _exact, "greedy": _greedy, "statistics": _statistics}

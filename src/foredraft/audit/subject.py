@@ -1,4 +1,4 @@
-"""Who is audited: something that writes texts, and something that knows the law which they should follow."""
+"""Who is audited: something that writes texts, and something that knows the distribution which they should follow."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .sequential.cells import CoarseLaw, Text
+from .sequential.cells import CoarseDistribution, Text
 
-CELLS = 16  # tokens that keep their own cell where whole laws are known
+CELLS = 16  # tokens that keep their own cell where whole distributions are known
 
 
 @dataclass(slots=True)
@@ -28,5 +28,5 @@ class Subject(Protocol):
     def sample(self, prompt: Text, count: int, tokens: int, seed: int) -> list[Text]:
         """`count` independent continuations of at most `tokens` tokens; no two calls get the same seeds."""
 
-    def laws(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseLaw]:
-        """The target's own law of the next token behind prompt + prefix."""
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+        """The target's own distribution of the next token behind prompt + prefix."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..core.rng.hashing import uniform_of
-from ..core.rng.keyed import Dice, Purpose
+from ..core.rng.keyed import Purpose, Rng
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.synthetic import SyntheticDrafter
 from ..engine import Engine, Method, Request
@@ -79,7 +79,7 @@ class EngineOrder:
 class HostDrafter(SyntheticDrafter):
     """The synthetic drafter with the same rolls, worked out on the host: it must not make a GPU wait."""
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         return chains([self._chain(sequence, self._rolls(sequence)) for sequence in sequences])
 
     def _rolls(self, sequence: Sequence) -> list[bool]:

@@ -1,6 +1,6 @@
 """How near two tokens were where an exact greedy method and plain decoding part: the target's logits at that place.
 
-In bf16 the shape of a pass changes its rounding, so a near-tie may fall the other way (DESIGN law 8). Such differences
+In bf16 the shape of a pass changes its rounding, so a near-tie may fall the other way (DESIGN invariant 8). Such differences
 are reported with their margin; a large margin in fp32 would be a fault.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from ..runtime import Executor, Rows
 from .results.records import Difference
 
-Look = Callable[[list[int]], Tensor]  # a text -> [V] logits of what follows it
+TokenFeatures = Callable[[list[int]], Tensor]  # a text -> [V] logits of what follows it
 
 
-def find_difference(look: Look, prompt: list[int], plain: list[int], method: list[int]) -> Difference | None:
+def find_difference(look: TokenFeatures, prompt: list[int], plain: list[int], method: list[int]) -> Difference | None:
     """The first difference of two outputs; None = they are equal."""
     if plain == method:
         return None

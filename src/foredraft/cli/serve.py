@@ -44,7 +44,9 @@ def serve(
     share_drafts: Annotated[bool, typer.Option(help="Draft less, down to nothing, the more requests run.")] = True,
     api_key: ApiKey = None,
     allow_methods: AllowMethods = None,
-    allow_lossy: Annotated[bool, typer.Option(help="Let clients ask for rules that change the output law.")] = False,
+    allow_lossy: Annotated[
+        bool, typer.Option(help="Let clients ask for rules that change the output distribution.")
+    ] = False,
     max_queue: Annotated[int, typer.Option(help="Answers that may wait; beyond them clients get 429.")] = 64,
     max_choices: Annotated[int, typer.Option(help="Answers of one request: prompts times n.")] = 16,
     max_body: Annotated[int, typer.Option(help="Largest request body, in bytes.")] = 4 << 20,

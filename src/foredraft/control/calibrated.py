@@ -13,7 +13,7 @@ from ..types import DraftBatch
 from .calibration import Curve
 
 
-class HonestStepper:
+class CalibratedStepper:
     """One round of a stepper, for shapes that choose likeliest tokens (EAGLE-2's tree and its kin)."""
 
     def __init__(self, stepper: Stepper, curve: Curve) -> None:
@@ -22,31 +22,31 @@ class HonestStepper:
         self._said: list[Tensor] = []  # [B, w, k] log-probabilities as given, of all nodes as they are made
 
     def root(self) -> Step:
-        return self._honest(self._stepper.root())
+        return self._calibrated(self._stepper.root())
 
     def expand(self, frontier: Frontier) -> Step:
-        return self._honest(self._stepper.expand(frontier))
+        return self._calibrated(self._stepper.expand(frontier))
 
     def tops(self) -> Tops:
-        return HonestTops(tops_of(self._stepper), self._curve, self._said)
+        return CalibratedTops(tops_of(self._stepper), self._curve, self._said)
 
     def said_of(self, drafts: DraftBatch) -> tuple[Tensor, Tensor]:
         """[B, N] log-probabilities as the drafter gave them, and whether each node is the likeliest behind its parent.
 
         All nodes have as many siblings, of which the likeliest was made first.
         """
-        assert drafts.source is not None, "a pool numbers its nodes"
+        assert drafts.source is not None, "a builder numbers its nodes"
         made = drafts.source
         said = torch.cat([level.flatten(1) for level in self._said], dim=1)
         return said.gather(1, made), made % self._said[0].shape[2] == 0
 
-    def _honest(self, step: Step) -> Step:
+    def _calibrated(self, step: Step) -> Step:
         known = step.logits, step.rows, step.block, step.hidden, step.vocabulary
-        return HonestStep(*known, step=step, curve=self._curve, said=self._said)
+        return CalibratedStep(*known, step=step, curve=self._curve, said=self._said)
 
 
 @dataclass(frozen=True, slots=True)
-class HonestStep(Step):
+class CalibratedStep(Step):
     """A step whose likeliest tokens come with chances."""
 
     step: Step = field(kw_only=True)
@@ -60,7 +60,7 @@ class HonestStep(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class HonestTops:
+class CalibratedTops:
     """The same in numpy."""
 
     tops: Tops
@@ -68,11 +68,11 @@ class HonestTops:
     said: list[Tensor]
 
     def root(self, k: int) -> Found:
-        return self._honest(self.tops.root(k))
+        return self._calibrated(self.tops.root(k))
 
     def below(self, front: Front, k: int) -> Found:
-        return self._honest(self.tops.below(front, k))
+        return self._calibrated(self.tops.below(front, k))
 
-    def _honest(self, found: Found) -> Found:
+    def _calibrated(self, found: Found) -> Found:
         self.said.append(torch.from_numpy(found[0]))
         return self.curve.on_host(found[0]), found[1]

@@ -4,7 +4,7 @@ A head that gives a token the probability q is not right in the share q of cases
 token more often than its probability says. In log-odds, chance(q) = q + shift(q) + own, where the shift is measured on
 all sequences at a few knots, for the likeliest token behind a node and for the others apart, and `own` is how far this
 sequence departs from them. Only tokens behind accepted ones are counted, so that the product of chances along a path
-is the chance of the path. What a round drafts is decided by rounds before it (DESIGN law 5).
+is the chance of the path. What a round drafts is decided by rounds before it (DESIGN invariant 5).
 """
 
 from __future__ import annotations

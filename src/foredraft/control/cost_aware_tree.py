@@ -15,33 +15,33 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.rng.keyed import Dice
-from ..core.shapes.eagle2_tree import ValueTree
+from ..core.rng.keyed import Rng
+from ..core.shapes.eagle2_tree import Eagle2Tree
 from ..core.shapes.step import Stepper
-from ..core.trees.builder import Pool
+from ..core.trees.builder import TreeBuilder
 from ..types import Budget, DraftBatch
-from .calibrated import HonestStepper
+from .calibrated import CalibratedStepper
 from .calibration import Calibration
 
 Numbers = NDArray[np.floating]
 LIKELY = np.array([[0.65], [0.12]])  # chances of a node's two likeliest children, before they are read
 
 
-class Prices(Protocol):
+class Costs(Protocol):
     """A cost model, fixed or live."""
 
     def seconds(self, rows: float, context: float = 512, batch: float = 1) -> float: ...
 
 
 @dataclass(slots=True)
-class Tariff:
+class DraftCosts:
     """What drafting costs at the moment. Whoever times drafts may set `level_seconds`."""
 
-    costs: Prices
+    costs: Costs
     level_seconds: float  # of one level, read for all sequences
 
     @classmethod
-    def of(cls, costs: Prices) -> Tariff:
+    def of(cls, costs: Costs) -> DraftCosts:
         """Before anything was timed: a level costs a twelfth of a plain step."""
         return cls(costs, costs.seconds(1) / 12)
 
@@ -55,29 +55,32 @@ class Tariff:
 
 
 @dataclass(frozen=True, slots=True)
-class CostTree(ValueTree):
+class CostAwareTree(Eagle2Tree):
     """A value tree that weighs every level and every node against its price, as it is when the round begins.
 
     Whoever hands it a calibration tells that what the rounds wrote, and which sequences have ended.
     """
 
-    tariff: Tariff = field(kw_only=True)
+    draft_costs: DraftCosts = field(kw_only=True)
     calibration: Calibration | None = field(default=None, kw_only=True)  # None = draft probabilities are chances
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
-        verify, level = np.array(self.tariff.verify(self.nodes, stepper.batch)), self.tariff.level(stepper.batch)
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
+        verify, level = (
+            np.array(self.draft_costs.verify(self.nodes, stepper.batch)),
+            self.draft_costs.level(stepper.batch),
+        )
         shape = PricedTree(self.nodes, self.width, self.depth, verify=verify, level=level)
         if self.calibration is None:
-            return shape.grow(stepper, budgets, dice)
-        honest = HonestStepper(stepper, self.calibration.curve(stepper.ids, self.width))
-        drafts = shape.grow(honest, budgets, dice)
+            return shape.grow(stepper, budgets, rng)
+        calibrated = CalibratedStepper(stepper, self.calibration.curve(stepper.ids, self.width))
+        drafts = shape.grow(calibrated, budgets, rng)
         if drafts.width:
-            self.calibration.claim(stepper.ids, drafts, *honest.said_of(drafts))
+            self.calibration.claim(stepper.ids, drafts, *calibrated.said_of(drafts))
         return drafts
 
 
 @dataclass(frozen=True, slots=True)
-class PricedTree(ValueTree):
+class PricedTree(Eagle2Tree):
     """The value tree of one round at known prices.
 
     Each decision waits for values of all sequences, and then is small: it is made on the host.
@@ -86,9 +89,9 @@ class PricedTree(ValueTree):
     verify: Numbers = field(kw_only=True)  # [nodes + 1] seconds of a pass over 0 .. nodes drafts
     level: float = field(kw_only=True)  # seconds of reading one level
 
-    def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool:
+    def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool:
         """The next level is worth what its nodes bring beyond their own price; one sequence of the batch is enough."""
-        tokens = 1 + self._falling(pool.values()).cumsum(axis=1)
+        tokens = 1 + self._falling(builder.values()).cumsum(axis=1)
         seconds = self.verify[1 : tokens.shape[1] + 1] + (level - 1) * self.level
         rate = (tokens / seconds).max(axis=1)  # [B]
         bar = rate * (self.verify[-1] - self.verify[0]) / self.nodes  # tokens that a node must bring
@@ -96,11 +99,11 @@ class PricedTree(ValueTree):
         gain = np.maximum(hope - bar[:, None, None], 0).sum(axis=(1, 2))
         return bool((gain > rate * self.level).any())
 
-    def within(self, pool: Pool, budgets: Seq[Budget]) -> Seq[Budget]:
+    def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]:
         """As many of the best nodes as make tokens per second largest; none where plain decoding is faster."""
-        gains = self._falling(pool.within(budgets))
+        gains = self._falling(builder.within(budgets))
         tokens = 1 + np.concatenate((np.zeros_like(gains[:, :1]), gains.cumsum(axis=1)), axis=1)
-        rate = tokens / (self.verify[: tokens.shape[1]] + pool.levels * self.level)
+        rate = tokens / (self.verify[: tokens.shape[1]] + builder.levels * self.level)
         count = rate.argmax(axis=1).tolist()
         return [b._replace(nodes=min(b.nodes, n)) for b, n in zip(budgets, count, strict=True)]
 

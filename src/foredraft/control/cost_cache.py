@@ -8,7 +8,7 @@ RENEWED = 8  # passes after which prices are worked out anew
 CONTEXT = 64  # tokens of context that are not told apart
 
 
-class PriceList:
+class CostCache:
     """Remembers what passes of each size cost, and forgets it when enough passes have been timed."""
 
     def __init__(self, costs: CostModel | LiveCosts) -> None:

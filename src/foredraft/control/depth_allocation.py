@@ -28,7 +28,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Allotment:
+class Allocation:
     """Levels for each wish, and the tokens per second that they promise."""
 
     depths: tuple[int, ...]
@@ -41,7 +41,7 @@ def best_depths(
     verify: Callable[[float], float],
     level_seconds: Mapping[str, float],
     even: bool = False,
-) -> Allotment:
+) -> Allocation:
     """The best depths.
 
     writers: sequences of the batch, those without wishes included; verify: seconds of their pass with so many drafted
@@ -65,7 +65,7 @@ def _within(
     writers: int,
     verify: Callable[[float], float],
     level_seconds: Mapping[str, float],
-) -> Allotment:
+) -> Allocation:
     """The best number of levels if they are taken from the most tokens per row downwards."""
     cells = [
         (gain / wish.rows, -level, i)
@@ -77,7 +77,7 @@ def _within(
     stride = -(-len(cells) // POINTS) or 1
     depths = [0] * len(wishes)
     deepest = dict.fromkeys(drafters, 0)
-    tokens, rows, best = float(writers), 0.0, Allotment(tuple(depths), writers / verify(0.0))
+    tokens, rows, best = float(writers), 0.0, Allocation(tuple(depths), writers / verify(0.0))
     for n, (density, minus_level, i) in enumerate(cells, start=1):
         wish = wishes[i]
         tokens, rows = tokens + density * wish.rows, rows + wish.rows
@@ -87,7 +87,7 @@ def _within(
             drafting = sum(levels * level_seconds.get(name, 0.0) for name, levels in deepest.items())
             rate = tokens / (verify(rows) + drafting)
             if rate > best.rate:
-                best = Allotment(tuple(depths), rate)
+                best = Allocation(tuple(depths), rate)
     return best
 
 
@@ -97,7 +97,7 @@ def _within_even(
     writers: int,
     verify: Callable[[float], float],
     level_seconds: Mapping[str, float],
-) -> Allotment:
+) -> Allocation:
     """The best number of rows a sequence. All of them are paid for, so everyone takes as many levels as they hold."""
     asked = [wish.gains if wish.drafter in drafters else () for wish in wishes]
     most, rows = np.array([len(gains) for gains in asked]), np.array([wish.rows for wish in wishes])
@@ -106,12 +106,12 @@ def _within_even(
     for line, gains in zip(brought, asked, strict=True):
         line[1 : len(gains) + 1] = np.cumsum(gains)
     own = {name: np.array([wish.drafter == name for wish in wishes]) for name in sorted(drafters)}
-    best = Allotment((0,) * len(wishes), writers / verify(0.0))
+    best = Allocation((0,) * len(wishes), writers / verify(0.0))
     for height in sorted({size * level for size in set(rows.tolist()) for level in range(1, longest + 1)}):
         depths = np.minimum(most, (height / rows + 1e-9).astype(int))
         drafting = sum(int(depths[mine].max()) * level_seconds.get(name, 0.0) for name, mine in own.items())
         tokens = writers + float(brought[np.arange(len(wishes)), depths].sum())
         rate = tokens / (verify(writers * height) + drafting)
         if rate > best.rate:
-            best = Allotment(tuple(depths.tolist()), rate)
+            best = Allocation(tuple(depths.tolist()), rate)
     return best

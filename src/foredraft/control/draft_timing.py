@@ -8,8 +8,8 @@ FIRST = 3  # rounds that may have something to compile or record
 
 
 @dataclass(slots=True)
-class Habit:
-    """Running means. A young habit follows quickly, an old one slowly, and a hiccup counts as twice the usual time.
+class DraftTiming:
+    """Running means. A young timing follows quickly, an old one slowly, and a hiccup counts as twice the usual time.
 
     The first rounds may compile or record something: of them the quickest counts.
     """

@@ -27,7 +27,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Pulse:
+class ThroughputProbe:
     """One comparison after another."""
 
     resting: bool = False

@@ -1,1 +1,1 @@
-"""The pure part: laws, dice, sampling, trees and rules. Tensors in, tensors out; no model, cache or clock."""
+"""The pure part: distributions, rng, sampling, trees and rules. Tensors in, tensors out; no model, cache or clock."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..core.rng.keyed import Dice
+from ..core.rng.keyed import Rng
 from ..runtime import Output
 from ..types import DraftBatch, Kind, Sequence, Topology, Verdict
 
@@ -43,11 +43,11 @@ class Drafter(Protocol):
         All prompt tokens but the last come by here, in one call or in several; the last one comes with a round.
         """
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         """Drafts within each sequence's `budget`; none is always allowed."""
 
     def observe(self, round: Round) -> None:
-        """Look at a verified round: called after every round of its sequences, also where it drafted nothing."""
+        """TokenFeatures at a verified round: called after every round of its sequences, also where it drafted nothing."""
 
     def end(self, sequences: Seq[Sequence]) -> None:
         """Requests that are over, finished or cancelled; forget what belongs to them."""
@@ -72,12 +72,12 @@ class QuietDrafter:
         pass
 
 
-def foresee(drafter: Drafter, out: Output, verdict: Verdict) -> None:
+def prefetch(drafter: Drafter, out: Output, verdict: Verdict) -> None:
     """Let a drafter begin with what it will observe, while the device still works on it; few have use for that.
 
     Nobody may look at values here: the host has not waited for them yet.
     """
-    early = getattr(drafter, "foresee", None)
+    early = getattr(drafter, "prefetch", None)
     if early is not None:
         early(out, verdict)
 

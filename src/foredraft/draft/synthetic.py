@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from ..core.rng.keyed import Dice, Purpose
+from ..core.rng.keyed import Purpose, Rng
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import chains
 from .base import QuietDrafter
@@ -28,12 +28,12 @@ class SyntheticDrafter(QuietDrafter):
         self.kinds = frozenset({Kind.CHOSEN})
         self.topology = Topology.CHAIN
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
-        dice = dice.to(torch.device("cpu"))
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        rng = rng.to(torch.device("cpu"))
         right = torch.zeros((len(sequences), self.nodes), dtype=torch.bool)
         chance = torch.full((len(sequences),), self.rate, dtype=torch.float64)
         for i in range(self.nodes):
-            right[:, i] = dice.flip(chance, Purpose.DRAFT, torch.full((len(sequences),), i))
+            right[:, i] = rng.flip(chance, Purpose.DRAFT, torch.full((len(sequences),), i))
         return chains([self._chain(s, line) for s, line in zip(sequences, right.tolist(), strict=True)])
 
     def _chain(self, sequence: Sequence, right: list[bool]) -> list[int]:

@@ -18,8 +18,8 @@ from statistics import median_low
 from ..control.acceptance import Record
 from ..control.cost import CostModel, LiveCosts
 from ..control.depth_allocation import Wish, best_depths
-from ..control.draft_timing import Habit
-from ..control.throughput_probe import DEAR, Pulse
+from ..control.draft_timing import DraftTiming
+from ..control.throughput_probe import DEAR, ThroughputProbe
 from ..core.trees.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
 from ..draft.base import weighs_costs
@@ -27,7 +27,7 @@ from ..draft.combine.paced import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
 from ..types.drafts import NO_BUDGET
-from .method_group import Turn
+from .method_group import MethodGroup
 from .request import Request
 
 PRIOR = 0.6  # chance of a drafted token before anything is known
@@ -39,7 +39,7 @@ CHANGE = 8  # ... unless more than one in so many comes or goes
 
 
 @dataclass(slots=True)
-class Known(Habit):
+class Known(DraftTiming):
     """What is known of a drafter."""
 
     deepest: int = 0  # most levels that it has drafted
@@ -78,16 +78,16 @@ class Watch:
         self.known, self.timed = self.known + seconds, seconds > 0
 
 
-class Spending:
+class BudgetPlanner:
     """Shares out the pass among requests. Learns from every step what drafts are worth and what they cost."""
 
     def __init__(
         self, costs: CostModel, score: Score = Score.SHIFTED, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.costs, self.score, self._clock = LiveCosts(costs), score, clock
-        self._pulse, self._watch = Pulse(), Watch()
+        self._pulse, self._watch = ThroughputProbe(), Watch()
         self.record = Record()
-        self._habits: dict[str, Known] = {}
+        self._timings: dict[str, Known] = {}
         self._plan: dict[int, int] = {}  # request -> levels that pay
         self._usual: dict[str, int] = {}  # drafter -> levels that pay for most of its requests
         self._age, self._batch = 0, 0  # of the plan
@@ -95,7 +95,7 @@ class Spending:
         self._even = False
 
     def check(self, request: Request) -> None:
-        """Refuse a request whose law the published score would change."""
+        """Refuse a request whose distribution the published score would change."""
         drafter = request.method.drafter
         drawn = drafter is not None and drafter.kinds != frozenset({Kind.CHOSEN})
         if self.score is Score.PUBLISHED and drawn and request.sequence.params.temperature > 0:
@@ -108,7 +108,7 @@ class Spending:
         self._even = even
         planned = [request for request in writing if request.sequence.budget.chain and self._is_planned(request)]
         for name in {_name(request) for request in planned}:
-            self._habits[name].idle += 1
+            self._timings[name].idle += 1
         self._fits = {}
         now = self._clock()
         wrote = self._watch.step(now, writing)
@@ -137,11 +137,11 @@ class Spending:
         for request in planned:
             drafter, sequence = request.method.drafter, request.sequence
             assert drafter is not None
-            habit = self._habits[drafter.name]
-            depth = self._plan.get(sequence.id, self._usual[drafter.name]) or int(habit.idle >= PROBE)
+            timing = self._timings[drafter.name]
+            depth = self._plan.get(sequence.id, self._usual[drafter.name]) or int(timing.idle >= PROBE)
             alike = (id(drafter), sequence.budget, depth, sequence.params.temperature > 0)
             if alike not in made:
-                made[alike] = self._budget(request, habit, depth)
+                made[alike] = self._budget(request, timing, depth)
             self._fits[sequence.id], sequence.budget = depth, made[alike]
 
     def _is_dear(self, writing: Seq[Request]) -> bool:
@@ -151,13 +151,13 @@ class Spending:
     def _is_planned(self, request: Request) -> bool:
         """Only what is known to the record can be planned: the first draft of a drafter is free."""
         drafter = request.method.drafter
-        if drafter is None or drafter.name not in self._habits or weighs_costs(drafter):
+        if drafter is None or drafter.name not in self._timings or weighs_costs(drafter):
             return False
-        return self._habits[drafter.name].rounds > 0
+        return self._timings[drafter.name].rounds > 0
 
     def _revise(self, planned: Seq[Request], writing: Seq[Request]) -> None:
         batch, context = len(writing), self._watch.context
-        level_seconds = {name: self._habits[name].level_seconds for name in map(_name, planned)}
+        level_seconds = {name: self._timings[name].level_seconds for name in map(_name, planned)}
         found = best_depths(
             [self._wish(request) for request in planned],
             batch,
@@ -172,38 +172,38 @@ class Spending:
 
     def _wish(self, request: Request) -> Wish:
         name = _name(request)
-        habit = self._habits[name]
+        timing = self._timings[name]
         chain = request.method.drafter is not None and request.method.drafter.topology is Topology.CHAIN
-        levels = request.sequence.budget.chain if chain else min(request.sequence.budget.depth, habit.deepest)
-        return Wish(self.record.gains(request.id, name, levels, PRIOR), name, habit.level_nodes)
+        levels = request.sequence.budget.chain if chain else min(request.sequence.budget.depth, timing.deepest)
+        return Wish(self.record.gains(request.id, name, levels, PRIOR), name, timing.level_nodes)
 
-    def _budget(self, request: Request, habit: Known, depth: int) -> Budget:
+    def _budget(self, request: Request, timing: Known, depth: int) -> Budget:
         allowed, drafter = request.sequence.budget, request.method.drafter
         assert drafter is not None
         if depth == 0:
             return Budget(0, 0)
-        extra = EXTRA if self._can_tell(request, drafter, habit) else 0
-        return Budget(min(allowed.nodes, ceil((depth + extra) * habit.level_nodes)), min(allowed.depth, depth + extra))
+        extra = EXTRA if self._can_tell(request, drafter, timing) else 0
+        return Budget(min(allowed.nodes, ceil((depth + extra) * timing.level_nodes)), min(allowed.depth, depth + extra))
 
-    def _can_tell(self, request: Request, drafter: Drafter, habit: Known) -> bool:
-        """Whether drafts will say how good they are. At temperature 0 a drawn chain's laws are sure of everything."""
+    def _can_tell(self, request: Request, drafter: Drafter, timing: Known) -> bool:
+        """Whether drafts will say how good they are. At temperature 0 a drawn chain's distributions are sure of everything."""
         drawn_chain = drafter.topology is Topology.CHAIN and drafter.kinds != frozenset({Kind.CHOSEN})
-        return request.sequence.params.temperature > 0 if drawn_chain else habit.valued
+        return request.sequence.params.temperature > 0 if drawn_chain else timing.valued
 
     # --- after drafting -----------------------------------------------------------------------------------------------
 
-    def select(self, turns: Seq[Turn]) -> None:
+    def select(self, groups: Seq[MethodGroup]) -> None:
         """Keep the best of what was drafted beyond the plan."""
-        for turn in turns:
-            if not turn.drafting or not can_cut(turn.drafts, turn.method.rule):
+        for group in groups:
+            if not group.drafting or not can_cut(group.drafts, group.method.rule):
                 continue
-            if any(request.id not in self._fits for request in turn.requests):
+            if any(request.id not in self._fits for request in group.requests):
                 continue
-            rows = self._habits[_name(turn.requests[0])].level_nodes
-            capacity = ceil(sum(self._fits[request.id] for request in turn.requests) * rows)
-            before = turn.drafts.lengths()
-            turn.drafts = cut_to(turn.drafts, capacity, self.score)
-            for request, had, has in zip(turn.requests, before, turn.drafts.lengths(), strict=True):
+            rows = self._timings[_name(group.requests[0])].level_nodes
+            capacity = ceil(sum(self._fits[request.id] for request in group.requests) * rows)
+            before = group.drafts.lengths()
+            group.drafts = cut_to(group.drafts, capacity, self.score)
+            for request, had, has in zip(group.requests, before, group.drafts.lengths(), strict=True):
                 request.stats.cut += had - has
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
@@ -212,31 +212,31 @@ class Spending:
         """Reading prompts has taken so long."""
         self._watch.known += seconds
 
-    def drafted(self, drafter: Drafter, turns: Seq[Turn], seconds: float) -> None:
-        """A drafter has taken so long for the drafts of these turns."""
-        habit = self._habits.setdefault(drafter.name, Known())
-        habit.idle = 0
+    def drafted(self, drafter: Drafter, groups: Seq[MethodGroup], seconds: float) -> None:
+        """A drafter has taken so long for the drafts of these groups."""
+        timing = self._timings.setdefault(drafter.name, Known())
+        timing.idle = 0
         self._watch.known += seconds
-        depths = [depth for turn in turns for depth in depths_of(turn.drafts) if depth]
+        depths = [depth for group in groups for depth in depths_of(group.drafts) if depth]
         if depths:
-            nodes = sum(sum(turn.drafts.lengths()) for turn in turns)
-            habit.follow(seconds / max(depths), nodes / len(depths), sum(depths) / len(depths))
-            habit.deepest = max(habit.deepest, *depths)
-            habit.valued = any(turn.drafts.value is not None for turn in turns)
+            nodes = sum(sum(group.drafts.lengths()) for group in groups)
+            timing.follow(seconds / max(depths), nodes / len(depths), sum(depths) / len(depths))
+            timing.deepest = max(timing.deepest, *depths)
+            timing.valued = any(group.drafts.value is not None for group in groups)
 
-    def observe(self, turns: Seq[Turn], seconds: float) -> None:
+    def observe(self, groups: Seq[MethodGroup], seconds: float) -> None:
         """A step's pass has taken so long (0 = nobody can tell), and these are its verdicts."""
-        batch = sum(len(turn.requests) for turn in turns)
+        batch = sum(len(group.requests) for group in groups)
         self._watch.passed(seconds)
         if not batch:
             return
-        lengths = [length for turn in turns for length in turn.drafts.lengths()]
+        lengths = [length for group in groups for length in group.drafts.lengths()]
         rows = batch + (batch * max(lengths) if self._even else sum(lengths))
         self.costs.observe(rows / batch, self._watch.context, batch, seconds)
-        for turn in turns:
-            if turn.drafting and turn.method.drafter is not None:
-                for request, told in zip(turn.requests, turn.told, strict=True):
-                    name, accepted = turn.method.drafter.name, len(told.verdict.path)
+        for group in groups:
+            if group.drafting and group.method.drafter is not None:
+                for request, told in zip(group.requests, group.told, strict=True):
+                    name, accepted = group.method.drafter.name, len(told.verdict.path)
                     self.record.observe(request.id, name, told.depth, accepted)
 
     def end(self, request: Request) -> None:

@@ -12,37 +12,37 @@ from functools import lru_cache
 
 import torch
 
-from ..core.distributions.temperature_one import soften
-from ..core.rng.keyed import Dice, KeyedDice, LateDice
+from ..core.distributions.temperature_one import temperature_one_view
+from ..core.rng.keyed import KeyedRng, LazyRng, Rng
 from ..core.trees.editing import move, part
 from ..core.verify import BatchCase, check_pair
 from ..draft import Drafter, Round
-from ..draft.base import draft_ahead, foresee
+from ..draft.base import draft_ahead, prefetch
 from ..runtime import Executor, Output, Rows
 from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
 from .clock import Clock
-from .greedy.captured import decide_greedily, take_swiftly
+from .greedy.captured import verify_captured, verify_greedy
 from .greedy.run_ahead import RunAhead
-from .method_group import Turn
+from .method_group import MethodGroup
 from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
 from .validation import check_request
 
-DiceMaker = Callable[[Seq[Sequence]], Dice]
+RngMaker = Callable[[Seq[Sequence]], Rng]
 
 
 class Engine:
-    """Runs requests on one target. Methods and rules are per request; requests that share one take turns together."""
+    """Runs requests on one target. Methods and rules are per request; requests that share one take groups together."""
 
-    def __init__(self, executor: Executor, dice: DiceMaker | None = None, sharing: Sharing | None = None) -> None:
+    def __init__(self, executor: Executor, rng: RngMaker | None = None, sharing: Sharing | None = None) -> None:
         self.executor = executor
         self.sampler = Sampler(executor.vocab_size, executor.device)
-        self._dice = dice or self._keyed_dice
-        self._rehearsals = 0  # of the executor before the pass
+        self._rng = rng or self._keyed_rng
+        self._captures = 0  # of the executor before the pass
         self._ahead = RunAhead()
         self.share(sharing or Sharing())
 
@@ -50,7 +50,7 @@ class Engine:
         """How requests share the machine from now on; for an engine at rest."""
         self.scheduler = Scheduler(self.executor, sharing)
         # Work on a GPU has only begun when a call returns; whoever shares out time must wait for its end.
-        self._clock = Clock(self.executor.device if sharing.spending is not None else None)
+        self._clock = Clock(self.executor.device if sharing.planner is not None else None)
 
     @torch.no_grad()
     def step(self) -> list[Event]:
@@ -58,14 +58,14 @@ class Engine:
         self._clock.start()
         self.admit(self.scheduler.admit())  # drafters hear of new requests
         self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
-        turns = self.scheduler.next_turns()  # sequences by method, and a draft budget for each
-        self.propose(turns)  # a tree per sequence; an empty one is plain decoding
-        self.scheduler.select(turns)  # which drafted nodes fit the shared verification budget
-        self.forward(turns)  # logits and states at every node: one pass of the target
-        self.judge(turns)  # each rule, pure: accepted path, next token, a reason per position
-        self.commit(turns)  # keep the K/V of the accepted path, drop the rest
-        self.observe(turns)  # heads, pools and online learners look here
-        return self.advance(turns)  # streamed, finished
+        groups = self.scheduler.next_groups()  # sequences by method, and a draft budget for each
+        self.propose(groups)  # a tree per sequence; an empty one is plain decoding
+        self.scheduler.select(groups)  # which drafted nodes fit the shared verification budget
+        self.forward(groups)  # logits and states at every node: one pass of the target
+        self.judge(groups)  # each rule, pure: accepted path, next token, a reason per position
+        self.commit(groups)  # keep the K/V of the accepted path, drop the rest
+        self.observe(groups)  # heads, pools and online learners look here
+        return self.advance(groups)  # streamed, finished
 
     def admit(self, new: list[Request]) -> None:
         """Begin requests, and show drafters what the target still knows of their prompts."""
@@ -96,119 +96,121 @@ class Engine:
             if self.scheduler.slots.reuse and piece.request.taps:
                 piece.request.states.append({tap: states[tap] for tap in piece.request.taps})
         seconds = self._clock.lap("prefill", requests)
-        if self.scheduler.spending is not None:
-            self.scheduler.spending.read(seconds)
+        if self.scheduler.planner is not None:
+            self.scheduler.planner.read(seconds)
 
-    def propose(self, turns: list[Turn]) -> None:
+    def propose(self, groups: list[MethodGroup]) -> None:
         """Each drafter is asked once, for all sequences that it drafts for, whatever their rules are."""
-        for turn in turns:
-            if not turn.drafting:
-                turn.drafts = _no_drafts(len(turn.requests), self.executor.device)
-        for drafter, members in _by_drafter(turns):
-            sequences = [s for turn in members for s in turn.sequences]
+        for group in groups:
+            if not group.drafting:
+                group.drafts = _no_drafts(len(group.requests), self.executor.device)
+        for drafter, members in _by_drafter(groups):
+            sequences = [s for group in members for s in group.sequences]
             started, begin = self._clock.now(), 0
-            drafts = drafter.propose(sequences, self._dice(sequences))
-            for turn in members:
-                index = range(begin, begin + len(turn.requests))
-                turn.drafts = move(part(drafts, index), self.executor.device)
-                begin += len(turn.requests)
-            if self.scheduler.spending is not None:
-                self.scheduler.spending.drafted(drafter, members, self._clock.now() - started)
-        self._clock.lap("draft", [r for turn in turns if turn.drafting for r in turn.requests])
+            drafts = drafter.propose(sequences, self._rng(sequences))
+            for group in members:
+                index = range(begin, begin + len(group.requests))
+                group.drafts = move(part(drafts, index), self.executor.device)
+                begin += len(group.requests)
+            if self.scheduler.planner is not None:
+                self.scheduler.planner.drafted(drafter, members, self._clock.now() - started)
+        self._clock.lap("draft", [r for group in groups if group.drafting for r in group.requests])
 
-    def forward(self, turns: list[Turn]) -> None:
-        if not turns:
+    def forward(self, groups: list[MethodGroup]) -> None:
+        if not groups:
             return
         rows = []
-        running = [s for turn in turns for s in turn.sequences]
+        running = [s for group in groups for s in group.sequences]
         # What a step that failed half-way has left behind must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
-        self._rehearsals = self.executor.rehearsals
-        calm = self._is_calm(len(running))
-        if not calm:
+        self._captures = self.executor.captures
+        steady = self._is_steady(len(running))
+        if not steady:
             self._ahead.forget()
-        take_swiftly(self.executor, turns, self._ahead if calm else None)  # pass and verdict at once, where that can be
-        for turn in turns:
-            if turn.summary is not None and turn.method.drafter is not None:
-                foresee(turn.method.drafter, turn.out, turn.verdict)  # while the device is busy
-                if calm:
-                    draft_ahead(turn.method.drafter, turn.sequences, turn.verdict)
-        turns = [turn for turn in turns if turn.summary is None]
-        for turn in turns:
-            root = torch.tensor([s.tokens[-1] for s in turn.sequences], device=self.executor.device)
-            rows.append(Rows.trees([s.slot for s in turn.sequences], root, turn.drafts))
-        begun = [(turn, row) for turn, row in zip(turns, rows, strict=True) if turn.drafts.started is not None]
-        for turn, row in begun:  # a drafter that shares the target's first layers has run them already
-            turn.out = _resume(self.executor, row, turn)
-        fresh = [(turn, row) for turn, row in zip(turns, rows, strict=True) if turn.drafts.started is None]
+        verify_captured(
+            self.executor, groups, self._ahead if steady else None
+        )  # pass and verdict at once, where that can be
+        for group in groups:
+            if group.summary is not None and group.method.drafter is not None:
+                prefetch(group.method.drafter, group.out, group.verdict)  # while the device is busy
+                if steady:
+                    draft_ahead(group.method.drafter, group.sequences, group.verdict)
+        groups = [group for group in groups if group.summary is None]
+        for group in groups:
+            root = torch.tensor([s.tokens[-1] for s in group.sequences], device=self.executor.device)
+            rows.append(Rows.trees([s.slot for s in group.sequences], root, group.drafts))
+        begun = [(group, row) for group, row in zip(groups, rows, strict=True) if group.drafts.started is not None]
+        for group, row in begun:  # a drafter that shares the target's first layers has run them already
+            group.out = _resume(self.executor, row, group)
+        fresh = [(group, row) for group, row in zip(groups, rows, strict=True) if group.drafts.started is None]
         if fresh:
             out = self.executor.forward(Rows.join([row for _, row in fresh]), _taps(_requests([t for t, _ in fresh])))
             begin = 0
-            for turn, _ in fresh:
-                turn.out = out.part(begin, begin + len(turn.requests))
-                begin += len(turn.requests)
+            for group, _ in fresh:
+                group.out = out.part(begin, begin + len(group.requests))
+                begin += len(group.requests)
 
-    def _is_calm(self, writing: int) -> bool:
+    def _is_steady(self, writing: int) -> bool:
         """Whether the next step will most likely be like this one, and nobody times what the device does."""
         scheduler = self.scheduler
-        return scheduler.spending is None and not scheduler.waiting and len(scheduler.running) == writing
+        return scheduler.planner is None and not scheduler.waiting and len(scheduler.running) == writing
 
-    def judge(self, turns: list[Turn]) -> None:
-        for turn in turns:
-            check_pair(turn.method.rule, turn.drafts.kinds, turn.drafts.topology)  # a scheduler may change it
-            if turn.summary is None and not decide_greedily(turn, self.case):
-                self.decide(turn)
-            turn.read_back()  # the one small copy to the host
-        seconds = self._clock.lap("verify", _requests(turns))
-        if self.scheduler.spending is not None:
-            usual = self.executor.rehearsals == self._rehearsals  # else it tells nothing of passes to come
-            self.scheduler.spending.observe(turns, seconds if usual else 0.0)
+    def judge(self, groups: list[MethodGroup]) -> None:
+        for group in groups:
+            check_pair(group.method.rule, group.drafts.kinds, group.drafts.topology)  # a scheduler may change it
+            if group.summary is None and not verify_greedy(group, self.case):
+                self.decide(group)
+            group.read_back()  # the one small copy to the host
+        seconds = self._clock.lap("verify", _requests(groups))
+        if self.scheduler.planner is not None:
+            usual = self.executor.captures == self._captures  # else it tells nothing of passes to come
+            self.scheduler.planner.observe(groups, seconds if usual else 0.0)
 
-    def decide(self, turn: Turn) -> None:
+    def decide(self, group: MethodGroup) -> None:
         """Ask the rule."""
-        turn.verdict = turn.method.rule.verify_batch(self.case(turn))
+        group.verdict = group.method.rule.verify_batch(self.case(group))
 
-    def case(self, turn: Turn) -> BatchCase:
+    def case(self, group: MethodGroup) -> BatchCase:
         """What the rule looks at."""
-        rule = turn.method.rule
-        turn.rows = rows = self.sampler.rows(turn.requests, turn.drafts, turn.out)
-        hidden = turn.out.states(rule.tap) if rule.needs_hidden else None
-        soft = soften(rows) if rule.needs_soft else None
-        return BatchCase(turn.drafts, rows, self._dice(turn.sequences), hidden, soft)
+        rule = group.method.rule
+        group.rows = rows = self.sampler.rows(group.requests, group.drafts, group.out)
+        hidden = group.out.states(rule.tap) if rule.needs_hidden else None
+        soft = temperature_one_view(rows) if rule.needs_temperature_one else None
+        return BatchCase(group.drafts, rows, self._rng(group.sequences), hidden, soft)
 
-    def commit(self, turns: list[Turn]) -> None:
-        for turn in turns:
+    def commit(self, groups: list[MethodGroup]) -> None:
+        for group in groups:
             keep = None
-            if turn.drafts.branching > 1 and not turn.moved:  # scratch row 0 is the root, node i lies in row i + 1
-                keep = torch.cat((torch.zeros_like(turn.verdict.path[:, :1]), turn.verdict.path + 1), dim=1)
-            self.executor.commit([s.slot for s in turn.sequences], [len(v.path) + 1 for v in turn.decided], keep)
+            if group.drafts.branching > 1 and not group.moved:  # scratch row 0 is the root, node i lies in row i + 1
+                keep = torch.cat((torch.zeros_like(group.verdict.path[:, :1]), group.verdict.path + 1), dim=1)
+            self.executor.commit([s.slot for s in group.sequences], [len(v.path) + 1 for v in group.decided], keep)
 
-    def observe(self, turns: list[Turn]) -> None:
-        observing = [turn for turn in turns if turn.method.drafter is not None]
+    def observe(self, groups: list[MethodGroup]) -> None:
+        observing = [group for group in groups if group.method.drafter is not None]
         if not observing:
             return
-        self._clock.lap("host", _requests(turns))
-        for turn in observing:
-            assert turn.method.drafter is not None
-            accepted = [len(v.path) for v in turn.decided]
-            turn.method.drafter.observe(Round(turn.sequences, turn.drafts, turn.out, turn.verdict, accepted))
+        self._clock.lap("host", _requests(groups))
+        for group in observing:
+            assert group.method.drafter is not None
+            accepted = [len(v.path) for v in group.decided]
+            group.method.drafter.observe(Round(group.sequences, group.drafts, group.out, group.verdict, accepted))
         self._clock.lap("draft", _requests(observing))
 
-    def advance(self, turns: list[Turn]) -> list[Event]:
+    def advance(self, groups: list[MethodGroup]) -> list[Event]:
         events = []
-        for turn in turns:
-            for b, request in enumerate(turn.requests):
-                events.append(turn.advance(b, self.executor.max_length))
+        for group in groups:
+            for b, request in enumerate(group.requests):
+                events.append(group.advance(b, self.executor.max_length))
                 if request.finish_reason is not None:
                     self._release(request)
-        self._clock.lap("host", _requests(turns))
+        self._clock.lap("host", _requests(groups))
         return events
 
     def add(self, request: Request) -> None:
         """Queue a request; refuses one that can never run, so that it cannot disturb others later."""
         check_request(request, self.executor)
-        if self.scheduler.spending is not None:
-            self.scheduler.spending.check(request)
+        if self.scheduler.planner is not None:
+            self.scheduler.planner.check(request)
         request.started = time.perf_counter()
         request.stats.executor = self.executor.name
         self.scheduler.add(request)
@@ -225,9 +227,9 @@ class Engine:
         if request.method.drafter is not None:
             request.method.drafter.end([request.sequence])
 
-    def _keyed_dice(self, sequences: Seq[Sequence]) -> KeyedDice:
+    def _keyed_rng(self, sequences: Seq[Sequence]) -> KeyedRng:
         keys = [[s.seed for s in sequences], [s.round for s in sequences], [len(s.tokens) - 1 for s in sequences]]
-        return LateDice(lambda: upload(keys, self.executor.device))
+        return LazyRng(lambda: upload(keys, self.executor.device))
 
 
 @lru_cache(maxsize=64)
@@ -236,16 +238,16 @@ def _no_drafts(batch: int, device: torch.device) -> DraftBatch:
     return empty_drafts(batch, device)
 
 
-def _resume(executor: Executor, rows: Rows, turn: Turn) -> Output:
+def _resume(executor: Executor, rows: Rows, group: MethodGroup) -> Output:
     """The rest of a pass that drafting has begun."""
-    started = turn.drafts.started
+    started = group.drafts.started
     assert started is not None
     streams = torch.cat([started.streams[b, :count] for b, count in enumerate(rows.counts)])
-    return executor.resume(rows, streams, started.layer, _taps(turn.requests))
+    return executor.resume(rows, streams, started.layer, _taps(group.requests))
 
 
-def _requests(turns: list[Turn]) -> list[Request]:
-    return [request for turn in turns for request in turn.requests]
+def _requests(groups: list[MethodGroup]) -> list[Request]:
+    return [request for group in groups for request in group.requests]
 
 
 def _taps(requests: list[Request]) -> frozenset[int]:
@@ -266,10 +268,10 @@ def _share_drafter(requests: list[Request]) -> list[tuple[Drafter, list[int]]]:
     return list(found.values())
 
 
-def _by_drafter(turns: list[Turn]) -> list[tuple[Drafter, list[Turn]]]:
+def _by_drafter(groups: list[MethodGroup]) -> list[tuple[Drafter, list[MethodGroup]]]:
     """Turns that share a drafter and draft this round."""
-    found: dict[int, tuple[Drafter, list[Turn]]] = {}
-    for turn in turns:
-        if turn.method.drafter is not None and turn.drafting:
-            found.setdefault(id(turn.method.drafter), (turn.method.drafter, []))[1].append(turn)
+    found: dict[int, tuple[Drafter, list[MethodGroup]]] = {}
+    for group in groups:
+        if group.method.drafter is not None and group.drafting:
+            found.setdefault(id(group.method.drafter), (group.method.drafter, []))[1].append(group)
     return list(found.values())

@@ -12,7 +12,7 @@ from ..types import Kind, Topology
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Method:
-    """Refuses at construction a pair that would change the target's law (DESIGN law 1)."""
+    """Refuses at construction a pair that would change the target's distribution (DESIGN invariant 1)."""
 
     name: str
     rule: Rule

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core.distributions.sampling import LogitLaws
+from ..core.distributions.sampling import LogitDistributions
 from ..runtime import Output
 from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
-from .greedy.async_copy import Letter
+from .greedy.async_copy import AsyncCopy
 from .greedy.summary import Summary, summarise
 from .method import Method
 from .request import Request
@@ -21,7 +21,7 @@ DAMAGED = "the model produced NaN or allowed no token at all; its weights or the
 
 
 @dataclass(slots=True)
-class Turn:
+class MethodGroup:
     """Filled in from left to right by `Engine.step`."""
 
     method: Method
@@ -29,9 +29,9 @@ class Turn:
     drafting: bool  # False: no room or no drafter, so the round is plain decoding
     drafts: DraftBatch = field(init=False)
     out: Output = field(init=False)
-    rows: LogitLaws = field(init=False)
+    rows: LogitDistributions = field(init=False)
     verdict: Verdict = field(init=False)
-    summary: Letter | None = field(init=False, default=None)  # what the host must know, where it is made already
+    summary: AsyncCopy | None = field(init=False, default=None)  # what the host must know, where it is made already
     told: list[Summary] = field(init=False)  # the same on the host
     moved: bool = False  # whether the K/V of accepted paths lies at the front of the scratch rows already
 
@@ -47,7 +47,7 @@ class Turn:
     def read_back(self) -> None:
         """The one small copy to the host."""
         if self.summary is None:
-            self.summary = Letter(summarise(self.drafts, self.verdict, self.rows.bad))
+            self.summary = AsyncCopy(summarise(self.drafts, self.verdict, self.rows.bad))
         levels = self.verdict.path.shape[1]
         self.told = [Summary.read(line, levels) for line in self.summary.read()]
 

@@ -92,7 +92,7 @@ class Request:
         return min(len(tokens), room)
 
     def count(self, depths: int, accepted: int, drafted: int, emitted: int) -> None:
-        """Book one verification round."""
+        """SlotTable one verification round."""
         stats = self.stats
         stats.steps += 1
         stats.drafted += drafted

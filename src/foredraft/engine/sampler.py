@@ -1,4 +1,4 @@
-"""The sampler of a batch: hands each rule the target's laws, with the options of each request applied."""
+"""The sampler of a batch: hands each rule the target's distributions, with the options of each request applied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.distributions.masks import RowMasks, words
-from ..core.distributions.sampling import LogitLaws, ParamBlock, TokenCounts
+from ..core.distributions.sampling import LogitDistributions, ParamBlock, TokenCounts
 from ..runtime import Output
 from ..types import DraftBatch
 from .request import Request
@@ -21,14 +21,14 @@ class Sampler:
         self.vocab_size, self.device = vocab_size, device
         self._blocks: deque[tuple[list[Request], ParamBlock]] = deque(maxlen=8)
 
-    def rows(self, requests: list[Request], drafts: DraftBatch, out: Output) -> LogitLaws:
-        """The law p of every row, worked out when a rule visits it."""
+    def rows(self, requests: list[Request], drafts: DraftBatch, out: Output) -> LogitDistributions:
+        """The distribution p of every row, worked out when a rule visits it."""
         block = self._block(requests)
         counts = None
         if block.penalised:
             texts = [(r.sequence.tokens, r.sequence.prompt_length) for r in requests]
             counts = TokenCounts.of(texts, self.vocab_size, self.device)
-        return LogitLaws(out.logits, out.index, block, drafts, counts, self._masks(requests, drafts))
+        return LogitDistributions(out.logits, out.index, block, drafts, counts, self._masks(requests, drafts))
 
     def _masks(self, requests: list[Request], drafts: DraftBatch) -> RowMasks | None:
         """What each request's grammar allows at each row, given the drafted path to it."""

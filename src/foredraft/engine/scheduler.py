@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..runtime import Executor
 from ..types import Budget
 from ..types.drafts import NO_BUDGET
-from .method_group import Turn
+from .method_group import MethodGroup
 from .request import Request
 from .sharing import Sharing
 from .slots import SlotPool
@@ -33,7 +33,7 @@ class Scheduler:
     def __init__(self, executor: Executor, sharing: Sharing) -> None:
         self.max_length, self.max_nodes, self.even = executor.max_length, executor.max_scratch - 1, executor.even
         self.prompt_budget = sharing.prompt_tokens or executor.max_slots * executor.max_length
-        self.spending = sharing.spending
+        self.planner = sharing.planner
         self.slots = SlotPool(executor.max_slots, sharing.reuse)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # those with a slot, in the order in which they got it
@@ -68,21 +68,21 @@ class Scheduler:
                 left -= end - request.read
         return pieces
 
-    def next_turns(self) -> list[Turn]:
+    def next_groups(self) -> list[MethodGroup]:
         """The requests that write, by method; sets everyone's draft limit for this round."""
-        turns: dict[tuple[int, bool], Turn] = {}
+        groups: dict[tuple[int, bool], MethodGroup] = {}
         writing = [request for request in self.running if not request.reading]
         for request in writing:
             request.sequence.budget = self._budget(request)
-        if self.spending is not None:
-            self.spending.plan(writing, self.even)
+        if self.planner is not None:
+            self.planner.plan(writing, self.even)
         for request in writing:
             drafting = request.sequence.budget.chain > 0
             key = (id(request.method), drafting)
-            if key not in turns:
-                turns[key] = Turn(request.method, [], drafting)
-            turns[key].requests.append(request)
-        return list(turns.values())
+            if key not in groups:
+                groups[key] = MethodGroup(request.method, [], drafting)
+            groups[key].requests.append(request)
+        return list(groups.values())
 
     def _budget(self, request: Request) -> Budget:
         """The last token of a request needs no draft behind it, and no draft fits behind the context."""
@@ -93,10 +93,10 @@ class Scheduler:
         longest = request.method.draft_length or ends
         return Budget(min(drafter.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends, longest)))
 
-    def select(self, turns: list[Turn]) -> None:
-        """Which drafted nodes are verified. What is drawn is never dropped for what it is (law 5)."""
-        if self.spending is not None:
-            self.spending.select(turns)
+    def select(self, groups: list[MethodGroup]) -> None:
+        """Which drafted nodes are verified. What is drawn is never dropped for what it is (invariant 5)."""
+        if self.planner is not None:
+            self.planner.select(groups)
 
     def release(self, request: Request) -> None:
         """Take a finished or cancelled request out; its slot is free at once."""
@@ -105,5 +105,5 @@ class Scheduler:
             self.slots.give(request.sequence.slot, request.kept)
         elif request in self.waiting:
             self.waiting.remove(request)
-        if self.spending is not None:
-            self.spending.end(request)
+        if self.planner is not None:
+            self.planner.end(request)

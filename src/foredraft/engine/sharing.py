@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UsageError
-from .budget import Spending
+from .budget import BudgetPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Sharing:
 
     prompt_tokens: int | None = None  # most that are read of prompts in a step, while others decode; None = no limit
     reuse: bool = False  # whether a prompt may begin with the K/V of a finished request; nobody else may use the slots
-    spending: Spending | None = None  # how drafts share the verification pass; None = everyone drafts what it likes
+    planner: BudgetPlanner | None = None  # how drafts share the verification pass; None = everyone drafts what it likes
 
     def __post_init__(self) -> None:
         if self.prompt_tokens is not None and self.prompt_tokens < 1:
@@ -24,5 +24,5 @@ class Sharing:
 
 
 def usual_piece(device: torch.device) -> int:
-    """Prompt tokens after which those who write should have their turn again."""
+    """Prompt tokens after which those who write should have their group again."""
     return 256 if device.type == "cpu" else 2048

@@ -1,7 +1,7 @@
 """The K/V slots that nobody uses at the moment, and what is still in them.
 
 A finished request leaves its keys and values behind. A new one whose prompt begins with the same tokens takes that slot
-and reads the rest only: the next turn of a conversation, or another question behind the same instructions.
+and reads the rest only: the next group of a conversation, or another question behind the same instructions.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ BLOCK = 1024
 def gated(gate_up: Tensor) -> Tensor:
     """[T, 2 I] -> silu(gate) * up, [T, I]."""
     if triton is None or not gate_up.is_cuda or torch.is_grad_enabled():
-        return gated_twin(gate_up)
+        return gated_reference(gate_up)
     return gated_fused(gate_up)
 
 
-def gated_twin(gate_up: Tensor) -> Tensor:
+def gated_reference(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 

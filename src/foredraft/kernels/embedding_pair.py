@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .early_launch import early
-from .norm import CHANNELS, LONGEST, norm_twin
+from .norm import CHANNELS, LONGEST, norm_reference
 
 try:
     import triton
@@ -27,29 +27,29 @@ def pairs(token: Tensor, embedding: Tensor, features: Tensor, above: Tensor | No
     above [B, w] says which of its sequence's features each token has; None = they stand in the tokens' order.
     """
     quick = _quick(features) and features.stride(2) == 1 and embedding.stride(1) == 1
-    return (pairs_fused if quick else pairs_twin)(token, embedding, features, above)
+    return (pairs_fused if quick else pairs_reference)(token, embedding, features, above)
 
 
 def norm_halves(x: Tensor, first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x [.., 2 d] with its halves normed apart, and its second half as it was."""
     quick = _quick(x) and x.dim() == 2 and x.stride(1) == 1 and x.dtype == first.dtype == second.dtype
-    return (norm_halves_fused if quick else norm_halves_twin)(x, first, second, eps)
+    return (norm_halves_fused if quick else norm_halves_reference)(x, first, second, eps)
 
 
 def _quick(x: Tensor) -> bool:
     return triton is not None and x.is_cuda and not torch.is_grad_enabled() and x.shape[-1] <= LONGEST
 
 
-def pairs_twin(token: Tensor, embedding: Tensor, features: Tensor, above: Tensor | None = None) -> Tensor:
+def pairs_reference(token: Tensor, embedding: Tensor, features: Tensor, above: Tensor | None = None) -> Tensor:
     if above is not None:
         features = features.gather(1, above[:, :, None].expand(-1, -1, features.shape[2]))
     embeds = F.embedding(token.flatten(), embedding)
     return torch.cat((embeds, features.flatten(0, 1).to(embeds.dtype)), dim=-1)
 
 
-def norm_halves_twin(x: Tensor, first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def norm_halves_reference(x: Tensor, first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     former, latter = x.chunk(2, dim=-1)
-    return torch.cat((norm_twin(former, first, eps), norm_twin(latter, second, eps)), dim=-1), latter
+    return torch.cat((norm_reference(former, first, eps), norm_reference(latter, second, eps)), dim=-1), latter
 
 
 def pairs_fused(token: Tensor, embedding: Tensor, features: Tensor, above: Tensor | None = None) -> Tensor:

@@ -25,21 +25,21 @@ CHANNELS = 512  # that a warp takes
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight, row by row; x [T, d]."""
-    return norm_fused(x, weight, eps) if _quick(x, weight) else norm_twin(x, weight, eps)
+    return norm_fused(x, weight, eps) if _quick(x, weight) else norm_reference(x, weight, eps)
 
 
 def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The stream x + branch, and its norm."""
-    return add_norm_fused(x, branch, weight, eps) if _quick(x, weight) else add_norm_twin(x, branch, weight, eps)
+    return add_norm_fused(x, branch, weight, eps) if _quick(x, weight) else add_norm_reference(x, branch, weight, eps)
 
 
-def norm_twin(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def add_norm_twin(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm_reference(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total = x + branch
-    return total, norm_twin(total, weight, eps)
+    return total, norm_reference(total, weight, eps)
 
 
 def norm_fused(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels that find the largest entries of rows; `largest` and `Step.top` hold the slow twins.
+"""Triton kernels that find the largest entries of rows; `largest` and `Step.top` hold the references.
 
 A row is searched in chunks, whose best meet in a second, small kernel. An entry and its place are one whole number, the
 key: the value's bits in an order that integers have too, and below them the place, the first one highest. So the
@@ -25,28 +25,30 @@ def can_search(rows: Tensor, k: int) -> bool:
     return triton is not None and rows.is_cuda and k <= MOST and rows.stride(1) == 1
 
 
-def largest_fused(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_k_fused(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """As `core.distributions.top_k.largest`, of equal entries the first one first; what is not a number comes out as infinite."""
     return _search(rows, k, None, False)
 
 
-def likeliest_fused(logits: Tensor, k: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+def top_tokens_fused(logits: Tensor, k: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """The k likeliest of each row: log-probabilities [M, k] float32 and places, or the ids [V] that stand there."""
     return _search(logits, k, ids, True)
 
 
-def _search(rows: Tensor, k: int, ids: Tensor | None, law: bool) -> tuple[Tensor, Tensor]:
+def _search(rows: Tensor, k: int, ids: Tensor | None, distribution: bool) -> tuple[Tensor, Tensor]:
     (count, length), device = rows.shape, rows.device
     size = 4096 if k == 1 else 1024  # every further entry is one more look at the whole chunk
     chunks = triton.cdiv(length, size)
     keys = torch.empty((count, chunks, k), dtype=torch.int64, device=device)
     peak, mass = (torch.empty((count, chunks), dtype=torch.float32, device=device) for _ in range(2))
-    values = torch.empty((count, k), dtype=torch.float32 if law else rows.dtype, device=device)
+    values = torch.empty((count, k), dtype=torch.float32 if distribution else rows.dtype, device=device)
     places = torch.empty((count, k), dtype=torch.int64, device=device)
-    _search_chunk[(count, chunks)](rows, keys, peak, mass, length, rows.stride(0), chunks, K=k, SIZE=size, LAW=law)
+    _search_chunk[(count, chunks)](
+        rows, keys, peak, mass, length, rows.stride(0), chunks, K=k, SIZE=size, DISTRIBUTION=distribution
+    )
     _merge_chunks[(count,)](
         keys, peak, mass, places if ids is None else ids, values, places, chunks, IMPOSSIBLE,
-        K=k, CELLS=triton.next_power_of_2(chunks * k), CHUNKS=triton.next_power_of_2(chunks), LAW=law,
+        K=k, CELLS=triton.next_power_of_2(chunks * k), CHUNKS=triton.next_power_of_2(chunks), DISTRIBUTION=distribution,
         NAMED=ids is not None, num_warps=1 if chunks * k <= 256 else 4,
     )  # fmt: skip
     return values, places
@@ -75,14 +77,14 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["length", "chunks"])  # type: ignore[untyped-decorator]
     def _search_chunk(  # type: ignore[no-untyped-def]
-        rows, keys, peak, mass, length, stride, chunks, K: tl.constexpr, SIZE: tl.constexpr, LAW: tl.constexpr
+        rows, keys, peak, mass, length, stride, chunks, K: tl.constexpr, SIZE: tl.constexpr, DISTRIBUTION: tl.constexpr
     ):
         row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
         place = chunk * SIZE + tl.arange(0, SIZE)
         real = place < length
         x = tl.load(rows + row * stride + place, mask=real, other=-float("inf")).to(tl.float32)
         cell = row * chunks + chunk
-        if LAW:
+        if DISTRIBUTION:
             top = tl.max(x, axis=0)
             tl.store(peak + cell, top)
             tl.store(mass + cell, tl.sum(tl.exp(x - tl.where(top == -float("inf"), 0.0, top)), axis=0))
@@ -95,12 +97,12 @@ if triton is not None:
     @triton.jit(do_not_specialize=["chunks"])  # type: ignore[untyped-decorator]
     def _merge_chunks(  # type: ignore[no-untyped-def]
         keys, peak, mass, ids, values, places, chunks, impossible,
-        K: tl.constexpr, CELLS: tl.constexpr, CHUNKS: tl.constexpr, LAW: tl.constexpr, NAMED: tl.constexpr,
+        K: tl.constexpr, CELLS: tl.constexpr, CHUNKS: tl.constexpr, DISTRIBUTION: tl.constexpr, NAMED: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
         cell = tl.arange(0, CELLS)
         key = tl.load(keys + row * chunks * K + cell, mask=cell < chunks * K, other=NOTHING)
-        if LAW:
+        if DISTRIBUTION:
             chunk = tl.arange(0, CHUNKS)
             tops = tl.load(peak + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
             masses = tl.load(mass + row * chunks + chunk, mask=chunk < chunks, other=0.0)
@@ -111,7 +113,7 @@ if triton is not None:
             best = tl.max(key, axis=0)
             key = tl.where(key == best, NOTHING, key)
             value, place = value_of(best), place_of(best)
-            if LAW:  # a broken drafter guesses too
+            if DISTRIBUTION:  # a broken drafter guesses too
                 value = value - total
                 value = tl.where(value > impossible, value, impossible)
             if NAMED:

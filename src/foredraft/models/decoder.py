@@ -20,7 +20,7 @@ from ..kernels.activation import gated
 from ..kernels.norm import norm
 from .config import ModelConfig
 from .layers.attention_protocol import AttendHeads
-from .layers.fused_pass import flow_of
+from .layers.fused_pass import fused_pass_of
 from .layers.gemv_stream import StreamedLinear, can_stream
 from .layers.linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
 from .layers.rope import rotate, rotation_table
@@ -174,7 +174,7 @@ class Decoder(nn.Module):
         parts = [cast(Layer, self.layers[index]) for index in span]
         turned = isinstance(attend, AttendHeads)  # it turns heads by itself, and nobody looks at cos and sin
         cos, sin = (x, x) if turned else self.rotation(positions)
-        flow = flow_of(attend, x)
+        flow = fused_pass_of(attend, x)
         tapped: dict[int, Tensor] = {}
         for index, layer, after in zip(span, parts, [*parts[1:], None], strict=True):
             if index in taps:

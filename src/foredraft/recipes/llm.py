@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from ..engine import Engine, Method, Request, Sharing, Spending
+from ..engine import BudgetPlanner, Engine, Method, Request, Sharing
 from ..engine.sharing import usual_piece
 from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
 from .loading import Place, load
-from .recipe import Options, Workshop
+from .recipe import Options, PartsFactory
 from .stop_strings import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe
 
@@ -64,8 +64,8 @@ class LLM:
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
-            self.engine.share(Sharing(usual_piece(self.target.device), True, Spending(costs_of(self.target))))
-        self._workshop = Workshop(self.target, place)
+            self.engine.share(Sharing(usual_piece(self.target.device), True, BudgetPlanner(costs_of(self.target))))
+        self._factory = PartsFactory(self.target, place)
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
@@ -80,11 +80,11 @@ class LLM:
 
     def build_fresh(self, method: str, options: Options | None = None) -> Method:
         """A method with drafters that have seen nothing yet; for measurements."""
-        return find_recipe(method).build(self._workshop, options or Options())
+        return find_recipe(method).build(self._factory, options or Options())
 
     def with_rule(self, method: Method, rule: str, judge: str | None = None) -> Method:
         """The same drafter under another rule."""
-        return replace(method, rule=self._workshop.rule(rule, judge, method.drafter))
+        return replace(method, rule=self._factory.rule(rule, judge, method.drafter))
 
     def generate(
         self,

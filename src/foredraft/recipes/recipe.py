@@ -1,4 +1,4 @@
-"""What a recipe is: a named choice of parts, the card that says what it is, and the workshop that it is built in."""
+"""What a recipe is: a named choice of parts, the card that says what it is, and the factory that it is built in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..control.cost_aware_tree import CostTree, Tariff
+from ..control.cost_aware_tree import CostAwareTree, DraftCosts
 from ..core.shapes.base import Shape
 from ..core.verify import Rule, default_rule, find_rule
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
@@ -56,7 +56,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class PartsFactory:
     """What recipes are built with: the target, where drafters may be placed, and models that were loaded before."""
 
     target: Loaded
@@ -80,7 +80,7 @@ class Workshop:
     def shape(self, name: str, depth: int) -> Shape:
         """A shape by its name, for paths of this length at most."""
         if name == COST_TREE:
-            return CostTree(depth=depth, tariff=Tariff.of(costs_of(self.target)))
+            return CostAwareTree(depth=depth, draft_costs=DraftCosts.of(costs_of(self.target)))
         return SHAPES[name](depth)
 
     def rule(self, name: str, judge: str | None, drafter: Drafter | None) -> Rule:
@@ -108,13 +108,13 @@ class Recipe:
 
     name: str
     card: Card
-    parts: Callable[[Workshop, Options], Parts]
+    parts: Callable[[PartsFactory, Options], Parts]
     shapes: tuple[str, ...] = ("chain",)
     takes_drafter: bool = False  # whether --drafter means anything
     kind: str | None = None  # of the trained head that it needs
     takes_words: bool = False  # whether the words of a trained head may be chosen
 
-    def build(self, workshop: Workshop, options: Options) -> Method:
+    def build(self, factory: PartsFactory, options: Options) -> Method:
         """Put the parts together; a biased pair is refused here."""
         if options.shape is not None and options.shape not in self.shapes:
             raise unknown_name(f"shape for method {self.name!r}", options.shape, self.shapes)
@@ -122,19 +122,19 @@ class Recipe:
             raise UsageError(f"method {self.name!r} takes no drafter; leave --drafter out or use method 'draft-model'")
         if options.words is not None and not self.takes_words:
             raise UsageError(f"method {self.name!r} has no words to choose; leave the option words out")
-        parts = self.parts(workshop, options)
+        parts = self.parts(factory, options)
         rule = parts.rule or SAMPLE_AND_MATCH
         if parts.rule is None and parts.drafter is not None:
             rule = default_rule(parts.drafter.kinds, parts.drafter.topology)
         if (name := options.rule or (options.judge and "judge")) is not None:
-            rule = workshop.rule(name, options.judge, parts.drafter)
+            rule = factory.rule(name, options.judge, parts.drafter)
         return Method(self.name, rule, parts.drafter, options.draft_length or 0)
 
 
-def draft_executor(workshop: Workshop, name: str | None) -> Executor:
+def draft_executor(factory: PartsFactory, name: str | None) -> Executor:
     """The model behind --drafter: `layers:K` is the target's own first K layers, anything else a model argument."""
-    name = name or DRAFTERS.get(workshop.target.name, "")
-    target = workshop.target.executor
+    name = name or DRAFTERS.get(factory.target.name, "")
+    target = factory.target.executor
     if not name or name.startswith("layers:"):
         if not isinstance(target, TorchExecutor):
             raise UsageError("this model has no built-in drafter; name one with --drafter MODEL")
@@ -142,10 +142,10 @@ def draft_executor(workshop: Workshop, name: str | None) -> Executor:
         if not count.isdigit():
             raise UsageError(f"--drafter {name!r} is not layers:K with a number K")
         return executor_for(shallow(target.decoder, int(count)), target.max_slots, target.max_length)
-    drafter = workshop.model(name)
-    if drafter.tokenizer.vocab_hash() != workshop.target.tokenizer.vocab_hash():
+    drafter = factory.model(name)
+    if drafter.tokenizer.vocab_hash() != factory.target.tokenizer.vocab_hash():
         raise UsageError(
-            f"drafter {name!r} has another tokenizer than {workshop.target.name!r}; choose one of the same family"
+            f"drafter {name!r} has another tokenizer than {factory.target.name!r}; choose one of the same family"
         )
     return drafter.executor
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from ..control.calibration import Calibration
 from ..control.cost import CostModel
-from ..control.cost_aware_tree import CostTree, Tariff
-from ..control.cost_cache import PriceList
+from ..control.cost_aware_tree import CostAwareTree, DraftCosts
+from ..control.cost_cache import CostCache
 from ..core.shapes.base import Chain
 from ..core.shapes.stops import Confidence, PredictedRejection
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
@@ -28,44 +28,44 @@ from ..runtime import Executor
 from ..runtime.cuda.executor import GraphExecutor
 from ..types import Kind
 from .cost_profiles import costs_of
-from .recipe import Card, Options, Parts, Recipe, Workshop, draft_executor
+from .recipe import Card, Options, Parts, PartsFactory, Recipe, draft_executor
 from .shape_table import SHAPE_NAMES
 from .trained import shipped
 
 log = logging.getLogger(__name__)
 
 
-def _plain(workshop: Workshop, options: Options) -> Parts:
+def _plain(factory: PartsFactory, options: Options) -> Parts:
     return Parts()
 
 
-def _prompt_lookup(workshop: Workshop, options: Options) -> Parts:
+def _prompt_lookup(factory: PartsFactory, options: Options) -> Parts:
     return Parts(PromptLookup(max_nodes=options.draft_length or 10))
 
 
-def _suffix(workshop: Workshop, options: Options) -> Parts:
+def _suffix(factory: PartsFactory, options: Options) -> Parts:
     return Parts(SuffixDrafter(max_nodes=options.draft_length or 16, tree=options.shape == "tree"))
 
 
-def _auto(workshop: Workshop, options: Options) -> Parts:
+def _auto(factory: PartsFactory, options: Options) -> Parts:
     """Drafters that look things up always, and the best trained head where there is one for this target."""
-    measured, asked = costs_of(workshop.target), (options.drafter, options.draft_length, options.words)
-    if not any(asked) and not can_choose(workshop.target.executor, measured):
+    measured, asked = costs_of(factory.target), (options.drafter, options.draft_length, options.words)
+    if not any(asked) and not can_choose(factory.target.executor, measured):
         log.info("plain decoding: a pass takes less time here than choosing among drafts would")
         return Parts(rule=SAMPLE_AND_MATCH)
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
-    kind, costs = workshop.best_head(AUTO_HEADS, options.drafter), PriceList(measured)
+    kind, costs = factory.best_head(AUTO_HEADS, options.drafter), CostCache(measured)
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
-        ready = workshop.head(kind, options.drafter, options.words)
+        ready = factory.head(kind, options.drafter, options.words)
         depth = min(length, AUTO_DEPTH, ready.longest)
-        if isinstance(workshop.target.executor, GraphExecutor):  # a chain can be recorded, the tree below cannot
+        if isinstance(factory.target.executor, GraphExecutor):  # a chain can be recorded, the tree below cannot
             arms.append(Arm(ready.drafter(Chain(depth, kind=Kind.CHOSEN), kind), depth))
         else:
-            tariff, trust = Tariff.of(costs), Calibration()
-            shape = CostTree(AUTO_NODES, AUTO_WIDTH, depth, tariff=tariff, calibration=trust)
-            arms.append(Arm(ready.drafter(shape, kind), depth, tariff, trust))
+            draft_costs, trust = DraftCosts.of(costs), Calibration()
+            shape = CostAwareTree(AUTO_NODES, AUTO_WIDTH, depth, draft_costs=draft_costs, calibration=trust)
+            arms.append(Arm(ready.drafter(shape, kind), depth, draft_costs, trust))
     return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
 
 
@@ -82,25 +82,25 @@ AUTO_NODES, AUTO_WIDTH = 32, 4  # of that tree; on SmolLM2, reading 4 nodes a le
 AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
 
 
-def _draft_model(workshop: Workshop, options: Options) -> Parts:
-    shape = workshop.shape(options.shape or "chain", options.draft_length or 5)
-    executor = draft_executor(workshop, options.drafter)
-    return Parts(ModelDrafter(executor, shape, workshop.target.executor.vocab_size))
+def _draft_model(factory: PartsFactory, options: Options) -> Parts:
+    shape = factory.shape(options.shape or "chain", options.draft_length or 5)
+    executor = draft_executor(factory, options.drafter)
+    return Parts(ModelDrafter(executor, shape, factory.target.executor.vocab_size))
 
 
-def _trained(kind: str, default: str = "chain", length: int = 5) -> Callable[[Workshop, Options], Parts]:
+def _trained(kind: str, default: str = "chain", length: int = 5) -> Callable[[PartsFactory, Options], Parts]:
     """A recipe over a trained head: its kind, its usual shape, its usual length."""
 
-    def parts(workshop: Workshop, options: Options) -> Parts:
-        ready = workshop.head(kind, options.drafter, options.words)
+    def parts(factory: PartsFactory, options: Options) -> Parts:
+        ready = factory.head(kind, options.drafter, options.words)
         depth = min(options.draft_length or length, ready.longest)
-        return Parts(ready.drafter(workshop.shape(options.shape or default, depth), kind))
+        return Parts(ready.drafter(factory.shape(options.shape or default, depth), kind))
 
     return parts
 
 
-def _specdec(workshop: Workshop, options: Options) -> Parts:
-    ready, accept = workshop.head_that_stops(options.drafter)
+def _specdec(factory: PartsFactory, options: Options) -> Parts:
+    ready, accept = factory.head_that_stops(options.drafter)
     shape = Chain(options.draft_length or 10, PredictedRejection(accept, 0.5))
     return Parts(ready.drafter(shape, "specdec++"))
 
@@ -108,37 +108,37 @@ def _specdec(workshop: Workshop, options: Options) -> Parts:
 KANGAROO_CONFIDENCE = 0.4  # drafting stops behind a token that is less sure; the paper uses 0.6, its code 0.4
 
 
-def _kangaroo(workshop: Workshop, options: Options) -> Parts:
-    ready = workshop.head("kangaroo", options.drafter, options.words)
+def _kangaroo(factory: PartsFactory, options: Options) -> Parts:
+    ready = factory.head("kangaroo", options.drafter, options.words)
     return Parts(ready.drafter(Chain(options.draft_length or 6, Confidence(KANGAROO_CONFIDENCE)), "kangaroo"))
 
 
 CASCADE = (3, 5, 2.0)  # reviews a round, tokens of the inner drafter a review, lenience of the reviewer
 
 
-def _cascade(workshop: Workshop, options: Options) -> Parts:
-    executor = draft_executor(workshop, options.drafter)
-    return Parts(CascadeDrafter(executor, MaxGram(), *CASCADE, vocab_size=workshop.target.executor.vocab_size))
+def _cascade(factory: PartsFactory, options: Options) -> Parts:
+    executor = draft_executor(factory, options.drafter)
+    return Parts(CascadeDrafter(executor, MaxGram(), *CASCADE, vocab_size=factory.target.executor.vocab_size))
 
 
-def _relay(workshop: Workshop, options: Options) -> Parts:
+def _relay(factory: PartsFactory, options: Options) -> Parts:
     """A model drafts the first tokens, looking up goes on for as many again."""
     length = options.draft_length or 8
     first = ModelDrafter(
-        draft_executor(workshop, options.drafter), Chain(-(-length // 2)), workshop.target.executor.vocab_size
+        draft_executor(factory, options.drafter), Chain(-(-length // 2)), factory.target.executor.vocab_size
     )
     return Parts(RelayDrafter(first, MaxGram(length)))
 
 
-def _fused(workshop: Workshop, options: Options) -> Parts:
+def _fused(factory: PartsFactory, options: Options) -> Parts:
     """Looked-up text grafted onto a model's tree: a trained head's, or that of the model behind --drafter."""
-    shape, named = workshop.shape(options.shape or "value-tree", options.draft_length or 6), options.drafter
-    kind = workshop.best_head(AUTO_HEADS, named)
+    shape, named = factory.shape(options.shape or "value-tree", options.draft_length or 6), options.drafter
+    kind = factory.best_head(AUTO_HEADS, named)
     if kind is not None:
-        ready = workshop.head(kind, named, options.words)
+        ready = factory.head(kind, named, options.words)
         return Parts(FusedDrafter([SuffixDrafter(), ready.drafter(shape, kind)]))
-    executor = draft_executor(workshop, named)
-    return Parts(FusedDrafter([SuffixDrafter(), ModelDrafter(executor, shape, workshop.target.executor.vocab_size)]))
+    executor = draft_executor(factory, named)
+    return Parts(FusedDrafter([SuffixDrafter(), ModelDrafter(executor, shape, factory.target.executor.vocab_size)]))
 
 
 def _shapes(kind: str) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
 SHIPPED = f"come with the package for smollm2; for other models {TRAIN}"
 SHIPPED_KINDS = {folder.name for folder in shipped()}
 # Trained drafters: name, kind of head, parts, and the card's title, paper, parts and claim.
-TRAINED: tuple[tuple[str, str, Callable[[Workshop, Options], Parts], tuple[str, str, str, str]], ...] = (
+TRAINED: tuple[tuple[str, str, Callable[[PartsFactory, Options], Parts], tuple[str, str, str, str]], ...] = (
     (
         "eagle",
         "eagle",

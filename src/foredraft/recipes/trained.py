@@ -14,17 +14,17 @@ from torch import nn
 from ..core.shapes.base import Chain, Shape, Vocabulary
 from ..draft import Drafter
 from ..draft.neural.draft_model import ModelDrafter
-from ..draft.neural.eagle import FeatureDrafter
-from ..draft.neural.kangaroo import EarlyExitDrafter
-from ..draft.neural.medusa import RecurrentDrafter
+from ..draft.neural.eagle import EagleDrafter
+from ..draft.neural.kangaroo import KangarooDrafter
+from ..draft.neural.medusa import MedusaDrafter
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.heads import (
+    DraftVocab,
     FeatureHead,
     HeadSpec,
     Identity,
     KangarooHead,
-    Lexicon,
     RecurrentHead,
     by_frequency,
     load_head,
@@ -69,21 +69,21 @@ class Trained:
         """The drafter that drives this kind of head."""
         slots, length = self.target.max_slots, self.target.max_length
         if isinstance(self.head, FeatureHead):
-            return FeatureDrafter(self.head, shape, self.vocabulary, slots, length, name, self._lexicon(shape))
+            return EagleDrafter(self.head, shape, self.vocabulary, slots, length, name, self._lexicon(shape))
         if isinstance(self.head, RecurrentHead):
-            return RecurrentDrafter(self.head, shape, self.vocabulary, name)
+            return MedusaDrafter(self.head, shape, self.vocabulary, name)
         if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
-            return EarlyExitDrafter(self.head, self.target, shape, self.vocabulary, name)
+            return KangarooDrafter(self.head, self.target, shape, self.vocabulary, name)
         executor = executor_for(cast(Decoder, self.head), slots, length)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 
-    def _lexicon(self, shape: Shape) -> Lexicon | None:
+    def _lexicon(self, shape: Shape) -> DraftVocab | None:
         """Words that follow the texts, for drafts that are chosen, where our library multiplies; else None."""
         rows, ids = self.target.decoder.head, self.vocabulary.ids
         fits = isinstance(rows, TiledLinear) and isinstance(self.head.head, TiledLinear)
         if not fits or shape.kind is not Kind.CHOSEN or not by_frequency(ids):
             return None
-        return Lexicon(cast(TiledLinear, rows), ids, self.words or USUAL_WORDS)
+        return DraftVocab(cast(TiledLinear, rows), ids, self.words or USUAL_WORDS)
 
 
 def shipped() -> list[Path]:

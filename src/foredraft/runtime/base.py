@@ -120,7 +120,7 @@ class Executor(Protocol):
     device: torch.device
 
     @property
-    def rehearsals(self) -> int:
+    def captures(self) -> int:
         """Passes so far that took longer than they will the next time, since something was recorded."""
 
     def length(self, slot: int) -> int:

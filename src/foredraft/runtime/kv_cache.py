@@ -22,7 +22,7 @@ class Snapshot:
     data: Tensor  # [L, 2, Hkv, length, D]
 
 
-class KVStore:
+class KVCache:
     """Keys and values of every layer and slot, and how much of each slot is in use."""
 
     def __init__(

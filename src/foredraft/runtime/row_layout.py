@@ -1,4 +1,4 @@
-"""Where the new rows of a pass stand, worked out on the device from a small book, and what each of them sees.
+"""Where the new rows of a pass stand, worked out on the device from a small slot_table, and what each of them sees.
 
 Nothing here looks at a tensor's values from the host, so all of it may run inside a recorded pass.
 """
@@ -17,7 +17,7 @@ NOWHERE = -1  # slot of a sequence that only fills a batch, and place of a row t
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class SlotTable:
     """Where each sequence of a pass stands. All [B] int64."""
 
     slot: Tensor  # NOWHERE = padding
@@ -27,13 +27,13 @@ class Book:
     begin: Tensor  # row of the stream at which its new rows begin; increasing
 
     @classmethod
-    def of(cls, table: Tensor) -> Book:
+    def of(cls, table: Tensor) -> SlotTable:
         """From [5, B]."""
         return cls(*table.unbind(0))
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RowLayout:
     """What kernels need to know of T rows of B sequences with at most W new rows each; int64 unless said."""
 
     slot: Tensor  # [B]
@@ -55,30 +55,34 @@ class Limits:
     positions: int
 
 
-def survey(book: Book, depth: Tensor, parent: Tensor | None, width: int, seen: Tensor, limits: Limits) -> Ground:
-    """The ground of rows with depth [T] and parent [T] (None = chains). Enters into `seen` what the new rows see.
+def survey(
+    slot_table: SlotTable, depth: Tensor, parent: Tensor | None, width: int, seen: Tensor, limits: Limits
+) -> RowLayout:
+    """The layout of rows with depth [T] and parent [T] (None = chains). Enters into `seen` what the new rows see.
 
     seen [slots + 1, S, S] says which scratch rows every scratch row sees; its last slot takes what padding writes.
     """
     device = depth.device
-    owner = torch.searchsorted(book.begin, torch.arange(len(depth), device=device), right=True) - 1  # [T]
-    turn = torch.arange(len(depth), device=device) - book.begin[owner]
-    place = book.length[owner] + book.first[owner] + turn
-    stored = (turn < book.count[owner]) & (place < limits.capacity)
+    owner = torch.searchsorted(slot_table.begin, torch.arange(len(depth), device=device), right=True) - 1  # [T]
+    turn = torch.arange(len(depth), device=device) - slot_table.begin[owner]
+    place = slot_table.length[owner] + slot_table.first[owner] + turn
+    stored = (turn < slot_table.count[owner]) & (place < limits.capacity)
     column = torch.arange(width, device=device)
-    cell = (book.begin[:, None] + column).clamp(max=len(depth) - 1)  # [B, W]; beyond the count it is anybody's row
-    visible = see(seen, book.slot, book.first, None if parent is None else parent[cell], width)
-    real = column < book.count[:, None]
-    number = (book.first[:, None] + column).clamp(max=seen.shape[1] - 1)
-    seen[torch.where(real, book.slot[:, None], NOWHERE), number] = visible
-    return Ground(
-        slot=book.slot,
-        length=book.length,
-        count=book.count,
-        begin=book.begin,
-        end=(book.length + book.first + book.count).clamp(max=limits.capacity),
-        slot_of=book.slot[owner],
-        position=(book.length[owner] + depth).clamp(max=limits.positions - 1),
+    cell = (slot_table.begin[:, None] + column).clamp(
+        max=len(depth) - 1
+    )  # [B, W]; beyond the count it is anybody's row
+    visible = see(seen, slot_table.slot, slot_table.first, None if parent is None else parent[cell], width)
+    real = column < slot_table.count[:, None]
+    number = (slot_table.first[:, None] + column).clamp(max=seen.shape[1] - 1)
+    seen[torch.where(real, slot_table.slot[:, None], NOWHERE), number] = visible
+    return RowLayout(
+        slot=slot_table.slot,
+        length=slot_table.length,
+        count=slot_table.count,
+        begin=slot_table.begin,
+        end=(slot_table.length + slot_table.first + slot_table.count).clamp(max=limits.capacity),
+        slot_of=slot_table.slot[owner],
+        position=(slot_table.length[owner] + depth).clamp(max=limits.positions - 1),
         place=torch.where(stored, place, NOWHERE),
         visible=visible,
     )
@@ -104,7 +108,7 @@ def see(seen: Tensor, slot: Tensor, first: Tensor, parent: Tensor | None, width:
 
 
 def table_of(columns: Sequence[Sequence[int]], batch: int, device: torch.device) -> Tensor:
-    """[5, batch] on the host, from the columns of a book as the host knows them; what is missing is padding."""
+    """[5, batch] on the host, from the columns of a slot_table as the host knows them; what is missing is padding."""
     slot, *others = columns
     spare = batch - len(slot)
     end = others[-1][-1] + others[-2][-1]  # padding begins behind the last row

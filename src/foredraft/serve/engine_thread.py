@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from ..draft.combine.auto import AutoDrafter
-from ..engine import Engine, Request, Sharing, Spending
+from ..engine import BudgetPlanner, Engine, Request, Sharing
 from ..engine.sharing import usual_piece
 from ..recipes import LLM
 from ..recipes.cost_profiles import costs_of
@@ -136,11 +136,11 @@ class Worker:
 
     def _sharing(self) -> Sharing:
         settings, target = self._settings, self.llm.target
-        spending = None
+        planner = None
         if settings.share_drafts and target.executor.max_slots > 1:
-            spending = Spending(costs_of(target))
+            planner = BudgetPlanner(costs_of(target))
         piece = settings.prompt_tokens or usual_piece(target.executor.device)
-        return Sharing(piece, settings.reuse_prefixes, spending)
+        return Sharing(piece, settings.reuse_prefixes, planner)
 
     def _choices(self) -> dict[str, int]:
         """Rounds by the drafter that was chosen for them, if the served method chooses."""

@@ -97,7 +97,7 @@ class Meter:
         self._count(method)
 
     def _count(self, method: str) -> None:
-        """Book what the request's own figures have grown by."""
+        """SlotTable what the request's own figures have grown by."""
         metrics, stats, seen = self._metrics, self._request.stats, self._seen
         metrics.rounds.labels(method).inc(stats.steps - seen.steps)
         metrics.reused.inc(stats.reused - seen.reused)

@@ -38,7 +38,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     api_keys: tuple[str, ...] = ()  # none = open to everyone
     allow_methods: tuple[str, ...] | None = None  # beside the served one; None = those that need no weights
-    allow_lossy: bool = False  # whether a client may ask for a rule that changes the output law
+    allow_lossy: bool = False  # whether a client may ask for a rule that changes the output distribution
     prompt_tokens: int | None = None  # prompt tokens read in a step while others decode; None = by the device
     reuse_prefixes: bool = True  # whether a prompt may begin with what an earlier request has left in its slot
     share_drafts: bool = True  # whether drafts shrink under load, by what passes cost here

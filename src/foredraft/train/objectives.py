@@ -1,6 +1,6 @@
 """The training objectives of the field, in one place. All take logits and return one value per row, [N] float32.
 
-p is the target's law (the teacher), q the drafter's (the student). Gradients flow into the student only.
+p is the target's distribution (the teacher), q the drafter's (the student). Gradients flow into the student only.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _mean_under(weight: Tensor, value: Tensor) -> Tensor:
     return torch.where(weight > 0, weight * value, 0.0).sum(-1)
 
 
-# Objectives on laws, by the names that `foredraft train --objective` takes.
+# Objectives on distributions, by the names that `foredraft train --objective` takes.
 OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,
     "reverse-kl": reverse_kl,

@@ -1,4 +1,4 @@
-"""What the target says about a batch of texts: the states and laws that drafters learn from. Nothing is stored."""
+"""What the target says about a batch of texts: the states and distributions that drafters learn from. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .batch_attention import Causal
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """B texts of T tokens as the target sees them. Position t's law is about token t + 1."""
+    """B texts of T tokens as the target sees them. Position t's distribution is about token t + 1."""
 
     ids: Tensor  # [B, T] int64
     written: Tensor  # [B, T] bool: token t was written by the target, and counts

@@ -1,6 +1,6 @@
 """The records that travel between the parts. No part's logic lives here, and nothing here imports a part."""
 
-from .distributions import Law, Laws
+from .distributions import Distribution, Distributions
 from .drafts import Budget, DraftBatch, DraftTree, Kind, Topology
 from .grammar import Constraint, Grammar
 from .params import SamplingParams
@@ -13,13 +13,13 @@ __all__ = [
     "Budget",
     "Completion",
     "Constraint",
+    "Distribution",
+    "Distributions",
     "DraftBatch",
     "DraftTree",
     "Event",
     "Grammar",
     "Kind",
-    "Law",
-    "Laws",
     "Reason",
     "SamplingParams",
     "Sequence",

@@ -1,7 +1,7 @@
-"""Probability laws as the rules see them: something to look tokens up in and to draw from.
+"""Probability distributions as the rules see them: something to look tokens up in and to draw from.
 
-`Laws` holds one law per tree row and sequence and works a row out only when a rule visits it, so that a walk of
-three nodes through a tree of sixty never pays for sixty softmaxes. `Law` is one visited row of each sequence.
+`Distributions` holds one distribution per tree row and sequence and works a row out only when a rule visits it, so that a walk of
+three nodes through a tree of sixty never pays for sixty softmaxes. `Distribution` is one visited row of each sequence.
 Rows are numbered like the target's forward pass: row 0 follows the root, row i + 1 follows node i.
 """
 
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 
-class Law(Protocol):
-    """One next-token law per sequence of the batch, over the target's vocabulary."""
+class Distribution(Protocol):
+    """One next-token distribution per sequence of the batch, over the target's vocabulary."""
 
     def prob(self, token: Tensor) -> Tensor:
         """Probability of one token per sequence: [B] int64 -> [B] float."""
 
     def dense(self) -> Tensor:
-        """The whole law, [B, V]; a fresh tensor that the caller may change."""
+        """The whole distribution, [B, V]; a fresh tensor that the caller may change."""
 
     def draw(self, uniform: Tensor) -> Tensor:
         """Inverse-CDF draw: [B] uniforms in [0, 1) -> [B] tokens, never one of probability zero."""
@@ -28,19 +28,19 @@ class Law(Protocol):
     def race(self, key: Tensor) -> Tensor:
         """Draw by an exponential race among all tokens, keyed by [B] int64.
 
-        Dearer than `draw`, but tiny changes of the law hardly ever change the outcome, while an inverse-CDF draw that
+        Dearer than `draw`, but tiny changes of the distribution hardly ever change the outcome, while an inverse-CDF draw that
         lands among rare tokens moves with every rounding error before it.
         """
 
-    def choose(self, index: Tensor) -> Law:
-        """The laws of a part of the batch."""
+    def choose(self, index: Tensor) -> Distribution:
+        """The distributions of a part of the batch."""
 
-    def to(self, device: torch.device) -> Law:
-        """The same law on another device."""
+    def to(self, device: torch.device) -> Distribution:
+        """The same distribution on another device."""
 
 
-class Laws(Protocol):
-    """The laws of all rows of a batch of trees, worked out on demand."""
+class Distributions(Protocol):
+    """The distributions of all rows of a batch of trees, worked out on demand."""
 
-    def at(self, row: Tensor) -> Law:
-        """The law at one row per sequence, [B] int64."""
+    def at(self, row: Tensor) -> Distribution:
+        """The distribution at one row per sequence, [B] int64."""

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .distributions import Laws
+from .distributions import Distributions
 
 
 class Kind(IntEnum):
-    """How the children of one node came about. It decides which rules keep the target's law (DESIGN law 1)."""
+    """How the children of one node came about. It decides which rules keep the target's distribution (DESIGN invariant 1)."""
 
-    CHOSEN = 0  # by any means that did not roll dice for the tokens: top-k, retrieval, pruning after the fact
-    SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft law, each token at most once
-    SAMPLED_IID = 2  # drawn independently from the draft law; equal draws are merged and counted
-    TOP_THEN_SAMPLED = 3  # the k - 1 likeliest tokens, then one draw from the rest of the law
+    CHOSEN = 0  # by any means that did not roll rng for the tokens: top-k, retrieval, pruning after the fact
+    SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft distribution, each token at most once
+    SAMPLED_IID = 2  # drawn independently from the draft distribution; equal draws are merged and counted
+    TOP_THEN_SAMPLED = 3  # the k - 1 likeliest tokens, then one draw from the rest of the distribution
     SAMPLED_IN_TURN = 4  # as without replacement, but whether another sibling is drawn may depend on the elder ones
 
 
@@ -86,7 +86,9 @@ class DraftBatch:
     kind: Kind = Kind.CHOSEN  # of all nodes, unless node_kind tells them apart
     branching: int = 1  # most children that any node has; known on the host, so that loops have fixed ends
     levels: int = 0  # greatest depth; like `branching` an upper bound that the host knows
-    laws: Laws | None = None  # draft law of each expanded row, where the kind needs it; in target ids
+    distributions: Distributions | None = (
+        None  # draft distribution of each expanded row, where the kind needs it; in target ids
+    )
     multiplicity: Tensor | None = None  # [B, N] int64, SAMPLED_IID only
     node_kind: Tensor | None = None  # [B, N] int64, where drafters of several kinds share a batch; one per siblings
     value: Tensor | None = None  # [B, N] float32, estimate of P(node is committed), for schedulers only
@@ -191,7 +193,7 @@ def chains(
 
 
 def chain_batch(
-    token: Tensor, lengths: tuple[int, ...], kind: Kind = Kind.CHOSEN, laws: Laws | None = None
+    token: Tensor, lengths: tuple[int, ...], kind: Kind = Kind.CHOSEN, distributions: Distributions | None = None
 ) -> DraftBatch:
     """Chains that already lie in a padded block [B, N]."""
     batch, width = token.shape
@@ -201,4 +203,14 @@ def chain_batch(
     else:
         length = torch.tensor(lengths, dtype=torch.int64, device=token.device)
     zeros = torch.zeros_like(token)
-    return DraftBatch(token, column - 1, column + 1, zeros, length, kind, levels=width, laws=laws, lengths_host=lengths)
+    return DraftBatch(
+        token,
+        column - 1,
+        column + 1,
+        zeros,
+        length,
+        kind,
+        levels=width,
+        distributions=distributions,
+        lengths_host=lengths,
+    )

@@ -49,5 +49,5 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether the law of a row depends on which tokens came before it other than through the model."""
+        """Whether the distribution of a row depends on which tokens came before it other than through the model."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

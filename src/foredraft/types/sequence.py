@@ -16,9 +16,9 @@ class Sequence:
     tokens: list[int]  # prompt and output
     prompt_length: int
     params: SamplingParams
-    seed: int  # key of the request's dice
+    seed: int  # key of the request's rng
     slot: int = -1  # row of the target's K/V store while the sequence runs
-    round: int = 0  # verification rounds so far: part of the key of the dice
+    round: int = 0  # verification rounds so far: part of the key of the rng
     budget: Budget = NO_BUDGET  # what it may draft this round, set by the scheduler
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class StepTrace:
     """One request's draft tree, how far it stood, and what the target thought of the tokens that were written.
 
-    Ranks and probabilities are those of the target's own law, before temperature, truncation and grammar.
+    Ranks and probabilities are those of the target's own distribution, before temperature, truncation and grammar.
     """
 
     token: list[int]  # drafted nodes

@@ -1,4 +1,4 @@
-"""From logits to laws: against transformers' own processors, and against the slow way of doing the same."""
+"""From logits to distributions: against transformers' own processors, and against the slow way of doing the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 
 import foredraft.core.distributions.sampling as sampling
 from foredraft.core.distributions.masks import RowMasks, pack_bits
-from foredraft.core.distributions.sampling import LogitLaws, ParamBlock, TokenCounts, law_of, truncate
+from foredraft.core.distributions.sampling import LogitDistributions, ParamBlock, TokenCounts, distribution_of, truncate
 from foredraft.core.trees.layout import trees
 from foredraft.errors import UsageError
 from foredraft.types import DraftBatch, SamplingParams
@@ -48,7 +48,7 @@ def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> 
 
 
 def theirs(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The law of transformers' processors, applied in our order."""
+    """The distribution of transformers' processors, applied in our order."""
     ids: Any = torch.zeros((logits.shape[0], 1), dtype=torch.int64)
     scores = TemperatureLogitsWarper(params.temperature)(ids, logits)
     if params.min_p > 0:
@@ -62,7 +62,7 @@ def theirs(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def ours(logits: Tensor, *params: SamplingParams) -> Tensor:
     block = ParamBlock.of(params * (logits.shape[0] // len(params)), logits.shape[1])
-    return law_of(logits, block).dense()
+    return distribution_of(logits, block).dense()
 
 
 @VOCABS
@@ -79,7 +79,7 @@ def test_truncation_is_that_of_transformers(options: dict[str, Any], vocab: int)
 def test_looking_at_the_head_equals_sorting_all(
     options: dict[str, Any], spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flat laws overflow the head and fall back; peaked ones do not. Both must cut where a full sort cuts."""
+    """Flat distributions overflow the head and fall back; peaked ones do not. Both must cut where a full sort cuts."""
     logits, vocab = random_logits(5, 2000, seed=1, spread=spread), 2000
     block = ParamBlock.of([SamplingParams(**options)] * 5, vocab)
     head = truncate(logits, block)
@@ -87,7 +87,7 @@ def test_looking_at_the_head_equals_sorting_all(
     assert torch.equal(head, truncate(logits, block))
 
 
-def test_a_mixed_batch_gives_each_row_its_own_law() -> None:
+def test_a_mixed_batch_gives_each_row_its_own_distribution() -> None:
     """Rows with other options, greedy ones and untruncated ones among them, change nothing for a row."""
     every = [SamplingParams(**options) for options in OPTIONS]
     every += [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0), SamplingParams(temperature=1.7)]
@@ -123,9 +123,9 @@ def test_greedy_rows_are_point_masses() -> None:
 @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-40, 1e-300])
 def test_tiny_temperatures_tend_to_greedy(temperature: float) -> None:
     logits = random_logits(4, 50, seed=5, spread=30.0)
-    law = ours(logits, SamplingParams(temperature=temperature))
-    assert torch.equal(law.argmax(dim=1), logits.argmax(dim=1))
-    assert torch.allclose(law.sum(dim=1), torch.ones(4))
+    distribution = ours(logits, SamplingParams(temperature=temperature))
+    assert torch.equal(distribution.argmax(dim=1), logits.argmax(dim=1))
+    assert torch.allclose(distribution.sum(dim=1), torch.ones(4))
 
 
 @pytest.mark.parametrize("options", [{"temperature": float("inf")}, {"temperature": float("nan")}, {"top_p": 0.0}])
@@ -139,8 +139,8 @@ def test_a_part_of_a_block_is_the_block_of_the_part() -> None:
     every.append(SamplingParams(temperature=0.0))
     logits = random_logits(len(every), 100, seed=6)
     which = torch.tensor([13, 2, 7])
-    part = law_of(logits[which], ParamBlock.of(every, 100).choose(which)).dense()
-    assert torch.equal(part, law_of(logits, ParamBlock.of(every, 100)).dense()[which])
+    part = distribution_of(logits[which], ParamBlock.of(every, 100).choose(which)).dense()
+    assert torch.equal(part, distribution_of(logits, ParamBlock.of(every, 100)).dense()[which])
 
 
 # --- penalties ------------------------------------------------------------------------------------------------------
@@ -156,11 +156,11 @@ PENALTIES = [
 ]
 
 
-def laws_of(logits: Tensor, params: list[SamplingParams], drafts: DraftBatch = DRAFTS) -> LogitLaws:
+def distributions_of(logits: Tensor, params: list[SamplingParams], drafts: DraftBatch = DRAFTS) -> LogitDistributions:
     vocab, rows = logits.shape[1], drafts.width + 1
     index = torch.arange(drafts.batch * rows).reshape(drafts.batch, rows)
     counts = TokenCounts.of(TEXTS[: drafts.batch], vocab)
-    return LogitLaws(logits, index, ParamBlock.of(params, vocab), drafts, counts)
+    return LogitDistributions(logits, index, ParamBlock.of(params, vocab), drafts, counts)
 
 
 def penalised(logits: Tensor, text: list[int], prompt_length: int, params: SamplingParams) -> Tensor:
@@ -179,14 +179,14 @@ def test_penalties_see_the_context_of_their_row(options: dict[str, float]) -> No
     vocab, rows = 12, DRAFTS.width + 1
     params = SamplingParams(temperature=1.0, **options)  # type: ignore[arg-type]
     logits = random_logits(3 * rows, vocab, seed=7)
-    laws = laws_of(logits, [params] * 3)
+    distributions = distributions_of(logits, [params] * 3)
     for row in range(rows):
-        law = laws.at(torch.full((3,), row)).dense()
+        distribution = distributions.at(torch.full((3,), row)).dense()
         for b, (text, prompt_length) in enumerate(TEXTS):
             if row <= DRAFTS.lengths()[b]:
                 context = text + path_tokens(b, row - 1)
                 scores = penalised(logits[b * rows + row], context, prompt_length, params)
-                assert torch.allclose(law[b], torch.softmax(scores, dim=0), atol=1e-6)
+                assert torch.allclose(distribution[b], torch.softmax(scores, dim=0), atol=1e-6)
 
 
 def path_tokens(b: int, node: int) -> list[int]:
@@ -194,53 +194,53 @@ def path_tokens(b: int, node: int) -> list[int]:
     return [] if node < 0 else [*path_tokens(b, tree.parent[node]), tree.token[node]]
 
 
-def test_a_sequence_without_penalties_keeps_its_law_in_a_penalised_batch() -> None:
+def test_a_sequence_without_penalties_keeps_its_distribution_in_a_penalised_batch() -> None:
     logits = random_logits(3 * (DRAFTS.width + 1), 12, seed=8)
     hot, plain = SamplingParams(temperature=1.0, repetition_penalty=1.5), SamplingParams(temperature=1.0)
-    law = laws_of(logits, [hot, plain, hot]).at(torch.tensor([2, 2, 0])).dense()
-    assert torch.allclose(law[1], torch.softmax(logits[DRAFTS.width + 1 + 2], dim=0))
+    distribution = distributions_of(logits, [hot, plain, hot]).at(torch.tensor([2, 2, 0])).dense()
+    assert torch.allclose(distribution[1], torch.softmax(logits[DRAFTS.width + 1 + 2], dim=0))
 
 
 def test_penalties_work_without_drafts() -> None:
     logits = random_logits(3, 12, seed=9)
     params = SamplingParams(temperature=1.0, frequency_penalty=0.5)
-    law = laws_of(logits, [params] * 3, empty_drafts(3)).at(torch.zeros(3, dtype=torch.int64)).dense()
+    distribution = distributions_of(logits, [params] * 3, empty_drafts(3)).at(torch.zeros(3, dtype=torch.int64)).dense()
     for b, (text, prompt_length) in enumerate(TEXTS):
         scores = penalised(logits[b], text, prompt_length, params)
-        assert torch.allclose(law[b], torch.softmax(scores, dim=0), atol=1e-6)
+        assert torch.allclose(distribution[b], torch.softmax(scores, dim=0), atol=1e-6)
 
 
 def test_penalties_decide_the_greedy_token() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.9]])
     counts = TokenCounts.of([([1], 0)], 3)
     block = ParamBlock.of([SamplingParams(presence_penalty=0.5)], 3)
-    laws = LogitLaws(logits, torch.tensor([[0]]), block, empty_drafts(1), counts)
-    assert laws.at(torch.tensor([0])).dense().tolist() == [[0, 0, 1]]
+    distributions = LogitDistributions(logits, torch.tensor([[0]]), block, empty_drafts(1), counts)
+    assert distributions.at(torch.tensor([0])).dense().tolist() == [[0, 0, 1]]
 
 
 # --- bias, masks and broken rows ------------------------------------------------------------------------------------
 
 
-def plain_laws(logits: Tensor, params: list[SamplingParams], mask: Tensor | None = None) -> LogitLaws:
+def plain_distributions(logits: Tensor, params: list[SamplingParams], mask: Tensor | None = None) -> LogitDistributions:
     index = torch.arange(len(logits))[:, None]
     masks = None if mask is None else RowMasks(pack_bits(mask), index, logits.shape[1])
-    return LogitLaws(logits, index, ParamBlock.of(params, logits.shape[1]), mask=masks)
+    return LogitDistributions(logits, index, ParamBlock.of(params, logits.shape[1]), mask=masks)
 
 
-def at_root(laws: LogitLaws) -> Tensor:
-    return laws.at(torch.zeros(laws.index.shape[0], dtype=torch.int64)).dense()
+def at_root(distributions: LogitDistributions) -> Tensor:
+    return distributions.at(torch.zeros(distributions.index.shape[0], dtype=torch.int64)).dense()
 
 
 def test_logit_bias_is_added_before_everything_else() -> None:
     logits = random_logits(3, 20, seed=10)
     biased = SamplingParams(temperature=0.5, top_k=4, logit_bias={3: 9.0, 7: -100.0})
     others = SamplingParams(temperature=0.5, top_k=4)
-    law = at_root(plain_laws(logits, [biased, others, replace(biased, temperature=0.0)]))
+    distribution = at_root(plain_distributions(logits, [biased, others, replace(biased, temperature=0.0)]))
     changed = logits.clone()
     changed[0, 3] += 9
     changed[0, 7] -= 100
-    assert torch.allclose(law[:2], theirs(changed[:2], others), atol=1e-6)
-    assert int(law[2].argmax()) == int((logits[2] + 9.0 * (torch.arange(20) == 3)).argmax())
+    assert torch.allclose(distribution[:2], theirs(changed[:2], others), atol=1e-6)
+    assert int(distribution[2].argmax()) == int((logits[2] + 9.0 * (torch.arange(20) == 3)).argmax())
 
 
 @pytest.mark.parametrize("token", [-1, 20, 10**6])
@@ -253,24 +253,24 @@ def test_masked_tokens_are_impossible() -> None:
     logits = random_logits(2, 20, seed=11)
     mask = torch.rand((2, 20), generator=torch.Generator().manual_seed(0)) < 0.4
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=3.0, top_p=0.99)):
-        laws = plain_laws(logits, [params] * 2, mask)
-        assert (at_root(laws)[~mask] == 0).all()
-        assert not laws.bad.any()
+        distributions = plain_distributions(logits, [params] * 2, mask)
+        assert (at_root(distributions)[~mask] == 0).all()
+        assert not distributions.bad.any()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_broken_rows_are_reported_and_harm_nobody(temperature: float) -> None:
     logits = random_logits(4, 20, seed=12)
     params = SamplingParams(temperature=temperature, top_p=0.9)
-    healthy = at_root(plain_laws(logits, [params] * 4))
+    healthy = at_root(plain_distributions(logits, [params] * 4))
     broken = logits.clone()
     broken[1, 5] = float("nan")
     broken[3] = -torch.inf
-    laws = plain_laws(broken, [params] * 4)
-    law = laws.at(torch.zeros(4, dtype=torch.int64))
-    assert laws.bad[:, 0].tolist() == [False, True, False, True]
-    assert torch.equal(law.dense()[[0, 2]], healthy[[0, 2]])
-    drawn = law.draw(torch.tensor([0.0, 0.5, 0.99, 0.3]))
+    distributions = plain_distributions(broken, [params] * 4)
+    distribution = distributions.at(torch.zeros(4, dtype=torch.int64))
+    assert distributions.bad[:, 0].tolist() == [False, True, False, True]
+    assert torch.equal(distribution.dense()[[0, 2]], healthy[[0, 2]])
+    drawn = distribution.draw(torch.tensor([0.0, 0.5, 0.99, 0.3]))
     assert ((drawn >= 0) & (drawn < 20)).all()
 
 
@@ -278,22 +278,22 @@ def test_bad_is_remembered_over_rows() -> None:
     logits = random_logits(4, 6, seed=13)
     logits[1, 2] = float("nan")
     index = torch.tensor([[0, 1], [2, 3]])
-    laws = LogitLaws(logits, index, ParamBlock.of([SamplingParams()] * 2, 6), chains([[1], [1]]))
+    distributions = LogitDistributions(logits, index, ParamBlock.of([SamplingParams()] * 2, 6), chains([[1], [1]]))
     for row in (1, 0):
-        laws.at(torch.tensor([row, row]))
-    assert laws.bad.tolist() == [[False, True], [False, False]]
+        distributions.at(torch.tensor([row, row]))
+    assert distributions.bad.tolist() == [[False, True], [False, False]]
 
 
 def test_rows_find_their_packed_logits() -> None:
     logits = random_logits(7, 9, seed=14)
     index = torch.tensor([[4, 0, 6], [1, 5, 2]])
-    laws = LogitLaws(logits, index, ParamBlock.of([SamplingParams(temperature=1.0)] * 2, 9))
-    law = laws.at(torch.tensor([2, 1])).dense()
-    assert torch.allclose(law, torch.softmax(logits[[6, 5]], dim=1))
+    distributions = LogitDistributions(logits, index, ParamBlock.of([SamplingParams(temperature=1.0)] * 2, 9))
+    distribution = distributions.at(torch.tensor([2, 1])).dense()
+    assert torch.allclose(distribution, torch.softmax(logits[[6, 5]], dim=1))
 
 
 def test_half_precision_logits_are_worked_out_in_float32() -> None:
     logits = random_logits(1, 64, seed=15)
-    law = at_root(plain_laws(logits.bfloat16(), [SamplingParams(temperature=0.7)]))
-    assert law.dtype == torch.float32
-    assert np.allclose(law, torch.softmax(logits.bfloat16().float() / 0.7, dim=1))
+    distribution = at_root(plain_distributions(logits.bfloat16(), [SamplingParams(temperature=0.7)]))
+    assert distribution.dtype == torch.float32
+    assert np.allclose(distribution, torch.softmax(logits.bfloat16().float() / 0.7, dim=1))

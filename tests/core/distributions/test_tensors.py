@@ -1,4 +1,4 @@
-"""Laws: looking up, writing out and drawing agree, and no draw ever shows a token of probability zero."""
+"""Distributions: looking up, writing out and drawing agree, and no draw ever shows a token of probability zero."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 
 from foredraft.core.distributions.tensors import (
-    DenseLaw,
-    LazyLaws,
-    MappedLaw,
-    PointLaw,
-    TableLaws,
+    DenseDistribution,
+    LazyDistributions,
+    MappedDistribution,
+    PointMass,
+    TableDistributions,
     inverse_cdf,
     normalise,
     race,
 )
-from foredraft.types import Law
+from foredraft.types import Distribution
 from tests.kit.chance import chance_of
 
 ALMOST_ONE = 1 - 2.0**-53
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
-def random_laws(rows: int, vocab: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Peaked laws of which half the tokens are impossible, the first and the last among them in some rows."""
+def random_distributions(rows: int, vocab: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Peaked distributions of which half the tokens are impossible, the first and the last among them in some rows."""
     rng = np.random.default_rng(seed)
     probs = rng.dirichlet(np.full(vocab, 0.2), rows) * (rng.random((rows, vocab)) < 0.5)
     probs[:, vocab // 2] += 1e-3
@@ -41,17 +41,17 @@ def grid(count: int) -> Tensor:
 @pytest.mark.parametrize("vocab", [2, 7, 50, 2000])
 def test_no_draw_is_impossible(vocab: int, dtype: torch.dtype) -> None:
     uniform = grid(300)
-    for row in random_laws(5, vocab, vocab, dtype):
+    for row in random_distributions(5, vocab, vocab, dtype):
         drawn = inverse_cdf(row.expand(len(uniform), -1), uniform)
         assert (row[drawn] > 0).all()
 
 
 @DTYPES
 def test_draws_at_the_ends_take_the_first_and_last_possible_token(dtype: torch.dtype) -> None:
-    law = torch.tensor([[0, 0.25, 0, 0.75, 0, 0]], dtype=dtype)
-    assert int(inverse_cdf(law, torch.tensor([0.0]))) == 1
-    assert int(inverse_cdf(law, torch.tensor([ALMOST_ONE], dtype=torch.float64))) == 3
-    assert int(inverse_cdf(law, torch.tensor([1.0]))) == 3  # a float32 uniform may round up to one
+    distribution = torch.tensor([[0, 0.25, 0, 0.75, 0, 0]], dtype=dtype)
+    assert int(inverse_cdf(distribution, torch.tensor([0.0]))) == 1
+    assert int(inverse_cdf(distribution, torch.tensor([ALMOST_ONE], dtype=torch.float64))) == 3
+    assert int(inverse_cdf(distribution, torch.tensor([1.0]))) == 3  # a float32 uniform may round up to one
 
 
 def keys(count: int, seed: int) -> Tensor:
@@ -61,37 +61,39 @@ def keys(count: int, seed: int) -> Tensor:
 @DTYPES
 @pytest.mark.parametrize("vocab", [2, 50, 256, 257, 1000])
 def test_no_race_is_won_by_an_impossible_token(vocab: int, dtype: torch.dtype) -> None:
-    for row in random_laws(3, vocab, vocab, dtype):
+    for row in random_distributions(3, vocab, vocab, dtype):
         winner = race(row.expand(2000, -1), keys(2000, vocab))
         assert (row[winner] > 0).all()
 
 
 @DTYPES
 @pytest.mark.parametrize("vocab", [3, 60, 256, 700])
-def test_races_follow_the_law(vocab: int, dtype: torch.dtype) -> None:
+def test_races_follow_the_distribution(vocab: int, dtype: torch.dtype) -> None:
     """On one block of tokens and on several."""
-    law = random_laws(1, vocab, vocab + 1, dtype)
-    assert chance_of(race(law.expand(20_000, -1), keys(20_000, vocab)), law[0].double().numpy()) > 1e-3
+    distribution = random_distributions(1, vocab, vocab + 1, dtype)
+    assert (
+        chance_of(race(distribution.expand(20_000, -1), keys(20_000, vocab)), distribution[0].double().numpy()) > 1e-3
+    )
 
 
 @pytest.mark.parametrize("vocab", [100, 700])
 def test_races_hardly_notice_rounding(vocab: int) -> None:
-    """What the race is for: a law off by a rounding error keeps its winner, in float32 as in float64."""
-    law = random_laws(1, vocab, 5).expand(5000, -1)
-    noise = 1 + 1e-6 * torch.randn(law.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    winner = race(law, keys(5000, 6))
-    assert int((race(law * noise, keys(5000, 6)) != winner).sum()) <= 2
-    assert int((race(law.float(), keys(5000, 6)) != winner).sum()) <= 2
+    """What the race is for: a distribution off by a rounding error keeps its winner, in float32 as in float64."""
+    distribution = random_distributions(1, vocab, 5).expand(5000, -1)
+    noise = 1 + 1e-6 * torch.randn(distribution.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    winner = race(distribution, keys(5000, 6))
+    assert int((race(distribution * noise, keys(5000, 6)) != winner).sum()) <= 2
+    assert int((race(distribution.float(), keys(5000, 6)) != winner).sum()) <= 2
 
 
-def test_draws_follow_the_law_at_its_borders() -> None:
-    law = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64)
+def test_draws_follow_the_distribution_at_its_borders() -> None:
+    distribution = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64)
     borders = {0.0: 0, 0.2499: 0, 0.25: 1, 0.7499: 1, 0.75: 2, 0.9999: 2}
     for uniform, token in borders.items():
-        assert int(inverse_cdf(law, torch.tensor([uniform], dtype=torch.float64))) == token
+        assert int(inverse_cdf(distribution, torch.tensor([uniform], dtype=torch.float64))) == token
 
 
-def test_rare_tokens_of_large_float32_laws_keep_their_share() -> None:
+def test_rare_tokens_of_large_float32_distributions_keep_their_share() -> None:
     vocab = 100_000
     probs = torch.full((1, vocab), 1e-9)
     probs[0, 0] = 1 - 1e-9 * (vocab - 1)
@@ -109,20 +111,20 @@ def test_unnormalised_weights_are_drawn_by_share() -> None:
 
 
 @DTYPES
-def test_point_law_is_its_dense_law(dtype: torch.dtype) -> None:
-    point = PointLaw(torch.tensor([2, 0, 4]), 5, dtype)
-    dense = DenseLaw(point.dense())
+def test_point_distribution_is_its_dense_distribution(dtype: torch.dtype) -> None:
+    point = PointMass(torch.tensor([2, 0, 4]), 5, dtype)
+    dense = DenseDistribution(point.dense())
     assert dense.probs.dtype == dtype
     check_same(point, dense, 5)
 
 
 @DTYPES
-def test_mapped_law_is_the_dense_law_in_target_ids(dtype: torch.dtype) -> None:
+def test_mapped_distribution_is_the_dense_distribution_in_target_ids(dtype: torch.dtype) -> None:
     ids = torch.tensor([7, 1, 4, 9])
     index = torch.full((12,), -1)
     index[ids] = torch.arange(4)
-    inner = DenseLaw(random_laws(3, 4, 1, dtype))
-    mapped = MappedLaw(inner, ids, index)
+    inner = DenseDistribution(random_distributions(3, 4, 1, dtype))
+    mapped = MappedDistribution(inner, ids, index)
     expected = torch.zeros((3, 12), dtype=dtype)
     for local, token in enumerate(ids.tolist()):
         expected[:, token] = inner.probs[:, local]
@@ -131,20 +133,20 @@ def test_mapped_law_is_the_dense_law_in_target_ids(dtype: torch.dtype) -> None:
         assert torch.equal(mapped.prob(torch.full((3,), token)), expected[:, token])
 
 
-def test_mapped_draws_follow_the_mapped_law() -> None:
+def test_mapped_draws_follow_the_mapped_distribution() -> None:
     ids = torch.tensor([7, 1, 4])
     index = torch.full((9,), -1)
     index[ids] = torch.arange(3)
     inner = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
     uniform = torch.linspace(0, ALMOST_ONE, 10_000, dtype=torch.float64)
-    law = MappedLaw(DenseLaw(inner.expand(len(uniform), -1)), ids, index)
-    for drawn, slack in ((law.draw(uniform), 1e-3), (law.race(keys(len(uniform), 2)), 0.02)):
+    distribution = MappedDistribution(DenseDistribution(inner.expand(len(uniform), -1)), ids, index)
+    for drawn, slack in ((distribution.draw(uniform), 1e-3), (distribution.race(keys(len(uniform), 2)), 0.02)):
         shares = torch.bincount(drawn, minlength=9) / len(uniform)
         assert torch.allclose(shares[ids].double(), inner[0], atol=slack)
         assert float(shares.sum()) == pytest.approx(float(shares[ids].sum()))
 
 
-def check_same(first: Law, second: Law, vocab: int) -> None:
+def check_same(first: Distribution, second: Distribution, vocab: int) -> None:
     dense = first.dense()
     assert torch.equal(dense, second.dense())
     for token in range(vocab):
@@ -159,16 +161,16 @@ def check_same(first: Law, second: Law, vocab: int) -> None:
 
 def test_dense_hands_out_a_copy() -> None:
     probs = torch.tensor([[0.5, 0.5]])
-    DenseLaw(probs).dense().zero_()
+    DenseDistribution(probs).dense().zero_()
     assert probs.tolist() == [[0.5, 0.5]]
 
 
-def test_tables_and_lazy_laws_find_the_row() -> None:
-    probs = random_laws(12, 5, 3).reshape(3, 4, 5)
-    lazy = LazyLaws(lambda row: DenseLaw(probs[torch.arange(3), row]))
+def test_tables_and_lazy_distributions_find_the_row() -> None:
+    probs = random_distributions(12, 5, 3).reshape(3, 4, 5)
+    lazy = LazyDistributions(lambda row: DenseDistribution(probs[torch.arange(3), row]))
     row = torch.tensor([2, 0, 3])
-    assert torch.equal(TableLaws(probs).at(row).dense(), lazy.at(row).dense())
-    assert torch.equal(TableLaws(probs).at(row).dense()[2], probs[2, 3])
+    assert torch.equal(TableDistributions(probs).at(row).dense(), lazy.at(row).dense())
+    assert torch.equal(TableDistributions(probs).at(row).dense()[2], probs[2, 3])
 
 
 @DTYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.core.distributions.top_k import largest, place_of_largest
+from foredraft.core.distributions.top_k import argmax, find_top_k
 
 
 @pytest.mark.parametrize("columns", [61, 640, 4096, 16384])
@@ -16,8 +16,8 @@ def test_the_same_as_torch(columns: int, k: int, levels: int) -> None:
     rows = torch.randn(7, columns) if not levels else torch.randint(levels, (7, columns)).float()
     rows[2] = -torch.inf
     rows[2, 5] = 0.0
-    values, places = largest(rows, k)
+    values, places = find_top_k(rows, k)
     assert torch.equal(values, rows.topk(k, dim=1).values)
     assert torch.equal(rows.gather(1, places), values), "the places are where the values are"
     assert all(len(set(line)) == k for line in places.tolist())
-    assert torch.equal(place_of_largest(rows), rows.argmax(dim=1))
+    assert torch.equal(argmax(rows), rows.argmax(dim=1))

@@ -1,4 +1,4 @@
-"""Dice are pure, uniform and independent, and never show a side of probability zero."""
+"""Rng are pure, uniform and independent, and never show a side of probability zero."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from foredraft.core.distributions.tensors import DenseLaw
-from foredraft.core.rng.batched import rolled_ahead
-from foredraft.core.rng.enumerating import law_of_outcomes, outcomes
+from foredraft.core.distributions.tensors import DenseDistribution
+from foredraft.core.rng.batched import batched_rng
+from foredraft.core.rng.enumerating import distribution_of_outcomes, outcomes
 from foredraft.core.rng.hashing import exponentials, hashed_uniform, uniform_of
-from foredraft.core.rng.keyed import Dice, KeyedDice, Purpose
+from foredraft.core.rng.keyed import KeyedRng, Purpose, Rng
 from tests.kit.chance import chance_of
 
 COUNT = 200_000
-LAW = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+DISTRIBUTION = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
 
 
 def whole(low: int, high: int, size: int, seed: int) -> Tensor:
@@ -73,7 +73,7 @@ def test_neighbouring_keys_are_uncorrelated() -> None:
         assert chisquare(joint).pvalue > 1e-4, name
 
 
-def test_exponentials_have_their_law_and_do_not_depend_on_their_number() -> None:
+def test_exponentials_have_their_distribution_and_do_not_depend_on_their_number() -> None:
     key = whole(-(2**63), 2**63 - 1, 5000, 3)
     drawn = exponentials(key, 40)
     assert torch.equal(drawn[:, :7], exponentials(key, 7))
@@ -85,76 +85,78 @@ def test_exponentials_have_their_law_and_do_not_depend_on_their_number() -> None
 
 
 def test_rolls_depend_on_their_key_alone() -> None:
-    dice = KeyedDice(torch.tensor([3, 4, 5]), torch.tensor([0, 1, 2]), torch.tensor([7, 8, 9]))
+    rng = KeyedRng(torch.tensor([3, 4, 5]), torch.tensor([0, 1, 2]), torch.tensor([7, 8, 9]))
     node = torch.tensor([0, 1, -1])
-    law = DenseLaw(LAW.expand(3, -1))
+    distribution = DenseDistribution(DISTRIBUTION.expand(3, -1))
     for index in ([2], [1, 0], [0, 1, 2]):
-        part, which = dice.choose(torch.tensor(index)), torch.tensor(index)
-        some = DenseLaw(LAW.expand(len(index), -1))
-        assert torch.equal(part.draw(some, Purpose.OWN, node[which]), dice.draw(law, Purpose.OWN, node)[which])
+        part, which = rng.choose(torch.tensor(index)), torch.tensor(index)
+        some = DenseDistribution(DISTRIBUTION.expand(len(index), -1))
+        assert torch.equal(part.draw(some, Purpose.OWN, node[which]), rng.draw(distribution, Purpose.OWN, node)[which])
         half = torch.full((3,), 0.5)
-        flips = dice.flip(half, Purpose.ACCEPT, node, 2)
+        flips = rng.flip(half, Purpose.ACCEPT, node, 2)
         assert torch.equal(part.flip(half[which], Purpose.ACCEPT, node[which], 2), flips[which])
 
 
 @pytest.mark.parametrize("batch", [1, 5, 40])
 def test_rolling_ahead_gives_the_same_numbers(batch: int) -> None:
-    dice = KeyedDice(whole(-(2**63), 2**63 - 1, batch, 4), whole(0, 1000, batch, 5), whole(0, 1000, batch, 6))
-    ahead = rolled_ahead(dice, nodes=9)
-    law = DenseLaw(torch.from_numpy(np.random.default_rng(7).dirichlet(np.ones(50), batch)))
+    rng = KeyedRng(whole(-(2**63), 2**63 - 1, batch, 4), whole(0, 1000, batch, 5), whole(0, 1000, batch, 6))
+    ahead = batched_rng(rng, nodes=9)
+    distribution = DenseDistribution(torch.from_numpy(np.random.default_rng(7).dirichlet(np.ones(50), batch)))
     prob = torch.from_numpy(np.random.default_rng(8).random(batch))
     for purpose, turn, seed in itertools.product(Purpose, (0, 2), range(3)):
         node = whole(-1, 9, batch, seed)
-        assert torch.equal(ahead.flip(prob, purpose, node, turn), dice.flip(prob, purpose, node, turn))
-        assert torch.equal(ahead.draw(law, purpose, node, turn), dice.draw(law, purpose, node, turn))
-        assert torch.equal(ahead.draw_at(law, node + 2), dice.draw_at(law, node + 2))
+        assert torch.equal(ahead.flip(prob, purpose, node, turn), rng.flip(prob, purpose, node, turn))
+        assert torch.equal(ahead.draw(distribution, purpose, node, turn), rng.draw(distribution, purpose, node, turn))
+        assert torch.equal(ahead.draw_at(distribution, node + 2), rng.draw_at(distribution, node + 2))
     part = torch.arange(0, batch, 2)
     assert torch.equal(
-        ahead.choose(part).draw(DenseLaw(law.probs[part]), Purpose.OWN, part * 0),
-        dice.draw(law, Purpose.OWN, torch.zeros(batch, dtype=torch.int64))[part],
+        ahead.choose(part).draw(DenseDistribution(distribution.probs[part]), Purpose.OWN, part * 0),
+        rng.draw(distribution, Purpose.OWN, torch.zeros(batch, dtype=torch.int64))[part],
     )
 
 
 def test_a_position_rolls_the_same_number_in_whatever_round() -> None:
-    law = DenseLaw(torch.rand((1, 1000), generator=torch.Generator().manual_seed(0)))
+    distribution = DenseDistribution(torch.rand((1, 1000), generator=torch.Generator().manual_seed(0)))
     seed = torch.tensor([12])
     for depth in range(1, 6):
-        early = KeyedDice(seed, torch.tensor([0]), torch.tensor([100]))
-        late = KeyedDice(seed, torch.tensor([9]), torch.tensor([100 + depth - 1]))
-        assert torch.equal(early.draw_at(law, torch.tensor([depth])), late.draw_at(law, torch.tensor([1])))
+        early = KeyedRng(seed, torch.tensor([0]), torch.tensor([100]))
+        late = KeyedRng(seed, torch.tensor([9]), torch.tensor([100 + depth - 1]))
+        assert torch.equal(
+            early.draw_at(distribution, torch.tensor([depth])), late.draw_at(distribution, torch.tensor([1]))
+        )
 
 
 def test_flips_are_strict() -> None:
-    dice = KeyedDice(torch.arange(1000), torch.zeros(1000, dtype=torch.int64), torch.zeros(1000, dtype=torch.int64))
+    rng = KeyedRng(torch.arange(1000), torch.zeros(1000, dtype=torch.int64), torch.zeros(1000, dtype=torch.int64))
     node = torch.zeros(1000, dtype=torch.int64)
-    assert not dice.flip(torch.zeros(1000), Purpose.ACCEPT, node).any()
-    assert dice.flip(torch.ones(1000), Purpose.ACCEPT, node).all()
+    assert not rng.flip(torch.zeros(1000), Purpose.ACCEPT, node).any()
+    assert rng.flip(torch.ones(1000), Purpose.ACCEPT, node).all()
 
 
-def test_keyed_draws_follow_the_law() -> None:
+def test_keyed_draws_follow_the_distribution() -> None:
     every = torch.arange(COUNT)
-    dice = KeyedDice(every, every % 3, every % 5)
-    law = DenseLaw(LAW.expand(COUNT, -1))
-    for drawn in (dice.draw(law, Purpose.OWN, every % 7 - 1), dice.draw_at(law, every % 4)):
-        assert chance_of(drawn, LAW.numpy()) > 1e-3
+    rng = KeyedRng(every, every % 3, every % 5)
+    distribution = DenseDistribution(DISTRIBUTION.expand(COUNT, -1))
+    for drawn in (rng.draw(distribution, Purpose.OWN, every % 7 - 1), rng.draw_at(distribution, every % 4)):
+        assert chance_of(drawn, DISTRIBUTION.numpy()) > 1e-3
 
 
 def test_exact_dice_fall_on_every_side() -> None:
-    law = DenseLaw(LAW[None])
+    distribution = DenseDistribution(DISTRIBUTION[None])
     node = torch.tensor([0])
 
-    def run(dice: Dice) -> tuple[int, bool]:
-        token = int(dice.draw(law, Purpose.OWN, node)[0])
-        return token, bool(dice.flip(torch.tensor([0.25]), Purpose.ACCEPT, node)[0])
+    def run(rng: Rng) -> tuple[int, bool]:
+        token = int(rng.draw(distribution, Purpose.OWN, node)[0])
+        return token, bool(rng.flip(torch.tensor([0.25]), Purpose.ACCEPT, node)[0])
 
-    found = law_of_outcomes(run)
+    found = distribution_of_outcomes(run)
     assert found == {
-        (t, f): pytest.approx(float(LAW[t]) * w) for t in (0, 2, 3) for f, w in ((True, 0.25), (False, 0.75))
+        (t, f): pytest.approx(float(DISTRIBUTION[t]) * w) for t in (0, 2, 3) for f, w in ((True, 0.25), (False, 0.75))
     }
     assert sum(weight for weight, _ in outcomes(run)) == pytest.approx(1)
 
 
 def test_exact_dice_do_not_branch_on_sure_outcomes() -> None:
     node = torch.tensor([0])
-    sure = list(outcomes(lambda dice: bool(dice.flip(torch.tensor([1.0]), Purpose.ACCEPT, node)[0])))
+    sure = list(outcomes(lambda rng: bool(rng.flip(torch.tensor([1.0]), Purpose.ACCEPT, node)[0])))
     assert sure == [(1.0, True)]

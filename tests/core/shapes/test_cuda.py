@@ -1,4 +1,4 @@
-"""The same trees on CUDA as on the host: same laws, same dice, same tokens."""
+"""The same trees on CUDA as on the host: same distributions, same rng, same tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_a_device_grows_the_hosts_trees(shape: Shape) -> None:
     texts, budgets = [(0, 1), (2,), (3, 3, 4)], [Budget(8, 3), Budget(4, 9), Budget(6, 2)]
     for seed in range(8):
-        dice = dice_for(3, seed)
-        host = shape.grow(TableStepper(MODEL, texts), budgets, dice)
-        cuda = shape.grow(TableStepper(MODEL, texts, device="cuda"), budgets, dice.to(torch.device("cuda")))
+        rng = dice_for(3, seed)
+        host = shape.grow(TableStepper(MODEL, texts), budgets, rng)
+        cuda = shape.grow(TableStepper(MODEL, texts, device="cuda"), budgets, rng.to(torch.device("cuda")))
         assert cuda.token.is_cuda
         here = move(cuda, torch.device("cpu"))
         here.check()

@@ -1,4 +1,4 @@
-"""Draws without replacement behind many nodes at once: the fast form against the slow one, and against their law."""
+"""Draws without replacement behind many nodes at once: the fast form against the slow one, and against their distribution."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from foredraft.core.distributions.sampling import ParamBlock
-from foredraft.core.rng.enumerating import ExactDice, law_of_outcomes
-from foredraft.core.rng.keyed import KeyedDice, Purpose
+from foredraft.core.rng.enumerating import EnumeratingRng, distribution_of_outcomes
+from foredraft.core.rng.keyed import KeyedRng, Purpose
 from foredraft.core.shapes.base import Step, Vocabulary
 from foredraft.core.trees.candidates import Candidates, drawn, likeliest
-from foredraft.types import Law, SamplingParams
+from foredraft.types import Distribution, SamplingParams
 from tests.kit.chance import chance_of
 
 BATCH, WIDTH = 3, 4
@@ -23,17 +23,17 @@ BATCH, WIDTH = 3, 4
 
 @dataclass(frozen=True)
 class Plain:
-    """Keyed dice that do not show their keys."""
+    """Keyed rng that do not show their keys."""
 
-    dice: KeyedDice
+    rng: KeyedRng
 
-    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        return self.dice.draw(law, purpose, node, turn)
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+        return self.rng.draw(distribution, purpose, node, turn)
 
 
-def dice_for(batch: int, seed: int = 0) -> KeyedDice:
+def dice_for(batch: int, seed: int = 0) -> KeyedRng:
     every = torch.arange(batch)
-    return KeyedDice(every * 7919 + seed, every % 3, every)
+    return KeyedRng(every * 7919 + seed, every % 3, every)
 
 
 def step_of(logits: Tensor, temperature: float = 1.0, vocabulary: Vocabulary | None = None) -> Step:
@@ -64,10 +64,10 @@ def same(a: Candidates, b: Candidates) -> bool:
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 6.0, 40.0])
 @pytest.mark.parametrize("vocab", [2, 5, 300])
 def test_fast_draws_are_the_slow_ones(vocab: int, sharpness: float) -> None:
-    """Also where laws run out of tokens, and where they have next to nothing left."""
+    """Also where distributions run out of tokens, and where they have next to nothing left."""
     for seed in range(6):
-        step, dice = random_step(vocab, sharpness, seed), dice_for(BATCH, seed)
-        fast, slow = drawn(step, 7, dice, nodes()), drawn(step, 7, Plain(dice), nodes())  # type: ignore[arg-type]
+        step, rng = random_step(vocab, sharpness, seed), dice_for(BATCH, seed)
+        fast, slow = drawn(step, 7, rng, nodes()), drawn(step, 7, Plain(rng), nodes())  # type: ignore[arg-type]
         assert same(fast, slow)
         assert fast.token.shape == (BATCH, WIDTH, 7)
         for row in torch.where(torch.isfinite(fast.score), fast.token, -1).flatten(0, 1).tolist():
@@ -77,14 +77,14 @@ def test_fast_draws_are_the_slow_ones(vocab: int, sharpness: float) -> None:
 
 
 def test_draws_end_where_their_value_falls_below_the_floor() -> None:
-    step, dice = random_step(50, 2.0, 1), dice_for(BATCH)
+    step, rng = random_step(50, 2.0, 1), dice_for(BATCH)
     value = torch.rand((BATCH, WIDTH), generator=torch.Generator().manual_seed(5))
     floor = torch.tensor([[0.1], [0.3], [0.9]])
-    whole = drawn(step, 50, dice, nodes())
+    whole = drawn(step, 50, rng, nodes())
     wanted = value[:, :, None] * whole.left >= floor[:, :, None]
     for some in (
-        drawn(step, 50, dice, nodes(), value, floor),
-        drawn(step, 50, Plain(dice), nodes(), value, floor),  # type: ignore[arg-type]
+        drawn(step, 50, rng, nodes(), value, floor),
+        drawn(step, 50, Plain(rng), nodes(), value, floor),  # type: ignore[arg-type]
     ):
         count = some.score.shape[2]
         assert count < 50
@@ -93,7 +93,7 @@ def test_draws_end_where_their_value_falls_below_the_floor() -> None:
 
 
 def test_draws_belong_to_their_node() -> None:
-    """The same law behind several nodes gives different draws, and the same node the same ones in any company."""
+    """The same distribution behind several nodes gives different draws, and the same node the same ones in any company."""
     step = step_of(torch.zeros((BATCH, WIDTH, 40)))
     all_of_them = drawn(step, 5, dice_for(BATCH), nodes())
     assert len({tuple(row) for row in all_of_them.token.flatten(0, 1).tolist()}) == BATCH * WIDTH
@@ -102,10 +102,10 @@ def test_draws_belong_to_their_node() -> None:
     assert mine.token[0, 0].tolist() == all_of_them.token[1, 2, :3].tolist()
 
 
-def without_replacement(law: np.ndarray, count: int) -> np.ndarray:
-    out = np.zeros((law.size,) * count)
-    for order in permutations(range(law.size), count):
-        left, chance = law.copy(), 1.0
+def without_replacement(distribution: np.ndarray, count: int) -> np.ndarray:
+    out = np.zeros((distribution.size,) * count)
+    for order in permutations(range(distribution.size), count):
+        left, chance = distribution.copy(), 1.0
         for token in order:
             chance *= left[token] / left.sum()
             left[token] = 0.0
@@ -113,34 +113,34 @@ def without_replacement(law: np.ndarray, count: int) -> np.ndarray:
     return out
 
 
-LAW = np.array([0.5, 0.04, 0.26, 0.2])
+DISTRIBUTION = np.array([0.5, 0.04, 0.26, 0.2])
 
 
 def test_the_interpreter_sees_draws_without_replacement() -> None:
-    step = step_of(torch.from_numpy(LAW).log().float()[None, None])
+    step = step_of(torch.from_numpy(DISTRIBUTION).log().float()[None, None])
 
-    def run(dice: ExactDice) -> tuple[int, ...]:
-        return tuple(drawn(step, 3, dice, nodes(1, 1)).token[0, 0].tolist())
+    def run(rng: EnumeratingRng) -> tuple[int, ...]:
+        return tuple(drawn(step, 3, rng, nodes(1, 1)).token[0, 0].tolist())
 
-    law, expected = law_of_outcomes(run), without_replacement(LAW, 3)
-    assert len(law) == 24
-    assert all(chance == pytest.approx(expected[tokens], abs=1e-7) for tokens, chance in law.items())
+    distribution, expected = distribution_of_outcomes(run), without_replacement(DISTRIBUTION, 3)
+    assert len(distribution) == 24
+    assert all(chance == pytest.approx(expected[tokens], abs=1e-7) for tokens, chance in distribution.items())
 
 
-def test_keyed_draws_follow_the_same_law() -> None:
+def test_keyed_draws_follow_the_same_distribution() -> None:
     count = 60_000
-    step = step_of(torch.from_numpy(LAW).log().float().expand(count, 1, -1))
+    step = step_of(torch.from_numpy(DISTRIBUTION).log().float().expand(count, 1, -1))
     token = drawn(step, 3, dice_for(count), nodes(count, 1)).token[:, 0]
     cell = (token * torch.tensor([16, 4, 1])).sum(dim=1)
-    assert chance_of(cell, without_replacement(LAW, 3)) > 1e-3
+    assert chance_of(cell, without_replacement(DISTRIBUTION, 3)) > 1e-3
     assert chance_of(cell, without_replacement(np.array([0.5, 0.05, 0.25, 0.2]), 3)) < 1e-3
 
 
-def test_the_tail_of_a_sure_law_is_drawn_as_it_is() -> None:
+def test_the_tail_of_a_sure_distribution_is_drawn_as_it_is() -> None:
     """Behind a token of probability one minus a millionth the next draw still tells 6 from 4."""
     count = 20_000
-    law = torch.tensor([1 - 1e-6, 0.6e-6, 0.4e-6])
-    found = drawn(step_of(law.log().expand(count, 1, -1)), 2, dice_for(count), nodes(count, 1))
+    distribution = torch.tensor([1 - 1e-6, 0.6e-6, 0.4e-6])
+    found = drawn(step_of(distribution.log().expand(count, 1, -1)), 2, dice_for(count), nodes(count, 1))
     assert chance_of(found.token[:, 0, 1] - 1, np.array([0.6, 0.4])) > 1e-3
     assert chance_of(found.token[:, 0, 1] - 1, np.array([0.5, 0.5])) < 1e-3
 
@@ -152,8 +152,8 @@ def test_tokens_come_in_target_ids() -> None:
     step = step_of(torch.tensor([[[0.0, 1.0, 3.0]]]), 1.0, Vocabulary(ids, index))
     for found in (drawn(step, 3, dice_for(1), nodes(1, 1)), likeliest(step, 3)):
         assert sorted(found.token[0, 0].tolist()) == [2, 4, 7]
-        law = step.law(0)
-        chances = [float(law.prob(token[None])) for token in found.token[0, 0]]
+        distribution = step.distribution(0)
+        chances = [float(distribution.prob(token[None])) for token in found.token[0, 0]]
         assert found.score[0, 0].exp().tolist() == pytest.approx(chances, rel=1e-5)
     assert likeliest(step, 3).token[0, 0].tolist() == [4, 2, 7]
 

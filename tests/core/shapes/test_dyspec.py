@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.rng.keyed import KeyedDice, Purpose
+from foredraft.core.rng.keyed import KeyedRng, Purpose
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import REMEMBERED, DySpecLayers
 from foredraft.errors import UsageError
-from foredraft.types import Budget, DraftBatch, Law
+from foredraft.types import Budget, Distribution, DraftBatch
 from tests.kit.growing import PLENTY, TableStepper, paths_of
 from tests.kit.ledger import Ledger
 from tests.kit.tables import TableModel, dirichlet, fixed
@@ -26,15 +26,15 @@ def chances(drafts: DraftBatch, model: TableModel) -> list[float]:
     tree, paths, found = drafts.tree(0), [(), *paths_of(drafts)], []
     for node, parent in enumerate(tree.parent):
         path = paths[parent + 1]
-        reached = np.prod([model.next_law(path[:i])[token] for i, token in enumerate(path)])
+        reached = np.prod([model.next_distribution(path[:i])[token] for i, token in enumerate(path)])
         earlier = [tree.token[i] for i in tree.children(parent) if tree.order[i] < tree.order[node]]
-        found.append(float(reached * (1 - model.next_law(path)[earlier].sum())))
+        found.append(float(reached * (1 - model.next_distribution(path)[earlier].sum())))
     return found
 
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_dyspec_of_the_spec(drawn: bool) -> None:
-    """K.2, with the likeliest tokens by choice, or as draws of dice that always give the likeliest."""
+    """K.2, with the likeliest tokens by choice, or as draws of rng that always give the likeliest."""
     drafts = DySpec(nodes=7, drawn=drawn).grow(TableStepper(TOY), [PLENTY], Ledger())
     nodes = [("a", 0.6), ("ab", 0.42), ("aba", 0.21), ("b", 0.3), ("ba", 0.15)]
     assert list(written(drafts).items())[:5] == nodes
@@ -51,15 +51,15 @@ def test_dyspec_layers_of_the_spec(drawn: bool) -> None:
 
 
 @dataclass(frozen=True)
-class LawDice:
-    """Draws that depend on nothing but the law that is drawn from: equal draws whoever asks in whatever order."""
+class DistributionDice:
+    """Draws that depend on nothing but the distribution that is drawn from: equal draws whoever asks in whatever order."""
 
     seed: int
 
-    def draw(self, law: Law, purpose: Purpose, node: torch.Tensor, turn: int = 0) -> torch.Tensor:
-        probs = law.dense()[0].double()
+    def draw(self, distribution: Distribution, purpose: Purpose, node: torch.Tensor, turn: int = 0) -> torch.Tensor:
+        probs = distribution.dense()[0].double()
         key = [self.seed, *(probs / probs.sum() * 1e6).round().long().tolist()]
-        return law.draw(torch.tensor([np.random.default_rng(key).random()]))
+        return distribution.draw(torch.tensor([np.random.default_rng(key).random()]))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -73,12 +73,12 @@ def test_draws_are_made_in_order_of_chance(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_heap_and_threshold_make_the_same_tree(seed: int, drawn: bool) -> None:
     model = dirichlet(5, seed=40 + seed, alpha=0.7)
-    dice: Any = LawDice(seed)
-    heap = DySpec(nodes=11, depth=20, drawn=drawn).grow(TableStepper(model), [PLENTY], dice)
+    rng: Any = DistributionDice(seed)
+    heap = DySpec(nodes=11, depth=20, drawn=drawn).grow(TableStepper(model), [PLENTY], rng)
     threshold = min(chances(heap, model)) * (1 - 1e-5)
     shape = DySpecLayers(nodes=20, width=20, depth=20, threshold=threshold, drawn=drawn)
     stepper = TableStepper(model)
-    layers = shape.grow(stepper, [PLENTY], dice)
+    layers = shape.grow(stepper, [PLENTY], rng)
     assert ordered_paths(heap) == ordered_paths(layers)
     assert stepper.calls < int(layers.depth.max()) + 1
 
@@ -89,11 +89,11 @@ def ordered_paths(drafts: DraftBatch) -> set[tuple[tuple[int, ...], int]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_level_takes_the_draws_of_largest_chance(seed: int) -> None:
-    model, dice = dirichlet(6, seed=seed, alpha=3.0), LawDice(seed)
+    model, rng = dirichlet(6, seed=seed, alpha=3.0), DistributionDice(seed)
     capped = DySpecLayers(nodes=5, width=9, depth=3, threshold=1e-3)
     whole = DySpecLayers(nodes=99, width=9, depth=1, threshold=1e-3)
-    some = capped.grow(TableStepper(model), [PLENTY], dice)  # type: ignore[arg-type]
-    every = whole.grow(TableStepper(model), [PLENTY], dice)  # type: ignore[arg-type]
+    some = capped.grow(TableStepper(model), [PLENTY], rng)  # type: ignore[arg-type]
+    every = whole.grow(TableStepper(model), [PLENTY], rng)  # type: ignore[arg-type]
     assert some.lengths() == (5,)
     assert ordered_paths(some) == set(list(zip(paths_of(every), range(9), strict=False))[:5])
 
@@ -113,11 +113,11 @@ def test_the_threshold_follows_the_size() -> None:
         for round in range(rounds):
             stepper = TableStepper(model, [()] * len(ids))
             stepper.ids = ids
-            dice = KeyedDice(torch.arange(len(ids)), torch.full((len(ids),), round), torch.zeros(len(ids)))
-            found.append(shape.grow(stepper, [PLENTY] * len(ids), dice).lengths()[0])
+            rng = KeyedRng(torch.arange(len(ids)), torch.full((len(ids),), round), torch.zeros(len(ids)))
+            found.append(shape.grow(stepper, [PLENTY] * len(ids), rng).lengths()[0])
             small = TableStepper(model)
             small.ids = ids[:1]
-            shape.grow(small, [Budget(1, 12)], dice.choose(torch.tensor([0])))
+            shape.grow(small, [Budget(1, 12)], rng.choose(torch.tensor([0])))
         return found
 
     fixed_size, adapted = np.mean(sizes(0.0, [7])), np.mean(sizes(0.3, [7])[20:])

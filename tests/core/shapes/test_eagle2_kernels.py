@@ -1,4 +1,4 @@
-"""Kernels of drafting against their slow twins: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Kernels of drafting against their references: on CUDA, or in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.top_k import largest, place_of_largest
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.top_k import argmax, find_top_k
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Frontier, Step, Vocabulary
 from foredraft.core.shapes.eagle2_kernels import Growth
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.draft.neural.captured import sure_block
 from foredraft.types import Budget
 
 pytest.importorskip("triton")
-from foredraft.kernels.top_k_search import largest_fused, likeliest_fused
+from foredraft.kernels.top_k_search import top_k_fused, top_tokens_fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or the interpreter")
@@ -45,39 +45,41 @@ def test_the_largest_entries_come_first_the_first_of_equals_too(
     columns: int, k: int, levels: int, dtype: torch.dtype
 ) -> None:
     given = rows(columns, levels).to(dtype)
-    values, places = (found.cpu() for found in largest_fused(given.to(DEVICE), k))
+    values, places = (found.cpu() for found in top_k_fused(given.to(DEVICE), k))
     order = torch.argsort(given.float(), dim=1, descending=True, stable=True)[:, :k]
     assert torch.equal(places, order)
     assert values.dtype == dtype and torch.equal(values, given.gather(1, order))
-    assert torch.equal(places[:, 0], place_of_largest(given))
+    assert torch.equal(places[:, 0], argmax(given))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NumPy, which minds broken laws
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning"
+)  # the interpreter computes with NumPy, which minds broken distributions
 @pytest.mark.parametrize("columns", [40, 3000])
 @pytest.mark.parametrize("named", [False, True])
-def test_the_likeliest_tokens_are_those_of_the_twin(columns: int, named: bool) -> None:
+def test_the_likeliest_tokens_are_those_of_the_reference(columns: int, named: bool) -> None:
     logits, k = rows(columns, 0), 8
     logits[5, 7] = torch.nan
     logits[6, 3] = torch.inf
     ids = torch.randperm(columns) + 100
-    found, names = (x.cpu() for x in likeliest_fused(logits.to(DEVICE), k, ids.to(DEVICE) if named else None))
+    found, names = (x.cpu() for x in top_tokens_fused(logits.to(DEVICE), k, ids.to(DEVICE) if named else None))
     words = Vocabulary(ids, torch.full((columns + 100,), -1)) if named else None
     step = Step(logits, torch.arange(7)[:, None], sure_block(7, torch.device("cpu")), vocabulary=words)
     expected, tokens = step.top_rows(k)
     assert torch.allclose(found, expected, atol=1e-5) and torch.isfinite(found).all()
     assert torch.equal(names[:2], tokens[:2]) and torch.equal(names[2, :1], tokens[2, :1])
-    assert all(len(set(line)) == k for line in names.tolist()), "a broken law still names tokens, each once"
+    assert all(len(set(line)) == k for line in names.tolist()), "a broken distribution still names tokens, each once"
 
 
-def test_a_row_that_is_no_law_shows() -> None:
+def test_a_row_that_is_no_distribution_shows() -> None:
     given = torch.zeros(3, 50)
     given[0, 7], given[1, 3], given[2] = torch.nan, torch.inf, -torch.inf
-    assert not torch.isfinite(largest_fused(given.to(DEVICE), 1)[0]).any()
+    assert not torch.isfinite(top_k_fused(given.to(DEVICE), 1)[0]).any()
 
 
 @dataclass
 class Guess:
-    """A drafter whose law behind a node depends on the path to it; it remembers where it was asked to read."""
+    """A drafter whose distribution behind a node depends on the path to it; it remembers where it was asked to read."""
 
     batch: int
     vocab: int
@@ -108,14 +110,14 @@ class Guess:
 
 
 @pytest.mark.parametrize(
-    "shape", [ValueTree(8, 3, 3), ValueTree(32, 8, 5), ValueTree(4, 4, 1), ValueTree(60, 5, 6)], ids=str
+    "shape", [Eagle2Tree(8, 3, 3), Eagle2Tree(32, 8, 5), Eagle2Tree(4, 4, 1), Eagle2Tree(60, 5, 6)], ids=str
 )
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_tree_grown_by_kernels_is_that_of_the_steps(shape: ValueTree, batch: int) -> None:
+def test_a_tree_grown_by_kernels_is_that_of_the_steps(shape: Eagle2Tree, batch: int) -> None:
     vocab, cpu = 50, torch.device("cpu")
     slow, quick = Guess(batch, vocab, cpu), Guess(batch, vocab, DEVICE)
     zeros = torch.zeros(batch, dtype=torch.int64)
-    expected = shape.grow(slow, [Budget(shape.nodes, shape.depth)] * batch, KeyedDice(zeros, zeros, zeros))
+    expected = shape.grow(slow, [Budget(shape.nodes, shape.depth)] * batch, KeyedRng(zeros, zeros, zeros))
     found = shape.grow_fused(quick, quick.root())
     for name in ("token", "parent", "depth", "order", "length", "source"):
         assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
@@ -137,7 +139,7 @@ def test_equal_values_stay_in_the_order_of_making() -> None:
     growth.parent.copy_(torch.tensor([[-1, -1, 0, 0, 1, 1]]))
     growth.value.copy_(torch.tensor([[-1.0, -1.0, -2.0, -2.0, -2.0, -2.0]]))
     growth.levels = 2
-    drafts = growth.best(4, ValueTree().kind)
+    drafts = growth.best(4, Eagle2Tree().kind)
     assert drafts.token.tolist() == [[0, 1, 2, 3]] and drafts.parent.tolist() == [[-1, -1, 0, 0]]
     assert drafts.order.tolist() == [[0, 1, 0, 1]] and drafts.depth.tolist() == [[1, 1, 2, 2]]
 
@@ -145,6 +147,6 @@ def test_equal_values_stay_in_the_order_of_making() -> None:
 def test_the_kernels_are_asked_where_they_can_be() -> None:
     """On CUDA the plain functions are the kernels; elsewhere they are the twins."""
     given = rows(1000, 50).to(DEVICE)
-    assert torch.equal(largest(given, 3)[0], largest_fused(given, 3)[0])
+    assert torch.equal(find_top_k(given, 3)[0], top_k_fused(given, 3)[0])
     if not INTERPRETED:
-        assert torch.equal(largest(given, 3)[1], largest_fused(given, 3)[1])
+        assert torch.equal(find_top_k(given, 3)[1], top_k_fused(given, 3)[1])

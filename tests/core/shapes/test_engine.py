@@ -1,17 +1,17 @@
-"""Growths in the real engine: the target's text at temperature 0, its law at 1, and the draft model's K/V in step."""
+"""Growths in the real engine: the target's text at temperature 0, its distribution at 1, and the draft model's K/V in step."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from foredraft.core.rng.enumerating import ExactDice, outcomes
+from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.shapes.base import Shape
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import DySpecLayers
 from foredraft.core.shapes.opt_tree import OptTree
 from foredraft.core.shapes.sequoia import Sequoia
-from foredraft.core.shapes.static_tree import RankTree, rank_paths
+from foredraft.core.shapes.static_tree import StaticTree, rank_paths
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.engine import Engine, Method
@@ -26,8 +26,8 @@ from tests.train import toys
 from tests.train.test_drafters import drafter
 
 SHAPES: list[Shape] = [
-    RankTree(rank_paths("0 1 2 00 02 10 000")),
-    RankTree(Sequoia((0.6, 0.2), 8, 4).paths(8, 4), drawn=True),
+    StaticTree(rank_paths("0 1 2 00 02 10 000")),
+    StaticTree(Sequoia((0.6, 0.2), 8, 4).paths(8, 4), drawn=True),
     OptTree(nodes=8, depth=3, gain=0.1),
     DySpec(nodes=8, depth=3),
     DySpec(nodes=8, depth=3, drawn=False),
@@ -64,7 +64,7 @@ def test_greedy_identity_with_a_real_decoder(shape: Shape) -> None:
 @pytest.mark.parametrize("kind", ["eagle3", "fastdraft", "medusa", "mlp-speculator"])
 def test_greedy_identity_with_trained_heads(kind: str, shape: Shape) -> None:
     """Heads hand states from node to node. Those without attention take calls for levels, which DySpec's are not: its
-    drafts are then poor ones, and still drafts of the laws that go with them."""
+    drafts are then poor ones, and still drafts of the distributions that go with them."""
     decoder, prompts = toys.target(), [[1, 2, 3], [6, 7, 8, 9, 10, 11, 12]]
     made = drafter(decoder, kind, shape, slots=2)
     method = Method(kind, default_rule(made.kinds, made.topology), made)
@@ -100,20 +100,20 @@ NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep 
     [
         DySpec(nodes=3, depth=2),
         DySpecLayers(nodes=3, width=2, depth=2, threshold=0.2),
-        RankTree(rank_paths("0 1 00"), drawn=True),
+        StaticTree(rank_paths("0 1 00"), drawn=True),
         OptTree(nodes=3, depth=2, gain=0.1),
     ],
     ids=str,
 )
-def test_the_law_of_whole_texts(shape: Shape) -> None:
-    """After a prompt of two tokens, the law of the next three is the product of the target's own laws."""
-    law = np.zeros((3,) * 3)
+def test_the_distribution_of_whole_texts(shape: Shape) -> None:
+    """After a prompt of two tokens, the distribution of the next three is the product of the target's own distributions."""
+    distribution = np.zeros((3,) * 3)
 
-    def run(dice: ExactDice) -> list[int]:
+    def run(rng: EnumeratingRng) -> list[int]:
         made = ModelDrafter(TableExecutor(NARROW), shape)
         method = Method("m", default_rule(made.kinds, made.topology), made)
-        return one(TableExecutor(SMALL), method, 3, dice, temperature=1.0)
+        return one(TableExecutor(SMALL), method, 3, rng, temperature=1.0)
 
     for weight, text in outcomes(run):
-        law[tuple(text)] += weight
-    assert np.abs(law - SMALL.joint(3, (0, 1))).max() < 1e-6
+        distribution[tuple(text)] += weight
+    assert np.abs(distribution - SMALL.joint(3, (0, 1))).max() < 1e-6

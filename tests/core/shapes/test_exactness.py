@@ -1,6 +1,6 @@
-"""Every growth with every rule that may judge it: the law of the text by enumeration, and growths that are wrong.
+"""Every growth with every rule that may judge it: the distribution of the text by enumeration, and growths that are wrong.
 
-The rule sees the laws that the shape handed over, so a law behind the wrong node would show as well.
+The rule sees the distributions that the shape handed over, so a distribution behind the wrong node would show as well.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pytest
 
 from foredraft.control.calibration import Calibration, Claims
 from foredraft.control.cost import CostModel
-from foredraft.control.cost_aware_tree import CostTree, Tariff
+from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
 from foredraft.core.shapes import dyspec
 from foredraft.core.shapes.base import Shape
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import DySpecLayers
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.opt_tree import OptTree
 from foredraft.core.shapes.sequoia import Sequoia
-from foredraft.core.shapes.static_tree import RankTree, rank_paths
-from foredraft.core.trees.builder import Pool
+from foredraft.core.shapes.static_tree import StaticTree, rank_paths
+from foredraft.core.trees.builder import TreeBuilder
 from foredraft.core.trees.candidates import Candidates
 from foredraft.core.verify import RULES, Rule, check_pair
 from foredraft.errors import UsageError
@@ -46,16 +46,16 @@ def taught() -> Calibration:
 
 
 GROWTHS: dict[str, Shape] = {
-    "drawn ranks": RankTree(rank_paths("0 1 00"), drawn=True),
-    "Sequoia": RankTree(Sequoia((0.5, 0.3), 5, 3).paths(5, 3), drawn=True),
+    "drawn ranks": StaticTree(rank_paths("0 1 00"), drawn=True),
+    "Sequoia": StaticTree(Sequoia((0.5, 0.3), 5, 3).paths(5, 3), drawn=True),
     "DySpec": DySpec(nodes=4, depth=3),
     "DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.25),
-    "chosen ranks": RankTree(rank_paths("0 2 00 02 000")),
+    "chosen ranks": StaticTree(rank_paths("0 2 00 02 000")),
     "OPT-Tree": OptTree(nodes=4, depth=3, gain=0.1),
-    "EAGLE-2": ValueTree(nodes=4, width=2, depth=3),
-    "EAGLE-2 at a price": CostTree(nodes=4, width=2, depth=3, tariff=Tariff(PRICED, 0.05)),
-    "EAGLE-2 at a price, calibrated": CostTree(
-        nodes=4, width=2, depth=3, tariff=Tariff(PRICED, 0.05), calibration=taught()
+    "EAGLE-2": Eagle2Tree(nodes=4, width=2, depth=3),
+    "EAGLE-2 at a price": CostAwareTree(nodes=4, width=2, depth=3, draft_costs=DraftCosts(PRICED, 0.05)),
+    "EAGLE-2 at a price, calibrated": CostAwareTree(
+        nodes=4, width=2, depth=3, draft_costs=DraftCosts(PRICED, 0.05), calibration=taught()
     ),
     "chosen DySpec": DySpec(nodes=4, depth=3, drawn=False),
     "chosen DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.2, drawn=False),
@@ -64,7 +64,7 @@ TARGET = dirichlet(3, seed=11)
 NEAR = mixed(TARGET, dirichlet(3, seed=12), 0.5)
 OTHER = dirichlet(3, seed=13, support=2)  # a token of the target that is never drafted
 LENGTH = 3
-TOLERANCE = 1e-6  # draft laws are float32
+TOLERANCE = 1e-6  # draft distributions are float32
 
 
 # DySpec draws a sibling or not by what the elder ones were. Rules that test siblings one after another do not mind;
@@ -147,8 +147,8 @@ def test_deciding_after_the_draw_is_biased(growth: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("growth", ["DySpec", "DySpec in layers", "drawn ranks"])
-def test_a_law_behind_the_wrong_node_shows(growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    laws = Pool._laws
-    monkeypatch.setattr(Pool, "_laws", lambda self, chosen: laws(self, chosen.flip(1)))
+def test_a_distribution_behind_the_wrong_node_shows(growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributions = TreeBuilder._distributions
+    monkeypatch.setattr(TreeBuilder, "_distributions", lambda self, chosen: distributions(self, chosen.flip(1)))
     method = grown_method(GROWTHS[growth], RULES["residual"], TARGET, NEAR)
     assert distortion(method, TARGET, LENGTH) > 1e-3

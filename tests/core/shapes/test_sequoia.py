@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import LazyLaws
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import LazyDistributions
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.sequoia import RankCounts, Sequoia
-from foredraft.core.shapes.static_tree import RankTree, StaticTree
+from foredraft.core.shapes.static_tree import StaticTree
 from foredraft.core.verify import RULES, BatchCase
 from foredraft.errors import UsageError
 from foredraft.types import Budget
 from tests.kit.growing import PLENTY, TableStepper
-from tests.kit.rounds import law_at, table_of
+from tests.kit.rounds import distribution_at, table_of
 from tests.kit.tables import dirichlet, mixed
 
 ACCEPT = (0.6, 0.2, 0.08, 0.04)
@@ -30,7 +30,7 @@ def value_of(paths: tuple[tuple[int, ...], ...], accept: tuple[float, ...]) -> f
 
 
 def best_first(accept: tuple[float, ...], size: int) -> float:
-    """The slow twin for falling acceptance: always add the likeliest node whose elder sibling and parent are there."""
+    """The reference for falling acceptance: always add the likeliest node whose elder sibling and parent are there."""
     heap, total = [(-accept[0], (0,))], 1.0
     for _ in range(size - 1):
         value, path = heapq.heappop(heap)
@@ -113,8 +113,8 @@ def test_the_table_is_the_best_of_all_trees(accept: tuple[float, ...], layers: i
 @pytest.mark.parametrize("accept", [ACCEPT, UNEVEN], ids=str)
 def test_its_trees_can_be_drawn(accept: tuple[float, ...]) -> None:
     """A child of rank k comes with all elder siblings, also where an elder one is never accepted."""
-    shape = RankTree(Sequoia(accept, 12, 4).paths(12, 4), drawn=True)
-    drafts = shape.grow(TableStepper(dirichlet(6, 1)), [PLENTY], KeyedDice(*torch.zeros((3, 1), dtype=torch.int64)))
+    shape = StaticTree(Sequoia(accept, 12, 4).paths(12, 4), drawn=True)
+    drafts = shape.grow(TableStepper(dirichlet(6, 1)), [PLENTY], KeyedRng(*torch.zeros((3, 1), dtype=torch.int64)))
     drafts.check()
     assert drafts.lengths() == (11,)
 
@@ -132,19 +132,19 @@ def test_acceptance_is_measured_by_rank() -> None:
     count, target = 20_000, dirichlet(4, seed=2)
     drafter = mixed(target, dirichlet(4, seed=3), 0.5)
     every = torch.arange(count)
-    dice = KeyedDice(every * 7919, every % 5, every)
+    rng = KeyedRng(every * 7919, every % 5, every)
     stepper = TableStepper(drafter, [()] * count)
-    drafts = StaticTree((3,), drawn=True).grow(stepper, [Budget(3, 1)] * count, dice)
+    drafts = StaticTree((3,), drawn=True).grow(stepper, [Budget(3, 1)] * count, rng)
     p = table_of(target, 1)
     context = torch.zeros((count, 4), dtype=torch.int64)
     context[:, 1:] = drafts.token + 1
     rule = RULES["residual"]
-    verdict = rule.verify_batch(BatchCase(drafts, LazyLaws(lambda row: law_at(p, context, row)), dice))
+    verdict = rule.verify_batch(BatchCase(drafts, LazyDistributions(lambda row: distribution_at(p, context, row)), rng))
     counts = RankCounts(3)
     counts.observe(drafts, verdict)
     assert counts.visited == count
     assert sum(counts.chances()) == pytest.approx(float((verdict.accepted > 0).float().mean()))
-    assert counts.chances()[0] == pytest.approx(float(np.minimum(p[0], drafter.next_law(())).sum()), abs=0.015)
+    assert counts.chances()[0] == pytest.approx(float(np.minimum(p[0], drafter.next_distribution(())).sum()), abs=0.015)
     assert Sequoia(counts.chances(), 4, 2).tokens(4, 2) == pytest.approx(1 + sum(counts.chances()))
     few = RankCounts(4)
     few.observe(drafts, verdict)

@@ -10,15 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foredraft.control.cost import CostModel, best_count
-from foredraft.control.cost_aware_tree import CostTree, Tariff
-from foredraft.core.rng.keyed import KeyedDice
-from foredraft.core.shapes.base import Shape, StaticTree
+from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.core.rng.keyed import KeyedRng
+from foredraft.core.shapes.base import Shape
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import DySpecLayers
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.opt_tree import OptTree, expected_length
 from foredraft.core.shapes.sequoia import Sequoia
-from foredraft.core.shapes.static_tree import LANTERN_PATHS, RankTree, rank_paths
+from foredraft.core.shapes.static_tree import LANTERN_PATHS, StaticTree, rank_paths
 from foredraft.core.trees.editing import part, reorder
 from foredraft.core.trees.layout import ancestor_mask, heavy_order, interval_mask, intervals
 from foredraft.errors import UsageError
@@ -28,15 +28,15 @@ from tests.kit.tables import TableModel, dirichlet
 
 MODEL = dirichlet(5, seed=3)
 CHEAP = CostModel((1, 64), (64,), (1,), (((1.0, 1.5),),))
-SEQUOIA = RankTree(Sequoia((0.6, 0.2, 0.08), 9, 4).paths(9, 4), drawn=True)
+SEQUOIA = StaticTree(Sequoia((0.6, 0.2, 0.08), 9, 4).paths(9, 4), drawn=True)
 GROWTHS: list[Shape] = [
-    RankTree(rank_paths("0 1 00 02 10 000 001"), drawn=False),
-    RankTree(rank_paths("0 1 00 01 10 000 001"), drawn=True),
+    StaticTree(rank_paths("0 1 00 02 10 000 001"), drawn=False),
+    StaticTree(rank_paths("0 1 00 01 10 000 001"), drawn=True),
     StaticTree((3, 2)),
     StaticTree((2, 2, 1), drawn=True),
     SEQUOIA,
-    ValueTree(nodes=8, width=3, depth=4),
-    CostTree(nodes=8, width=3, depth=4, tariff=Tariff(CHEAP, 0.01)),
+    Eagle2Tree(nodes=8, width=3, depth=4),
+    CostAwareTree(nodes=8, width=3, depth=4, draft_costs=DraftCosts(CHEAP, 0.01)),
     OptTree(nodes=8, depth=4, gain=0.05),
     DySpec(nodes=8, depth=4),
     DySpec(nodes=8, depth=4, drawn=False),
@@ -46,9 +46,9 @@ GROWTHS: list[Shape] = [
 EVERY = pytest.mark.parametrize("shape", GROWTHS, ids=str)
 
 
-def dice_for(batch: int, seed: int = 1) -> KeyedDice:
+def dice_for(batch: int, seed: int = 1) -> KeyedRng:
     every = torch.arange(batch)
-    return KeyedDice(every * 31 + seed, every + 5, every)
+    return KeyedRng(every * 31 + seed, every + 5, every)
 
 
 def grown(shape: Shape, model: TableModel = MODEL, budget: Budget = PLENTY, seed: int = 1) -> DraftBatch:
@@ -84,14 +84,14 @@ def test_expected_length_of_the_spec() -> None:
     for nodes, expected in ((4, (1.0, 1.47, 1.53)), (6, (1.0, 1.69, 1.806, 1.827))):
         level, values = {(): 1.0}, []
         for hoped in expected:
-            level = {(*p, t): v * TOY.next_law(p)[t] for p, v in level.items() for t in range(3)}
+            level = {(*p, t): v * TOY.next_distribution(p)[t] for p, v in level.items() for t in range(3)}
             values += list(level.values())
             mine = expected_length(torch.tensor([values]).log(), torch.tensor([[nodes]]))
             assert float(mine) == pytest.approx(hoped, abs=5e-4)
 
 
 def test_the_tree_of_lantern() -> None:
-    drafts = grown(RankTree(), dirichlet(9, seed=1))
+    drafts = grown(StaticTree(), dirichlet(9, seed=1))
     assert len(LANTERN_PATHS) == drafts.lengths()[0] == 25
     assert np.bincount(drafts.depth[0])[1:].tolist() == [4, 8, 8, 3, 2]
 
@@ -123,21 +123,21 @@ def test_budgets_are_kept(shape: Shape) -> None:
 @EVERY
 def test_values_are_products_along_the_path(shape: Shape) -> None:
     for path, value in paths_of(grown(shape)).items():
-        chances = [MODEL.next_law(path[:i])[token] for i, token in enumerate(path)]
+        chances = [MODEL.next_distribution(path[:i])[token] for i, token in enumerate(path)]
         assert value == pytest.approx(np.prod(chances), rel=1e-5)
 
 
 @EVERY
-def test_laws_go_with_drawn_nodes_and_with_no_others(shape: Shape) -> None:
+def test_distributions_go_with_drawn_nodes_and_with_no_others(shape: Shape) -> None:
     drafts = grown(shape)
-    assert (drafts.laws is None) == (drafts.kind == shape.kind == Kind.CHOSEN)
-    if drafts.laws is None:
+    assert (drafts.distributions is None) == (drafts.kind == shape.kind == Kind.CHOSEN)
+    if drafts.distributions is None:
         return
     parents = set(drafts.tree(0).parent)
     paths = [(), *paths_of(drafts)]
     for parent in parents:
-        law = drafts.laws.at(torch.tensor([parent + 1])).dense()[0]
-        assert law.tolist() == pytest.approx(MODEL.next_law(paths[parent + 1]).tolist(), abs=1e-6)
+        distribution = drafts.distributions.at(torch.tensor([parent + 1])).dense()[0]
+        assert distribution.tolist() == pytest.approx(MODEL.next_distribution(paths[parent + 1]).tolist(), abs=1e-6)
     assert len(parents) > 2
 
 
@@ -149,8 +149,8 @@ def test_chosen_siblings_come_likeliest_first(shape: Shape) -> None:
     tree, paths = drafts.tree(0), [(), *paths_of(drafts)]
     for parent in set(tree.parent):
         tokens = [tree.token[i] for i in tree.children(parent)]
-        law = MODEL.next_law(paths[parent + 1])
-        assert tokens == sorted(tokens, key=lambda token: -law[token])
+        distribution = MODEL.next_distribution(paths[parent + 1])
+        assert tokens == sorted(tokens, key=lambda token: -distribution[token])
 
 
 @EVERY
@@ -170,20 +170,20 @@ def test_a_batch_is_each_sequence_alone(shape: Shape) -> None:
     """Different texts, budgets and seeds side by side, one of them with nothing to draft."""
     texts = [(0, 1), (2,), (3, 3, 4), ()]
     budgets = [Budget(8, 3), Budget(4, 9), Budget(6, 2), Budget(3, 0)]
-    dice = dice_for(4)
-    together = shape.grow(TableStepper(MODEL, texts), budgets, dice)
+    rng = dice_for(4)
+    together = shape.grow(TableStepper(MODEL, texts), budgets, rng)
     together.check()
     assert together.lengths()[3] == 0
     for b in range(3):
-        alone = shape.grow(TableStepper(MODEL, [texts[b]]), [budgets[b]], dice.choose(torch.tensor([b])))
+        alone = shape.grow(TableStepper(MODEL, [texts[b]]), [budgets[b]], rng.choose(torch.tensor([b])))
         assert together.tree(b) == alone.tree(0)
         assert paths_of(together, b) == pytest.approx(paths_of(alone), rel=1e-6)
-        if together.laws is not None and alone.laws is not None:
+        if together.distributions is not None and alone.distributions is not None:
             mine = part(together, [b])
-            assert mine.laws is not None
+            assert mine.distributions is not None
             for row in {parent + 1 for parent in alone.tree(0).parent}:
                 at = torch.tensor([row])
-                assert torch.equal(mine.laws.at(at).dense(), alone.laws.at(at).dense())
+                assert torch.equal(mine.distributions.at(at).dense(), alone.distributions.at(at).dense())
 
 
 @EVERY
@@ -207,7 +207,7 @@ def test_a_sure_model_drafts_a_chain(shape: Shape) -> None:
     assert drafts.branching == 1
     text: tuple[int, ...] = ()
     for path in paths_of(drafts):
-        text = (*text, int(MODEL.next_law(text).argmax()))
+        text = (*text, int(MODEL.next_distribution(text).argmax()))
         assert path == text
     assert len(text) >= 2
 
@@ -218,20 +218,20 @@ def test_tensors_are_made_where_the_stepper_is(shape: Shape) -> None:
     budgets = [Budget(8, 3), Budget(4, 9)]
     steppers = [TableStepper(MODEL, [(0,), (1,)]) for _ in range(2)]
     usual = shape.grow(steppers[0], budgets, dice_for(2))
-    dice = dice_for(2)
+    rng = dice_for(2)
     with torch.device("meta"):
-        drafts = shape.grow(steppers[1], budgets, dice)
+        drafts = shape.grow(steppers[1], budgets, rng)
     assert [drafts.tree(b) for b in range(2)] == [usual.tree(b) for b in range(2)]
 
 
 @EVERY
 def test_a_broken_drafter_breaks_nothing(shape: Shape) -> None:
-    """Laws of NaN behind the root, or further down, in one sequence of two or in both."""
+    """Distributions of NaN behind the root, or further down, in one sequence of two or in both."""
     for who, depth in (((1,), 1), ((1,), 2), ((0, 1), 1)):
 
         def work_out(prefix: tuple[int, ...], who: tuple[int, ...] = who, depth: int = depth) -> np.ndarray:
             broken = prefix[0] in who and len(prefix) >= depth
-            return np.full(5, np.nan) if broken else MODEL.next_law(prefix)
+            return np.full(5, np.nan) if broken else MODEL.next_distribution(prefix)
 
         drafts = shape.grow(TableStepper(TableModel(5, work_out), [(0,), (1,)]), [PLENTY] * 2, dice_for(2))
         drafts.check()
@@ -244,7 +244,7 @@ def test_a_broken_drafter_breaks_nothing(shape: Shape) -> None:
 def test_chosen_trees_end_where_the_vocabulary_does() -> None:
     small = dirichlet(2, seed=1)
     for shape in (
-        RankTree(rank_paths("0 1 2 00 01 02 20 000")),
+        StaticTree(rank_paths("0 1 2 00 01 02 20 000")),
         StaticTree((3, 3)),
         OptTree(9, 3),
         DySpec(9, 3, False),
@@ -259,33 +259,33 @@ def test_chosen_trees_end_where_the_vocabulary_does() -> None:
 
 
 def test_rank_paths_say_which_token_stands_where() -> None:
-    drafts = grown(RankTree(rank_paths("0 2 00 03 031")))
+    drafts = grown(StaticTree(rank_paths("0 2 00 03 031")))
     ranked = {(): (0, 2), (0,): (0, 3), (0, 3): (1,)}
     expected = {()}
     for path, ranks in ranked.items():
         text: tuple[int, ...] = ()
         for rank in path:
-            text = (*text, int(np.argsort(-MODEL.next_law(text))[rank]))
-        expected |= {(*text, int(np.argsort(-MODEL.next_law(text))[rank])) for rank in ranks}
+            text = (*text, int(np.argsort(-MODEL.next_distribution(text))[rank]))
+        expected |= {(*text, int(np.argsort(-MODEL.next_distribution(text))[rank])) for rank in ranks}
     assert set(paths_of(drafts)) == expected - {()}
 
 
 def test_a_rank_tree_of_counts_is_a_static_tree() -> None:
     for drawn in (False, True):
         paths = rank_paths("0 1 00 01 10 11 000 010 100 110")
-        assert grown(RankTree(paths, drawn)).tree(0) == grown(StaticTree((2, 2, 1), drawn)).tree(0)
+        assert grown(StaticTree(paths, drawn)).tree(0) == grown(StaticTree((2, 2, 1), drawn)).tree(0)
 
 
 def test_a_drawn_tree_has_no_gaps() -> None:
     with pytest.raises(UsageError, match="leave out a rank"):
-        RankTree(rank_paths("0 2"), drawn=True)
+        StaticTree(rank_paths("0 2"), drawn=True)
     with pytest.raises(ValueError, match="without its parent"):
-        RankTree(rank_paths("0 10"), drawn=True)
+        StaticTree(rank_paths("0 10"), drawn=True)
 
 
 def test_leaves_are_not_read() -> None:
     stepper = TableStepper(dirichlet(9, seed=1))
-    shape = RankTree()
+    shape = StaticTree()
     shape.grow(stepper, [PLENTY], dice_for(1))
     assert (stepper.reads, stepper.calls) == (shape.reads, 4) == (4 + 4 + 1 + 1, 4)
     stepper = TableStepper(dirichlet(9, seed=1))
@@ -297,7 +297,7 @@ def test_leaves_are_not_read() -> None:
 
 
 class _Passes(TorchDispatchMode):
-    """Counts operations whose result is as large as a law or larger."""
+    """Counts operations whose result is as large as a distribution or larger."""
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
@@ -335,10 +335,10 @@ def test_the_vocabulary_is_passed_over_per_call_and_not_per_node(shape: Shape, m
 def test_a_cost_tree_holds_the_nodes_that_pay(row: float) -> None:
     """Against the value tree of the same depth, cut by brute force."""
     costs = CostModel((1, 64), (64,), (1,), (((1.0, 1.0 + 63 * row),),))
-    whole = grown(ValueTree(nodes=12, width=3, depth=3))
+    whole = grown(Eagle2Tree(nodes=12, width=3, depth=3))
     gains = sorted(paths_of(whole).values(), reverse=True)
     count, _ = best_count(gains, lambda n: costs.seconds(n + 1))
-    own = paths_of(grown(CostTree(nodes=12, width=3, depth=3, tariff=Tariff(costs, 0.0))))
+    own = paths_of(grown(CostAwareTree(nodes=12, width=3, depth=3, draft_costs=DraftCosts(costs, 0.0))))
     assert sorted(own.values(), reverse=True) == pytest.approx(gains[:count])
 
 
@@ -346,6 +346,8 @@ def test_a_cost_tree_reads_no_level_that_does_not_pay() -> None:
     calls = []
     for level in (0.0, 0.1, 100.0):
         stepper = TableStepper(MODEL)
-        CostTree(nodes=12, width=3, depth=6, tariff=Tariff(CHEAP, level)).grow(stepper, [PLENTY], dice_for(1))
+        CostAwareTree(nodes=12, width=3, depth=6, draft_costs=DraftCosts(CHEAP, level)).grow(
+            stepper, [PLENTY], dice_for(1)
+        )
         calls.append(stepper.calls)
     assert 5 >= calls[0] > calls[1] > calls[2] == 0

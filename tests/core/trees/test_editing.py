@@ -1,11 +1,11 @@
-"""Cutting and choosing drafts: what is left is a tree, its laws follow its nodes, and sources name the old nodes."""
+"""Cutting and choosing drafts: what is left is a tree, its distributions follow its nodes, and sources name the old nodes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.distributions.tensors import TableDistributions
 from foredraft.core.trees.editing import cut, keep, part
 from foredraft.core.trees.layout import trees
 from foredraft.types import DraftBatch, Kind
@@ -19,8 +19,10 @@ def random_batch(seed: int, batch: int = 3, nodes: int = 12) -> DraftBatch:
         parents = [int(torch.randint(-1, i, (), generator=generator)) if i else -1 for i in range(size)]
         made.append((list(range(100, 100 + size)), parents))
     drafts = trees(made, Kind.SAMPLED_WITHOUT_REPLACEMENT)
-    laws = torch.rand((batch, drafts.width + 1, 5), generator=generator)
-    return DraftBatch(**{f: getattr(drafts, f) for f in DraftBatch.__slots__} | {"laws": TableLaws(laws)})
+    distributions = torch.rand((batch, drafts.width + 1, 5), generator=generator)
+    return DraftBatch(
+        **{f: getattr(drafts, f) for f in DraftBatch.__slots__} | {"distributions": TableDistributions(distributions)}
+    )
 
 
 def closed(drafts: DraftBatch, seed: int) -> torch.Tensor:
@@ -40,8 +42,8 @@ def test_kept_nodes_keep_their_place_in_the_tree(seed: int) -> None:
     left = keep(drafts, mask)
     left.check()
     assert left.source is not None
-    assert left.laws is not None
-    assert drafts.laws is not None
+    assert left.distributions is not None
+    assert drafts.distributions is not None
     for b in range(drafts.batch):
         before, after = drafts.tree(b), left.tree(b)
         names = [i for i in range(len(before.token)) if mask[b, i]]
@@ -52,8 +54,8 @@ def test_kept_nodes_keep_their_place_in_the_tree(seed: int) -> None:
             assert after.parent[new] == (-1 if above < 0 else names.index(above))
         for new, old in [(-1, -1), *enumerate(names)]:
             row = torch.zeros(drafts.batch, dtype=torch.int64)
-            theirs = drafts.laws.at(row + old + 1).dense()[b]
-            assert torch.equal(left.laws.at(row + new + 1).dense()[b], theirs)
+            theirs = drafts.distributions.at(row + old + 1).dense()[b]
+            assert torch.equal(left.distributions.at(row + new + 1).dense()[b], theirs)
             kept = [i for i in before.children(old) if mask[b, i]]
             assert [names[i] for i in after.children(new)] == kept
 
@@ -69,9 +71,11 @@ def test_a_cut_chain_has_fewer_levels() -> None:
 def test_a_part_is_those_sequences() -> None:
     drafts = random_batch(3)
     some = part(drafts, [2, 0])
-    assert some.laws is not None
-    assert drafts.laws is not None
+    assert some.distributions is not None
+    assert drafts.distributions is not None
     for new, old in enumerate([2, 0]):
         assert some.tree(new) == drafts.tree(old)
         row = torch.tensor([1, 1])
-        assert torch.equal(some.laws.at(row).dense()[new], drafts.laws.at(torch.tensor([1, 1, 1])).dense()[old])
+        assert torch.equal(
+            some.distributions.at(row).dense()[new], drafts.distributions.at(torch.tensor([1, 1, 1])).dense()[old]
+        )

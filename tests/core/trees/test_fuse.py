@@ -81,7 +81,7 @@ def test_fusion_is_the_trie_of_all_paths(limit: int, valued: tuple[bool, ...]) -
         limits = [limit, max(0, limit - 2), limit]
         fused = fuse(batches, limits)
         fused.check()
-        assert fused.kind is Kind.CHOSEN and fused.laws is None and fused.source is None
+        assert fused.kind is Kind.CHOSEN and fused.distributions is None and fused.source is None
         assert fused.width == max(fused.lengths())
         assert fused.levels >= int(fused.depth.max()) if fused.width else True
         for b in range(3):

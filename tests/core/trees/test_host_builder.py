@@ -10,9 +10,9 @@ from torch import Tensor
 
 from foredraft.control.cost import CostModel
 from foredraft.control.cost_aware_tree import PricedTree
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Frontier, Step
-from foredraft.core.shapes.eagle2_tree import ValueTree
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.draft.neural.captured import sure_block
 from foredraft.types import Budget, DraftBatch
 
@@ -22,7 +22,7 @@ COSTS = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))
 
 
 class Bigrams:
-    """A drafter whose law behind a token is a row of a table; remembers the columns of parents that it was told."""
+    """A drafter whose distribution behind a token is a row of a table; remembers the columns of parents that it was told."""
 
     def __init__(self, seed: int) -> None:
         self.batch, self.ids, self.device = BATCH, tuple(range(BATCH)), CPU
@@ -44,10 +44,10 @@ class Bigrams:
         return self._step(frontier.token)
 
 
-def both(shape: ValueTree, seed: int, budgets: list[Budget]) -> tuple[DraftBatch, DraftBatch]:
-    dice = KeyedDice(*torch.zeros((3, BATCH), dtype=torch.int64))
-    slow: Any = ValueTree.grow
-    return shape.grow(Bigrams(seed), budgets, dice), slow.__wrapped__(shape, Bigrams(seed), budgets, dice)
+def both(shape: Eagle2Tree, seed: int, budgets: list[Budget]) -> tuple[DraftBatch, DraftBatch]:
+    rng = KeyedRng(*torch.zeros((3, BATCH), dtype=torch.int64))
+    slow: Any = Eagle2Tree.grow
+    return shape.grow(Bigrams(seed), budgets, rng), slow.__wrapped__(shape, Bigrams(seed), budgets, rng)
 
 
 def same(got: DraftBatch, true: DraftBatch) -> None:
@@ -61,19 +61,19 @@ def same(got: DraftBatch, true: DraftBatch) -> None:
     assert (got.kind, got.branching, got.levels) == (true.kind, true.branching, true.levels)
 
 
-SHAPES = [ValueTree(8, 3, 4), ValueTree(40, 4, 3), ValueTree(5, 1, 6), ValueTree(20, VOCAB + 5, 2)]
+SHAPES = [Eagle2Tree(8, 3, 4), Eagle2Tree(40, 4, 3), Eagle2Tree(5, 1, 6), Eagle2Tree(20, VOCAB + 5, 2)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_trees(shape: ValueTree, seed: int) -> None:
+def test_the_same_trees(shape: Eagle2Tree, seed: int) -> None:
     same(*both(shape, seed, [Budget(100, 9), Budget(4, 9), Budget(100, 2)]))
     same(*both(shape, seed, [Budget(2, 1), Budget(0, 3), Budget(3, 0)]))
 
 
 def test_where_nobody_may_draft_nothing_is_read() -> None:
     stepper = Bigrams(0)
-    assert ValueTree(8, 3, 4).grow(stepper, [Budget(0, 5)] * BATCH, KeyedDice(*torch.zeros((3, BATCH)))).width == 0
+    assert Eagle2Tree(8, 3, 4).grow(stepper, [Budget(0, 5)] * BATCH, KeyedRng(*torch.zeros((3, BATCH)))).width == 0
     assert not stepper.seen
 
 
@@ -88,5 +88,5 @@ def test_of_equal_values_the_first_made_goes_first() -> None:
     """All tokens are equally likely: trees follow from the order of making alone."""
     stepper = Bigrams(0)
     stepper.table = torch.zeros(VOCAB, VOCAB)
-    made = ValueTree(5, 2, 3).grow(stepper, [Budget(9, 9)] * BATCH, KeyedDice(*torch.zeros((3, BATCH))))
+    made = Eagle2Tree(5, 2, 3).grow(stepper, [Budget(9, 9)] * BATCH, KeyedRng(*torch.zeros((3, BATCH))))
     assert made.source is not None and made.source[0].tolist() == [0, 1, 2, 3, 4]

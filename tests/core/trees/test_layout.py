@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.random import Generator
 
-from foredraft.core.distributions.tensors import TableLaws
+from foredraft.core.distributions.tensors import TableDistributions
 from foredraft.core.trees.editing import cut, reorder
 from foredraft.core.trees.layout import (
     ancestor_mask,
@@ -38,10 +38,10 @@ def random_batch(seed: int, largest: int = 40) -> DraftBatch:
     lengths = rng.integers(0, largest, size=int(rng.integers(1, 6)))
     rows = [random_parents(rng, int(n)) for n in lengths]
     order = [shuffled_ranks(rng, parents) for parents in rows]
-    laws = TableLaws(torch.from_numpy(rng.dirichlet(np.ones(7), (len(rows), max(lengths) + 1))))
+    distributions = TableDistributions(torch.from_numpy(rng.dirichlet(np.ones(7), (len(rows), max(lengths) + 1))))
     drafts = [(rng.permutation(1000)[: len(parents)].tolist(), parents) for parents in rows]
     value = [rng.random(len(parents)).tolist() for parents in rows]
-    return trees(drafts, Kind.SAMPLED_IID, order=order, multiplicity=order, value=value, laws=laws)
+    return trees(drafts, Kind.SAMPLED_IID, order=order, multiplicity=order, value=value, distributions=distributions)
 
 
 def shuffled_ranks(rng: Generator, parents: list[int]) -> list[int]:
@@ -148,14 +148,14 @@ def test_reordering_keeps_the_tree(seed: int) -> None:
     drafts = random_batch(seed)
     order = heavy_order(drafts.parent, drafts.length)
     moved = reorder(drafts, order)
-    assert drafts.laws is not None and moved.laws is not None
+    assert drafts.distributions is not None and moved.distributions is not None
     for b in range(drafts.batch):
         assert _paths(drafts, b) == _paths(moved, b)
     for place in range(drafts.width):
         row = torch.full((drafts.batch,), place + 1)
-        assert torch.equal(moved.laws.at(row).dense(), drafts.laws.at(order[:, place] + 1).dense())
+        assert torch.equal(moved.distributions.at(row).dense(), drafts.distributions.at(order[:, place] + 1).dense())
     root = torch.zeros(drafts.batch, dtype=torch.int64)
-    assert torch.equal(moved.laws.at(root).dense(), drafts.laws.at(root).dense())
+    assert torch.equal(moved.distributions.at(root).dense(), drafts.distributions.at(root).dense())
 
 
 def _paths(drafts: DraftBatch, b: int) -> dict[tuple[int, ...], tuple[float, ...]]:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import DenseLaw
-from foredraft.core.rng.enumerating import law_of_outcomes
-from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.distributions.tensors import DenseDistribution
+from foredraft.core.rng.enumerating import distribution_of_outcomes
+from foredraft.core.rng.keyed import Purpose, Rng
 from foredraft.core.trees.layout import trees
 from foredraft.core.trees.select import (
     NEVER,
@@ -76,9 +76,11 @@ def test_nothing_fits_into_no_budget() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shifted_scores_never_rise_along_a_chain(seed: int) -> None:
-    law = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(4), (3, 5)))
-    own = law.gather(2, torch.randint(0, 4, (3, 5, 1), generator=torch.Generator().manual_seed(seed)))[:, :, 0].log()
-    score = shifted_scores(own, law.amax(dim=2).log())
+    distribution = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(4), (3, 5)))
+    own = distribution.gather(2, torch.randint(0, 4, (3, 5, 1), generator=torch.Generator().manual_seed(seed)))[
+        :, :, 0
+    ].log()
+    score = shifted_scores(own, distribution.amax(dim=2).log())
     assert bool((score.diff(dim=1) <= 1e-12).all())
 
 
@@ -93,21 +95,21 @@ def test_sampling_targets_need_the_shifted_score() -> None:
 
 
 def shared(target: TableModel, drafter: TableModel, depth: int, capacity: int, shifted: bool) -> Method:
-    """Both requests draft `depth` tokens from the same law; the budget decides how many of the first are verified."""
+    """Both requests draft `depth` tokens from the same distribution; the budget decides how many of the first are verified."""
 
-    def chain(dice: Dice) -> tuple[Prefix, list[float], list[float]]:
+    def chain(rng: Rng) -> tuple[Prefix, list[float], list[float]]:
         text: Prefix = ()
         own, top = [], []
         for turn in range(depth):
-            law = drafter.next_law(text)
-            row = DenseLaw(torch.from_numpy(law)[None])
-            text = (*text, int(dice.draw(row, Purpose.DRAFT, torch.tensor([turn]))[0]))
-            own.append(float(np.log(law[text[-1]])))
-            top.append(float(np.log(law.max())))
+            distribution = drafter.next_distribution(text)
+            row = DenseDistribution(torch.from_numpy(distribution)[None])
+            text = (*text, int(rng.draw(row, Purpose.DRAFT, torch.tensor([turn]))[0]))
+            own.append(float(np.log(distribution[text[-1]])))
+            top.append(float(np.log(distribution.max())))
         return text, own, top
 
-    def draft(dice: Dice) -> Draft:
-        (text, own, top), (_, other_own, other_top) = chain(dice), chain(dice)
+    def draft(rng: Rng) -> Draft:
+        (text, own, top), (_, other_own, other_top) = chain(rng), chain(rng)
         log_q, log_top = torch.tensor([own, other_own]), torch.tensor([top, other_top])
         kept = int(tetris(log_q, log_top, torch.tensor([depth, depth]), capacity, sampling=shifted)[0])
         return Draft(text[:kept], tuple(range(-1, kept - 1)), (1,) * kept, (SWOR,) * kept)
@@ -151,19 +153,19 @@ def test_trees_are_cut_alike_by_heap_and_tensor(seed: int) -> None:
 def test_a_tree_cut_by_value_is_exact_as_chosen() -> None:
     """Sampled siblings, the likelier one kept: the residual rule sees CHOSEN drafts and stays exact."""
     target, drafter = dirichlet(3, 5), dirichlet(3, 6)
-    q = drafter.next_law()
+    q = drafter.next_distribution()
 
-    def draft(dice: Dice) -> Draft:
+    def draft(rng: Rng) -> Draft:
         drawn: list[int] = []
         left = q.copy()
         for turn in range(2):
-            row = DenseLaw(torch.from_numpy(left / left.sum())[None])
-            drawn.append(int(dice.draw(row, Purpose.DRAFT, torch.tensor([turn]))[0]))
+            row = DenseDistribution(torch.from_numpy(left / left.sum())[None])
+            drawn.append(int(rng.draw(row, Purpose.DRAFT, torch.tensor([turn]))[0]))
             left[drawn[-1]] = 0.0
         block = trees([(drawn, [-1, -1])], SWOR, value=[[float(q[v]) for v in drawn]])
         best = keep_best(block, 1).tree(0)
         return Draft(tuple(best.token), tuple(best.parent), (1,), tuple(best.kind))
 
     assert distortion(Method(draft, judge_of(RULES["residual"], target, drafter)), target, 2) < 1e-12
-    kinds = {draft.kind for draft in law_of_outcomes(draft)}  # type: ignore[attr-defined]
+    kinds = {draft.kind for draft in distribution_of_outcomes(draft)}  # type: ignore[attr-defined]
     assert kinds == {(Kind.CHOSEN,)}

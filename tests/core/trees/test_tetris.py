@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from foredraft.control.depth_allocation import Wish, best_depths
-from foredraft.core.rng.enumerating import law_of_outcomes
+from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.trees.layout import trees
 from foredraft.core.trees.select import best_lengths_by_heap
-from foredraft.core.trees.tetris import Score, can_cut, cut_to, law_scores
+from foredraft.core.trees.tetris import Score, can_cut, cut_to, distribution_scores
 from foredraft.core.verify import RULES
 from foredraft.types import DraftBatch, Kind
 from foredraft.types.drafts import chains
@@ -24,21 +24,21 @@ MODEL = dirichlet(3, 7)
 
 
 def drawn_chains(length: int = 3, count: int = 3) -> tuple[list[Draft], DraftBatch]:
-    """Different chains of one draft model, as a batch with its laws."""
-    every = sorted(law_of_outcomes(lambda dice: draft_tree(MODEL, (1,) * length, DRAWN, dice)), key=str)
+    """Different chains of one draft model, as a batch with its distributions."""
+    every = sorted(distribution_of_outcomes(lambda rng: draft_tree(MODEL, (1,) * length, DRAWN, rng)), key=str)
     some = [every[i * len(every) // count] for i in range(count)]
     return some, batch_case_of(some, MODEL, MODEL)(None).drafts  # type: ignore[arg-type]
 
 
 def test_scores_are_those_of_the_papers() -> None:
     some, drafts = drawn_chains()
-    shifted, published = law_scores(drafts).exp(), law_scores(drafts, Score.PUBLISHED).exp()
+    shifted, published = distribution_scores(drafts).exp(), distribution_scores(drafts, Score.PUBLISHED).exp()
     for b, draft in enumerate(some):
         path = 1.0
         for j, token in enumerate(draft.token):
-            law = MODEL.next_law(draft.token[:j])
-            assert float(shifted[b, j]) == pytest.approx(path * law.max())
-            path *= law[token]
+            distribution = MODEL.next_distribution(draft.token[:j])
+            assert float(shifted[b, j]) == pytest.approx(path * distribution.max())
+            path *= distribution[token]
             assert float(published[b, j]) == pytest.approx(path)
 
 
@@ -47,8 +47,8 @@ def test_scores_are_those_of_the_papers() -> None:
 def test_chains_are_cut_to_their_best_prefixes_and_stay_drawn(score: Score, capacity: int) -> None:
     some, drafts = drawn_chains()
     left = cut_to(drafts, capacity, score)
-    assert list(left.lengths()) == best_lengths_by_heap(law_scores(drafts, score).tolist(), capacity)
-    assert left.kind is DRAWN and left.laws is drafts.laws
+    assert list(left.lengths()) == best_lengths_by_heap(distribution_scores(drafts, score).tolist(), capacity)
+    assert left.kind is DRAWN and left.distributions is drafts.distributions
     for b, draft in enumerate(some):
         assert left.tree(b).token == list(draft.token[: left.lengths()[b]])
 
@@ -58,8 +58,8 @@ def test_a_shifted_score_is_blind_to_the_token_itself() -> None:
     tokens = [(0, 1, last) for last in range(3)]
     some = [Draft(t, (-1, 0, 1), (1, 1, 1), (DRAWN,) * 3) for t in tokens]
     drafts = batch_case_of(some, MODEL, MODEL)(None).drafts  # type: ignore[arg-type]
-    assert len({round(v, 12) for v in law_scores(drafts)[:, 2].tolist()}) == 1
-    assert len({round(v, 12) for v in law_scores(drafts, Score.PUBLISHED)[:, 2].tolist()}) == 3
+    assert len({round(v, 12) for v in distribution_scores(drafts)[:, 2].tolist()}) == 1
+    assert len({round(v, 12) for v in distribution_scores(drafts, Score.PUBLISHED)[:, 2].tolist()}) == 3
 
 
 def test_chosen_drafts_are_cut_by_value() -> None:

@@ -1,9 +1,9 @@
-"""What each rule costs: 64 drafted nodes at a vocabulary of 49,152, one sequence, laws ready beforehand.
+"""What each rule costs: 64 drafted nodes at a vocabulary of 49,152, one sequence, distributions ready beforehand.
 
     python -m tests.core.verify.bench_rules [--rounds 20] [--threads 1]
 
-Prints a table and, last, one JSON line. Rules that walk get a tree of 8 x (1 + 7) nodes, others a chain of 64. The laws
-are not timed: logits processing is the sampler's work. Times are medians over rounds with different drafts and dice.
+Prints a table and, last, one JSON line. Rules that walk get a tree of 8 x (1 + 7) nodes, others a chain of 64. The distributions
+are not timed: logits processing is the sampler's work. Times are medians over rounds with different drafts and rng.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.tensors import DenseLaw
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import DenseDistribution
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.layout import trees
-from foredraft.core.verify import RULES, BatchCase, Rule, lantern_pp
+from foredraft.core.verify import RULES, BatchCase, Rule, judge, lantern, lantern_pp
 from foredraft.core.verify.exact.bounds import alpha_star
-from foredraft.core.verify import judge, lantern
-from foredraft.types import DraftBatch, Kind, Law, Topology
+from foredraft.types import Distribution, DraftBatch, Kind, Topology
 
 VOCAB, NODES, WIDTH = 49_152, 64, 576
 SWOR, IID, TOP = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.TOP_THEN_SAMPLED
@@ -32,15 +31,15 @@ SWOR, IID, TOP = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.TOP_TH
 
 @dataclass(frozen=True)
 class Ready:
-    """Laws of one sequence, worked out beforehand."""
+    """Distributions of one sequence, worked out beforehand."""
 
-    rows: list[DenseLaw]
+    rows: list[DenseDistribution]
 
-    def at(self, row: Tensor) -> Law:
+    def at(self, row: Tensor) -> Distribution:
         return self.rows[int(row)]
 
 
-def random_laws(seed: int, noise: float = 1.1, support: int = VOCAB) -> tuple[Ready, Ready]:
+def random_distributions(seed: int, noise: float = 1.1, support: int = VOCAB) -> tuple[Ready, Ready]:
     """Target and draft rows with a language model's decay; the draft sees the target's logits through noise."""
     make = torch.Generator().manual_seed(seed)
     decay = -1.6 * torch.log(torch.arange(1, VOCAB + 1, dtype=torch.float32))
@@ -49,13 +48,13 @@ def random_laws(seed: int, noise: float = 1.1, support: int = VOCAB) -> tuple[Re
         logits = decay[torch.randperm(VOCAB, generator=make)]
         guess = logits + noise * torch.randn(VOCAB, generator=make)
         guess[guess < guess.topk(support).values[-1]] = -torch.inf
-        target.append(DenseLaw(torch.softmax(logits, dim=0)[None]))
-        draft.append(DenseLaw(torch.softmax(guess, dim=0)[None]))
+        target.append(DenseDistribution(torch.softmax(logits, dim=0)[None]))
+        draft.append(DenseDistribution(torch.softmax(guess, dim=0)[None]))
     return Ready(target), Ready(draft)
 
 
 def grow(draft: Ready, kind: Kind, shape: tuple[int, ...], seed: int) -> DraftBatch:
-    """64 nodes of a kind; every row has its own law, whatever its place in the tree."""
+    """64 nodes of a kind; every row has its own distribution, whatever its place in the tree."""
     make = torch.Generator().manual_seed(seed)
     token: list[int] = []
     parent: list[int] = []
@@ -64,24 +63,24 @@ def grow(draft: Ready, kind: Kind, shape: tuple[int, ...], seed: int) -> DraftBa
     for count in shape:
         begin = len(token)
         for node in level:
-            law = draft.rows[node + 1].probs[0]
-            found = _children(law, kind, count, make)
+            distribution = draft.rows[node + 1].probs[0]
+            found = _children(distribution, kind, count, make)
             token += found
             parent += [node] * len(found)
             times += [1] * len(found)
         level = list(range(begin, len(token)))
-    return trees([(token, parent)], kind, multiplicity=[times], laws=draft)
+    return trees([(token, parent)], kind, multiplicity=[times], distributions=draft)
 
 
-def _children(law: Tensor, kind: Kind, count: int, make: torch.Generator) -> list[int]:
+def _children(distribution: Tensor, kind: Kind, count: int, make: torch.Generator) -> list[int]:
     if kind == Kind.CHOSEN:
-        return law.topk(count).indices.tolist()
+        return distribution.topk(count).indices.tolist()
     if kind == TOP:
-        top = law.topk(count - 1).indices.tolist()
-        rest = law.clone()
+        top = distribution.topk(count - 1).indices.tolist()
+        rest = distribution.clone()
         rest[top] = 0.0
         return [*top, int(torch.multinomial(rest, 1, generator=make))]
-    drawn = torch.multinomial(law, count, replacement=kind == IID, generator=make).tolist()
+    drawn = torch.multinomial(distribution, count, replacement=kind == IID, generator=make).tolist()
     return list(dict.fromkeys(drawn))
 
 
@@ -96,13 +95,13 @@ def kind_for(rule: Rule) -> Kind:
 
 def case_for(rule: Rule, seed: int) -> BatchCase:
     few = rule.name == "otm"
-    target, draft = random_laws(seed, support=10 if few else VOCAB)
+    target, draft = random_distributions(seed, support=10 if few else VOCAB)
     trees_too = rule.name != "fly" and (rule.lossy or any(topology is Topology.TREE for _, topology in rule.exact_for))
     shape = ((2,) + (1,) * 31 if few else (8, 7)) if trees_too else (1,) * NODES
     drafts = grow(draft, kind_for(rule), shape, seed)
     hidden = torch.randn((1, drafts.width + 1, WIDTH)) if rule.needs_hidden else None
     key = torch.tensor([seed])
-    return BatchCase(drafts, target, KeyedDice(key, key, key), hidden)
+    return BatchCase(drafts, target, KeyedRng(key, key, key), hidden)
 
 
 def time_rule(rule: Rule, rounds: int) -> dict[str, float]:
@@ -115,7 +114,7 @@ def time_rule(rule: Rule, rounds: int) -> dict[str, float]:
             best = float("inf")
             for _ in range(3):
                 begin = time.perf_counter()
-                verdict = rule.verify_batch(BatchCase(case.drafts, case.target, KeyedDice(key, key, key), case.hidden))
+                verdict = rule.verify_batch(BatchCase(case.drafts, case.target, KeyedRng(key, key, key), case.hidden))
                 best = min(best, 1e3 * (time.perf_counter() - begin))
             spent.append(best)
             accepted.append(int(verdict.accepted))
@@ -130,7 +129,7 @@ def rules() -> list[Rule]:
 
 
 def time_bounds() -> dict[str, float]:
-    target, draft = random_laws(0)
+    target, draft = random_distributions(0)
     p, q = target.rows[0].probs[0].double().numpy(), draft.rows[0].probs[0].double().numpy()
 
     def spent(run: Callable[[], float]) -> float:

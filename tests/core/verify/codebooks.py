@@ -1,7 +1,7 @@
-"""Toy visual tokenizers: codes on a ring or on a grid, and laws that know which codes are alike.
+"""Toy visual tokenizers: codes on a ring or on a grid, and distributions that know which codes are alike.
 
 A code is a point in the plane; an "image model" puts a bump of probability around the code it has in mind, a flat one
-as image models do. The rules see tokens and laws only, so nothing here is text.
+as image models do. The rules see tokens and distributions only, so nothing here is text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def image_model(codebook: Tensor, spread: float, drift: float, seed: int) -> Tab
         rng = np.random.default_rng([seed, len(prefix), *prefix])
         here = points[prefix[-1]] if prefix else points.mean(axis=0) + 0.3
         distance = ((points - here - drift) ** 2).sum(axis=1)
-        law = np.exp(-distance / spread + 0.3 * rng.normal(size=len(points)))
-        return np.asarray(law / law.sum())
+        distribution = np.exp(-distance / spread + 0.3 * rng.normal(size=len(points)))
+        return np.asarray(distribution / distribution.sum())
 
     return TableModel(len(points), work_out)

@@ -1,6 +1,6 @@
-"""Which pairs of rule and drafts keep the target's law, worked out by enumeration and not by argument.
+"""Which pairs of rule and drafts keep the target's distribution, worked out by enumeration and not by argument.
 
-Every rule runs under the exact interpreter on drafts of every kind, as chains and as trees, over random laws. A pair is
+Every rule runs under the exact interpreter on drafts of every kind, as chains and as trees, over random distributions. A pair is
 legal if no outcome of any run is off by more than rounding; it is biased if one run is off by a millionth.
     python -m tests.core.verify.derive       prints the table
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from foredraft.core.rng.keyed import Dice
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.verify import RULES, Rule
 from foredraft.core.verify.lossy.fly import fly
 from foredraft.core.verify.lossy.gates import kl_gate
@@ -20,11 +20,11 @@ from tests.kit.exactness import Method, distortion, judge_of, method_of
 from tests.kit.tables import TableModel, at_temperature_zero, dirichlet
 
 Pair = tuple[Kind, Topology]
-Laws = tuple[TableModel, TableModel]
+Distributions = tuple[TableModel, TableModel]
 EXACT, BIASED = 1e-10, 1e-6
 # Settings under which a rule's default would have nothing to do on drafts this short.
 BITING: dict[str, Rule] = {"fly": fly(theta=0.0, window=1), "kl-gate": kl_gate(3.0)}
-# (shape, vocabulary, tokens that the draft law can produce)
+# (shape, vocabulary, tokens that the draft distribution can produce)
 CHAINS: list[tuple[tuple[int, ...], int, int | None]] = [((1, 1), 3, None), ((1, 1), 3, 2)]
 TREES: list[tuple[tuple[int, ...], int, int | None]] = [((2,), 4, None), ((3,), 4, 3), ((3,), 3, None), ((2, 2), 3, 2)]
 
@@ -48,7 +48,7 @@ def is_legal(rule: Rule, kind: Kind, topology: Topology) -> bool:
 
 
 def cases(rule: Rule, kind: Kind, topology: Topology) -> Iterator[tuple[TableModel, TableModel, tuple[int, ...]]]:
-    """Laws and shapes. Trees are tried wide and deep; deep ones are drawn from two tokens, or outcomes are too many."""
+    """Distributions and shapes. Trees are tried wide and deep; deep ones are drawn from two tokens, or outcomes are too many."""
     shapes = CHAINS if topology is Topology.CHAIN else TREES
     for seed in range(2):
         for number, (shape, vocab, support) in enumerate(shapes):
@@ -59,42 +59,42 @@ def cases(rule: Rule, kind: Kind, topology: Topology) -> Iterator[tuple[TableMod
 
 # --- stop rules -----------------------------------------------------------------------------------------------------
 
-Stop = Callable[[TableModel, Dice, Kind], Draft]
+Stop = Callable[[TableModel, Rng, Kind], Draft]
 LENGTH, THRESHOLD = 2, 0.4
 
 
-def stop_after(drafter: TableModel, dice: Dice, kind: Kind) -> Draft:
+def stop_after(drafter: TableModel, rng: Rng, kind: Kind) -> Draft:
     """Stop after a token of low probability; the token stays."""
     text: tuple[int, ...] = ()
-    while len(text) < LENGTH and (not text or drafter.next_law(text[:-1])[text[-1]] >= THRESHOLD):
-        text = _longer(text, drafter, dice)
+    while len(text) < LENGTH and (not text or drafter.next_distribution(text[:-1])[text[-1]] >= THRESHOLD):
+        text = _longer(text, drafter, rng)
     return _chain(text, kind)
 
 
-def stop_before(drafter: TableModel, dice: Dice, kind: Kind) -> Draft:
-    """Stop before a draw whose law has no likely token."""
+def stop_before(drafter: TableModel, rng: Rng, kind: Kind) -> Draft:
+    """Stop before a draw whose distribution has no likely token."""
     text: tuple[int, ...] = ()
-    while len(text) < LENGTH and drafter.next_law(text).max() >= THRESHOLD:
-        text = _longer(text, drafter, dice)
+    while len(text) < LENGTH and drafter.next_distribution(text).max() >= THRESHOLD:
+        text = _longer(text, drafter, rng)
     return _chain(text, kind)
 
 
-def drop_unlikely(drafter: TableModel, dice: Dice, kind: Kind) -> Draft:
+def drop_unlikely(drafter: TableModel, rng: Rng, kind: Kind) -> Draft:
     """Stop at a token of low probability, and throw it away."""
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
-        text = _longer(text, drafter, dice)
-        if drafter.next_law(text[:-1])[text[-1]] < THRESHOLD:
+        text = _longer(text, drafter, rng)
+        if drafter.next_distribution(text[:-1])[text[-1]] < THRESHOLD:
             return _chain(text[:-1], kind)
     return _chain(text, kind)
 
 
-def drop_by_later_row(drafter: TableModel, dice: Dice, kind: Kind) -> Draft:
+def drop_by_later_row(drafter: TableModel, rng: Rng, kind: Kind) -> Draft:
     """A budget that looks at the row behind the last token: throws the token away if nothing likely follows it."""
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
-        text = _longer(text, drafter, dice)
-    return _chain(text if drafter.next_law(text).max() >= 0.6 else text[:-1], kind)
+        text = _longer(text, drafter, rng)
+    return _chain(text if drafter.next_distribution(text).max() >= 0.6 else text[:-1], kind)
 
 
 STOPS: dict[str, Stop] = {
@@ -105,8 +105,8 @@ STOPS: dict[str, Stop] = {
 }
 
 
-def _longer(text: tuple[int, ...], drafter: TableModel, dice: Dice) -> tuple[int, ...]:
-    ((token, _),) = candidates(drafter.next_law(text), 1, Kind.SAMPLED_WITHOUT_REPLACEMENT, dice, len(text))
+def _longer(text: tuple[int, ...], drafter: TableModel, rng: Rng) -> tuple[int, ...]:
+    ((token, _),) = candidates(drafter.next_distribution(text), 1, Kind.SAMPLED_WITHOUT_REPLACEMENT, rng, len(text))
     return (*text, token)
 
 
@@ -115,14 +115,14 @@ def _chain(text: tuple[int, ...], kind: Kind) -> Draft:
 
 
 def stop_is_legal(rule: Rule, stop: Stop, kind: Kind) -> bool:
-    """Whether a rule keeps the joint law of three tokens when chains end by that stop rule."""
+    """Whether a rule keeps the joint distribution of three tokens when chains end by that stop rule."""
     worst = 0.0
     for seed in range(4):
         target, drafter = dirichlet(3, 500 + seed), dirichlet(3, 600 + seed)
         target = at_temperature_zero(target) if rule.greedy_only else target
 
-        def draft(dice: Dice, drafter: TableModel = drafter) -> Draft:
-            return stop(drafter, dice, kind)
+        def draft(rng: Rng, drafter: TableModel = drafter) -> Draft:
+            return stop(drafter, rng, kind)
 
         worst = max(worst, distortion(Method(draft, judge_of(rule, target, drafter)), target, 3))
     assert not EXACT < worst < BIASED

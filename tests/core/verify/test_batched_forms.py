@@ -1,4 +1,4 @@
-"""Law 3 of the design: a rule's batched form agrees with its readable form, whatever stands next to it in the batch."""
+"""Invariant 3 of the design: a rule's batched form agrees with its readable form, whatever stands next to it in the batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.editing import cut
 from foredraft.core.verify import RULES, BatchCase, Rule, tree_case
 from foredraft.core.verify.tree_walk import NodeBatch
@@ -33,10 +33,10 @@ def name_of(value: object) -> str:
     return "+".join(kind.name for kind in value) if isinstance(value, tuple) else str(getattr(value, "name", value))
 
 
-def dice_of(seed: int, batch: int) -> KeyedDice:
+def dice_of(seed: int, batch: int) -> KeyedRng:
     rng = np.random.default_rng(seed)
     keys = torch.from_numpy(rng.integers(-(2**62), 2**62, batch))
-    return KeyedDice(keys, torch.from_numpy(rng.integers(0, 99, batch)), torch.from_numpy(rng.integers(0, 999, batch)))
+    return KeyedRng(keys, torch.from_numpy(rng.integers(0, 99, batch)), torch.from_numpy(rng.integers(0, 999, batch)))
 
 
 def random_case(
@@ -50,15 +50,15 @@ def random_case(
     batch = 18 if seed % 4 == 2 else int(rng.integers(1, 8))
     drafter = dirichlet(VOCAB, seed, 0.1, support=6 if rule.name == "otm" else None)  # it lists all sets of draws
     target = mixed(drafter, dirichlet(VOCAB, seed + 1, 0.1), 0.6)
-    dice = dice_of(seed, batch)
+    rng = dice_of(seed, batch)
     drafts: list[Draft] = []
     for b in range(batch):
         depth = int(rng.integers(0, 4))
         shape = [1 if topology is Topology.CHAIN else int(rng.integers(1, 4)) for _ in range(depth)]
         levels = [Kind(int(rng.choice(kinds))) for _ in range(depth)]
-        drafts.append(draft_tree(drafter, shape, levels, dice.choose(torch.tensor([b]))))
+        drafts.append(draft_tree(drafter, shape, levels, rng.choose(torch.tensor([b]))))
     model = at_temperature_zero(target) if rule.greedy_only or seed % 5 == 0 else target
-    case = batch_case_of(drafts, model, drafter, dtype)(dice)
+    case = batch_case_of(drafts, model, drafter, dtype)(rng)
     limits = [int(rng.integers(0, 12)) for _ in range(batch)]
     return replace(case, drafts=cut(case.drafts, limits))
 
@@ -71,7 +71,7 @@ def alone(case: BatchCase, index: int) -> BatchCase:
     def part(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[which]
 
-    assert isinstance(drafts.laws, TableLaws) and isinstance(case.target, TableLaws)
+    assert isinstance(drafts.distributions, TableDistributions) and isinstance(case.target, TableDistributions)
     own = replace(
         drafts,
         token=drafts.token[which],
@@ -81,10 +81,10 @@ def alone(case: BatchCase, index: int) -> BatchCase:
         length=drafts.length[which],
         multiplicity=part(drafts.multiplicity),
         node_kind=part(drafts.node_kind),
-        laws=TableLaws(drafts.laws.probs[which]),
+        distributions=TableDistributions(drafts.distributions.probs[which]),
         lengths_host=None,
     )
-    return BatchCase(own, TableLaws(case.target.probs[which]), case.dice.choose(which))
+    return BatchCase(own, TableDistributions(case.target.probs[which]), case.rng.choose(which))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -130,23 +130,23 @@ def test_early_exits_change_nothing(
 
 
 @pytest.mark.parametrize("name", ["sample-and-match", "greedy", "one-hot", "residual"])
-def test_chosen_drafts_need_no_laws(name: str) -> None:
+def test_chosen_drafts_need_no_distributions(name: str) -> None:
     rule = RULES[name]
     case = random_case(rule, (Kind.CHOSEN,), Topology.TREE, seed=3)
-    bare = replace(case, drafts=replace(case.drafts, laws=None))
+    bare = replace(case, drafts=replace(case.drafts, distributions=None))
     verdict, expected = rule.verify_batch(bare), rule.verify_batch(case)
     for b in range(case.drafts.batch):
         assert verdict.row(b) == expected.row(b) == rule.verify(tree_case(bare, b))
 
 
 @pytest.mark.parametrize("name", ["chain", "block", "residual-iid"])
-def test_rules_that_need_laws_say_so(name: str) -> None:
+def test_rules_that_need_distributions_say_so(name: str) -> None:
     rule, model = RULES[name], dirichlet(4, 1)
     case = batch_case_of([draft_tree(model, (1, 1), Kind.SAMPLED_IID, dice_of(1, 1))], model, model)(dice_of(1, 1))
-    bare = replace(case, drafts=replace(case.drafts, laws=None))
-    with pytest.raises(ValueError, match="draft's laws"):
+    bare = replace(case, drafts=replace(case.drafts, distributions=None))
+    with pytest.raises(ValueError, match="draft's distributions"):
         rule.verify_batch(bare)
-    with pytest.raises(ValueError, match="draft's laws"):
+    with pytest.raises(ValueError, match="draft's distributions"):
         rule.verify(tree_case(bare, 0))
 
 
@@ -167,8 +167,8 @@ def text_of(rule: Rule, kind: Kind, shape: tuple[int, ...], length: int = 16) ->
     target = mixed(drafter, dirichlet(8, 2, 0.5), 0.7)
     text: list[int] = []
     for turn in range(length):
-        dice = KeyedDice(torch.tensor([77]), torch.tensor([turn]), torch.tensor([len(text)]))
+        rng = KeyedRng(torch.tensor([77]), torch.tensor([turn]), torch.tensor([len(text)]))
         p, q = behind(target, text), behind(drafter, text)
-        draft = draft_tree(q, shape, kind, dice)
-        text += emitted(draft, rule.verify_batch(batch_case_of([draft], p, q)(dice)).row(0))
+        draft = draft_tree(q, shape, kind, rng)
+        text += emitted(draft, rule.verify_batch(batch_case_of([draft], p, q)(rng)).row(0))
     return text[:length]

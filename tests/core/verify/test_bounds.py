@@ -9,7 +9,7 @@ import pytest
 
 from foredraft.core.verify.exact import bounds
 from foredraft.core.verify.exact.bounds import acceptance_can_be_one, alpha_star, alpha_top_then_sampled
-from foredraft.core.verify.exact.transport import Plan, SetLaw, set_law, transport, transport_lp
+from foredraft.core.verify.exact.transport import Plan, SetDistribution, set_distribution, transport, transport_lp
 from foredraft.types import Kind
 
 SWOR, IID, TOP = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.TOP_THEN_SAMPLED
@@ -37,20 +37,20 @@ def test_flow_program_and_dual_agree(kind: Kind, seed: int) -> None:
     p, q = random_pair(seed)
     for count in (1, 2, 3):
         seen = np.argsort(-q, kind="stable")[: min(count, int((q > 0).sum()))].tolist()
-        law = set_law(q, kind, seen, count)
-        plan = transport(p, law)
+        distribution = set_distribution(q, kind, seen, count)
+        plan = transport(p, distribution)
         dual = alpha_top_then_sampled(p, q, count) if kind == TOP else alpha_star(p, q, count, kind == IID)
-        assert sum(law.values()) == pytest.approx(1)
-        assert plan.value == pytest.approx(transport_lp(p, law), abs=1e-9)
+        assert sum(distribution.values()) == pytest.approx(1)
+        assert plan.value == pytest.approx(transport_lp(p, distribution), abs=1e-9)
         assert plan.value == pytest.approx(dual, abs=1e-9)
-        _check_plan(p, law, plan)
+        _check_plan(p, distribution, plan)
 
 
-def _check_plan(p: np.ndarray, law: SetLaw, plan: Plan) -> None:
+def _check_plan(p: np.ndarray, distribution: SetDistribution, plan: Plan) -> None:
     """What a set gives is at most its mass, what a token gets is at most p."""
     got = np.zeros_like(p)
     for x, flow in plan.flow.items():
-        assert flow.min() >= 0 and flow.sum() <= law[x] + 1e-15
+        assert flow.min() >= 0 and flow.sum() <= distribution[x] + 1e-15
         got[list(x)] += flow
     assert np.abs(got + plan.spare - p).max() < 1e-15 and plan.spare.min() >= 0
 
@@ -61,9 +61,11 @@ def test_prefixes_suffice(seed: int) -> None:
     p, q = random_pair(seed)
     tokens = range(5)
     subsets = chain.from_iterable(combinations(tokens, n) for n in range(6))
-    law = {count: set_law(q, SWOR, list(tokens)[:count], count) for count in (2, 3) if count <= (q > 0).sum()}
+    distribution = {
+        count: set_distribution(q, SWOR, list(tokens)[:count], count) for count in (2, 3) if count <= (q > 0).sum()
+    }
     every = [set(subset) for subset in subsets]
-    for count, sets in law.items():
+    for count, sets in distribution.items():
         whole = 1 + min(p[list(h)].sum() - _caught(sets, h) for h in every)
         assert alpha_star(p, q, count, False) == pytest.approx(whole, abs=1e-9)
     iid = 1 + min(p[list(h)].sum() - q[list(h)].sum() ** 2 for h in every)
@@ -71,8 +73,8 @@ def test_prefixes_suffice(seed: int) -> None:
     assert acceptance_can_be_one(p, q) == all(p[list(h)].sum() >= q[list(h)].sum() ** 2 - 1e-12 for h in every)
 
 
-def _caught(law: SetLaw, inside: set[int]) -> float:
-    return sum(mass for x, mass in law.items() if set(x) <= inside)
+def _caught(distribution: SetDistribution, inside: set[int]) -> float:
+    return sum(mass for x, mass in distribution.items() if set(x) <= inside)
 
 
 def test_acceptance_can_be_one() -> None:
@@ -86,7 +88,7 @@ def test_tokens_that_are_hardly_ever_drawn_take_long_to_arrive() -> None:
     """A time grid that ends at 1e7 misses them: the rest of q beyond H is 1e-8 here."""
     p, q = np.array([0.78, 0.2, 0.0, 0.01, 0.01]), np.array([1.8e-7, 0.0075, 0.8336, 0.0037, 0.1552])
     q = q / q.sum()
-    flow = transport(p, set_law(q, SWOR, [0, 1, 2], 3)).value
+    flow = transport(p, set_distribution(q, SWOR, [0, 1, 2], 3)).value
     assert alpha_star(p, q, 3, False) == pytest.approx(flow, abs=1e-9)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import DenseLaw
-from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.distributions.tensors import DenseDistribution
+from foredraft.core.rng.keyed import Purpose, Rng
 from foredraft.core.verify import RULES
 from foredraft.types import Kind
 from tests.kit.drafting import Draft
@@ -19,23 +19,23 @@ SWOR = Kind.SAMPLED_WITHOUT_REPLACEMENT
 
 def b8_target() -> TableModel:
     """Roots .6 / .4; a tail token is accepted with .2 behind the first root and .9 behind the second."""
-    laws = {(): (0.6, 0.4), (0,): (0.2, 0.8), (1,): (0.9, 0.1)}
-    return TableModel(2, lambda prefix: np.array(laws.get(prefix, (0.5, 0.5))))
+    distributions = {(): (0.6, 0.4), (0,): (0.2, 0.8), (1,): (0.9, 0.1)}
+    return TableModel(2, lambda prefix: np.array(distributions.get(prefix, (0.5, 0.5))))
 
 
 def fork(target: TableModel, tail: TableModel) -> Method:
     """Two roots drawn from the target without replacement, one drafted token behind each."""
 
-    def draw(dice: Dice, law: np.ndarray, turn: int) -> int:
-        row = DenseLaw(torch.from_numpy(law)[None])
-        return int(dice.draw(row, Purpose.DRAFT, torch.tensor([0]), turn)[0])
+    def draw(rng: Rng, distribution: np.ndarray, turn: int) -> int:
+        row = DenseDistribution(torch.from_numpy(distribution)[None])
+        return int(rng.draw(row, Purpose.DRAFT, torch.tensor([0]), turn)[0])
 
-    def draft(dice: Dice) -> Draft:
-        first = draw(dice, target.next_law(), 0)
-        left = target.next_law().copy()
+    def draft(rng: Rng) -> Draft:
+        first = draw(rng, target.next_distribution(), 0)
+        left = target.next_distribution().copy()
         left[first] = 0.0
-        roots: Prefix = (first, draw(dice, left / left.sum(), 1))
-        tails = tuple(draw(dice, tail.next_law((root,)), 2 + root) for root in roots)
+        roots: Prefix = (first, draw(rng, left / left.sum(), 1))
+        tails = tuple(draw(rng, tail.next_distribution((root,)), 2 + root) for root in roots)
         return Draft(roots + tails, (-1, -1, 0, 1), (1,) * 4, (SWOR,) * 4)
 
     return Method(draft, judge_of(RULES["best-branch"], target, tail))

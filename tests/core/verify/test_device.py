@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.verify import RULES, BatchCase, Rule
 from foredraft.types import Kind, Topology
 
@@ -20,15 +20,19 @@ EVERY = [rule for rule in RULES.values() if not rule.lossy] + LOSSY
 
 def on_device(case: BatchCase) -> BatchCase:
     """The same case with all tensors on the device."""
-    drafts, dice = case.drafts, case.dice
-    assert isinstance(drafts.laws, TableLaws) and isinstance(case.target, TableLaws) and isinstance(dice, KeyedDice)
+    drafts, rng = case.drafts, case.rng
+    assert (
+        isinstance(drafts.distributions, TableDistributions)
+        and isinstance(case.target, TableDistributions)
+        and isinstance(rng, KeyedRng)
+    )
     names = ("token", "parent", "depth", "order", "length", "multiplicity", "node_kind")
     columns = {name: None if getattr(drafts, name) is None else getattr(drafts, name).cuda() for name in names}
-    soft = case.soft if case.soft is None else TableLaws(case.soft.probs.cuda())  # type: ignore[attr-defined]
+    soft = case.soft if case.soft is None else TableDistributions(case.soft.probs.cuda())  # type: ignore[attr-defined]
     return BatchCase(
-        replace(drafts, **columns, laws=TableLaws(drafts.laws.probs.cuda())),
-        TableLaws(case.target.probs.cuda()),
-        KeyedDice(dice.seed.cuda(), dice.round.cuda(), dice.position.cuda()),
+        replace(drafts, **columns, distributions=TableDistributions(drafts.distributions.probs.cuda())),
+        TableDistributions(case.target.probs.cuda()),
+        KeyedRng(rng.seed.cuda(), rng.round.cuda(), rng.position.cuda()),
         None if case.hidden is None else case.hidden.cuda(),
         soft,
     )

@@ -42,7 +42,7 @@ def name_of(value: object) -> str:
 
 
 def models(rule: Rule, vocab: int, seeds: range, alphas: tuple[float, ...] = (0.3, 1.0, 3.0)) -> Iterator[Pair]:
-    """Random (target, draft) pairs: full laws, and laws that leave tokens out. Greedy rules get one-hot targets."""
+    """Random (target, draft) pairs: full distributions, and distributions that leave tokens out. Greedy rules get one-hot targets."""
     for seed in seeds:
         for alpha in alphas:
             for support in (None, vocab - 1):
@@ -70,7 +70,7 @@ def test_declared_pairs_are_exact_jointly(rule: Rule, kind: Kind, topology: Topo
 
 @pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
 def test_batched_forms_are_exact_jointly(rule: Rule, kind: Kind, topology: Topology) -> None:
-    """As above, with draft laws of two tokens, which keep the number of outcomes small."""
+    """As above, with draft distributions of two tokens, which keep the number of outcomes small."""
     target, drafter = dirichlet(3, 20), dirichlet(3, 21, support=2)
     target = at_temperature_zero(target) if rule.greedy_only else target
     assert is_exact(method_of(rule, target, drafter, JOINT_SHAPES[topology], kind, batched=True), target, 3)
@@ -79,8 +79,10 @@ def test_batched_forms_are_exact_jointly(rule: Rule, kind: Kind, topology: Topol
 @pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
 @pytest.mark.parametrize(("rule", "kind", "topology"), DECLARED, ids=name_of)
-def test_declared_pairs_are_exact_on_many_laws(rule: Rule, kind: Kind, topology: Topology, batched: bool) -> None:
-    """A hundred laws for the readable form; fewer for the batched one, which the twin tests tie to it."""
+def test_declared_pairs_are_exact_on_many_distributions(
+    rule: Rule, kind: Kind, topology: Topology, batched: bool
+) -> None:
+    """A hundred distributions for the readable form; fewer for the batched one, which the twin tests tie to it."""
     for target, drafter in models(rule, 3, range(100, 104)) if batched else models(rule, 4, range(100, 117)):
         for shape in SHAPES[topology]:
             assert is_exact(method_of(rule, target, drafter, shape, kind, batched=batched), target, len(shape) + 1)
@@ -92,8 +94,8 @@ def test_declared_pairs_are_exact_on_many_laws(rule: Rule, kind: Kind, topology:
 def test_temperature_zero_is_the_limit_of_every_rule(rule: Rule, kind: Kind, topology: Topology) -> None:
     for seed in range(2):
         target, drafter = at_temperature_zero(dirichlet(3, seed)), dirichlet(3, 50 + seed)
-        law = first_tokens(method_of(rule, target, drafter, SHAPES[topology][1], kind), target, 2)
-        assert np.array_equal(law.round(12), target.joint(2))
+        distribution = first_tokens(method_of(rule, target, drafter, SHAPES[topology][1], kind), target, 2)
+        assert np.array_equal(distribution.round(12), target.joint(2))
 
 
 @pytest.mark.parametrize(("rule", "kind", "topology"), UNDECLARED, ids=name_of)
@@ -148,7 +150,7 @@ def test_plain_decoding_is_every_rule_without_drafts(kind: Kind) -> None:
 def test_a_candidate_that_cannot_have_been_drawn_costs_its_token_nothing(
     tokens: tuple[int, ...], dtype: torch.dtype | None
 ) -> None:
-    """A draft law of one token has no second draw. What stands there anyway is rejected, and may still be emitted."""
+    """A draft distribution of one token has no second draw. What stands there anyway is rejected, and may still be emitted."""
     target, drafter, count = fixed((0.3, 0.4, 0.3)), fixed((1.0, 0.0, 0.0)), len(tokens)
     draft = Draft(tokens, (-1,) * count, (1,) * count, (Kind.SAMPLED_WITHOUT_REPLACEMENT,) * count)
     ledger = Ledger()
@@ -161,8 +163,8 @@ def test_a_candidate_that_cannot_have_been_drawn_costs_its_token_nothing(
 
 
 @pytest.mark.parametrize("rest", [1e-4, 1e-6, 3e-8])
-def test_float32_keeps_the_tail_of_a_peaked_draft_law(rest: float) -> None:
-    """Behind a token of q near one, 1 - q is rounding error; the law of the second draw must not be made from it."""
+def test_float32_keeps_the_tail_of_a_peaked_draft_distribution(rest: float) -> None:
+    """Behind a token of q near one, 1 - q is rounding error; the distribution of the second draw must not be made from it."""
     target, drafter = fixed((0.3, 0.4, 0.3)), fixed((1 - rest, 0.6 * rest, 0.4 * rest))
     draft = Draft((0, 1), (-1, -1), (1, 1), (Kind.SAMPLED_WITHOUT_REPLACEMENT,) * 2)
     ledger = Ledger()

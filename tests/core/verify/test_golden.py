@@ -7,7 +7,7 @@ import pytest
 from foredraft.core.verify import RULES, default_rule
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, tree_case_of
-from tests.kit.exactness import Method, accepted_tokens, emitted_law, first_tokens, method_of
+from tests.kit.exactness import Method, accepted_tokens, emitted_distribution, first_tokens, method_of
 from tests.kit.ledger import Ledger
 from tests.kit.tables import G1_DRAFT, G1_TARGET, G2_DRAFT, G2_TARGET, G3_DRAFT, G3_TARGET, TableModel, dirichlet
 
@@ -57,9 +57,11 @@ def test_g1_acceptance_of_batched_forms(rule: str, kind: Kind, count: int, accep
 @pytest.mark.parametrize("rule", ["chain", "residual", "residual-iid", "block"])
 def test_g1_residual_of_a_single_draft(rule: str) -> None:
     """What is emitted where the draft was rejected: Nrm([p - q]+) = (.75, .125, 0, .125, 0)."""
-    alone = {tokens[0]: chance for tokens, chance in emitted_law(g1(rule, SWOR, 1)).items() if len(tokens) == 1}
-    law = [alone.get(v, 0.0) / sum(alone.values()) for v in range(5)]
-    assert law == pytest.approx([0.75, 0.125, 0, 0.125, 0], abs=1e-9)
+    alone = {
+        tokens[0]: chance for tokens, chance in emitted_distribution(g1(rule, SWOR, 1)).items() if len(tokens) == 1
+    }
+    distribution = [alone.get(v, 0.0) / sum(alone.values()) for v in range(5)]
+    assert distribution == pytest.approx([0.75, 0.125, 0, 0.125, 0], abs=1e-9)
 
 
 @FORMS
@@ -127,10 +129,12 @@ def test_a_perfect_drafter_is_always_accepted(rule: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_one_candidate_makes_all_p_over_q_rules_one(seed: int) -> None:
     target, drafter = dirichlet(4, seed), dirichlet(4, 60 + seed)
-    laws = [first_tokens(chain(rule, target, drafter, 1), target, 2) for rule in ("chain", "residual", "residual-iid")]
+    distributions = [
+        first_tokens(chain(rule, target, drafter, 1), target, 2) for rule in ("chain", "residual", "residual-iid")
+    ]
     means = [accepted_tokens(chain(rule, target, drafter, 1)) for rule in ("chain", "residual", "residual-iid")]
     assert means == pytest.approx([means[0]] * 3, abs=1e-12)
-    assert all(abs(law - laws[0]).max() < 1e-12 for law in laws)
+    assert all(abs(distribution - distributions[0]).max() < 1e-12 for distribution in distributions)
 
 
 @pytest.mark.parametrize("kind", list(Kind))

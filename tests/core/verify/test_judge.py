@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.rng.keyed import KeyedDice
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.layout import trees
-from foredraft.core.verify import RULES, BatchCase, Rule, TreeCase, tree_case
-from foredraft.core.verify import judge
+from foredraft.core.verify import RULES, BatchCase, Rule, TreeCase, judge, tree_case
 from foredraft.errors import UsageError
 from foredraft.types import DraftBatch, Kind, Reason, Topology, TreeVerdict, Verdict
 from tests.kit.drafting import Draft, tree_case_of
@@ -35,10 +34,12 @@ def case_of(tokens: list[int], parents: list[int], scores: list[float], kind: Ki
     vocab = 10
     p = torch.zeros((1, len(tokens) + 1, vocab))
     p[:, :, 9] = 1.0
-    drafts = trees([(tokens, parents)], kind, laws=TableLaws(torch.full((1, len(tokens) + 1, vocab), 0.1)))
+    drafts = trees(
+        [(tokens, parents)], kind, distributions=TableDistributions(torch.full((1, len(tokens) + 1, vocab), 0.1))
+    )
     hidden = torch.tensor([9.0, *scores]).reshape(1, -1, 1)
     key = torch.tensor([3])
-    return BatchCase(drafts, TableLaws(p), KeyedDice(key, key, key), hidden)
+    return BatchCase(drafts, TableDistributions(p), KeyedRng(key, key, key), hidden)
 
 
 def both(rule: Rule, case: BatchCase) -> TreeVerdict:
@@ -124,7 +125,7 @@ def test_forbidden_tokens_pass_by_the_standard_test_only() -> None:
 def test_a_floor_keeps_impossible_tokens_out() -> None:
     case = case_of([1], [-1], [0.9])
     assert both(judge(first, 0.5, floor=1e-4), case).path == []
-    likely = replace(case, target=TableLaws(torch.full((1, 2, 10), 0.1)))
+    likely = replace(case, target=TableDistributions(torch.full((1, 2, 10), 0.1)))
     rule = judge(first, 0.5, floor=0.05)
     assert both(rule, likely).path == [0]
 
@@ -153,22 +154,26 @@ def test_thresholds_are_per_request() -> None:
 def _repeat(case: BatchCase, count: int) -> BatchCase:
     drafts: DraftBatch = case.drafts
     columns = {name: getattr(drafts, name).repeat(count, 1) for name in ("token", "parent", "depth", "order")}
-    assert isinstance(case.target, TableLaws) and isinstance(drafts.laws, TableLaws) and case.hidden is not None
+    assert (
+        isinstance(case.target, TableDistributions)
+        and isinstance(drafts.distributions, TableDistributions)
+        and case.hidden is not None
+    )
     wide = replace(
         drafts,
         **columns,
         length=drafts.length.repeat(count),
         lengths_host=None,
-        laws=TableLaws(_wide(drafts.laws, count)),
+        distributions=TableDistributions(_wide(drafts.distributions, count)),
     )
     key = torch.arange(count)
     return BatchCase(
-        wide, TableLaws(_wide(case.target, count)), KeyedDice(key, key, key), case.hidden.repeat(count, 1, 1)
+        wide, TableDistributions(_wide(case.target, count)), KeyedRng(key, key, key), case.hidden.repeat(count, 1, 1)
     )
 
 
-def _wide(laws: TableLaws, count: int) -> Tensor:
-    return laws.probs.repeat(count, 1, 1)
+def _wide(distributions: TableDistributions, count: int) -> Tensor:
+    return distributions.probs.repeat(count, 1, 1)
 
 
 def test_without_states_it_says_so() -> None:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.verify import Rule, lantern_pp
-from foredraft.core.verify import lantern
-from foredraft.core.verify.lossy.lantern import Pool, nearest_codes
+from foredraft.core.verify import Rule, lantern, lantern_pp
+from foredraft.core.verify.lossy.lantern import TreeBuilder, nearest_codes
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Reason
 from tests.kit.drafting import Draft, tree_case_of
@@ -45,7 +44,7 @@ def test_without_a_budget_it_is_exact(rule: Rule, kind: Kind, batched: bool) -> 
 
 
 def test_a_larger_budget_accepts_more_and_bends_more() -> None:
-    overlap = float(np.minimum(TARGET.next_law(), DRAFTER.next_law()).sum())
+    overlap = float(np.minimum(TARGET.next_distribution(), DRAFTER.next_distribution()).sum())
     accepted, off = zip(*(measure(lantern(RING, 4, delta)) for delta in (0.0, 0.05, 0.1, 0.2, 0.4)), strict=True)
     assert accepted[0] == pytest.approx(overlap) and accepted[-1] > overlap + 0.05
     assert list(accepted) == sorted(accepted) and off[0] < 1e-12 < off[-1]
@@ -55,21 +54,21 @@ def test_a_larger_budget_accepts_more_and_bends_more() -> None:
 
 @pytest.mark.parametrize("lam", [2.0, 5.0])
 def test_the_multiplicative_budget_caps_the_pooled_mass(lam: float) -> None:
-    pool, r = Pool(RING, 7, times=lam - 1), TARGET.next_law()
+    pool, r = TreeBuilder(RING, 7, times=lam - 1), TARGET.next_distribution()
     for token in range(8):
         assert 0 <= pool.mass(r, token) <= (lam - 1) * r[token]
         row = torch.from_numpy(r)[None]
         assert float(pool.mass_batch(row, torch.tensor([token]))) == pytest.approx(pool.mass(r, token))
     accepted, off = measure(lantern_pp(RING, 7, lam))
-    assert off > 1e-6 and accepted <= float(np.minimum(r, DRAFTER.next_law()).sum()) + off + 1e-12
+    assert off > 1e-6 and accepted <= float(np.minimum(r, DRAFTER.next_distribution()).sum()) + off + 1e-12
 
 
 def test_pooling_stops_at_the_first_neighbour_that_does_not_fit() -> None:
     near = torch.tensor([[1, 2], [0, 2], [0, 1]])
     r = np.array([0.2, 0.1, 0.7])
-    assert Pool(near, 2, add=0.1).mass(r, 0) == pytest.approx(0.1)
-    assert Pool(near, 2, add=0.05).mass(r, 0) == 0.0
-    assert Pool(near, 1, add=0.9).mass(r, 0) == pytest.approx(0.1)  # k neighbours at most
+    assert TreeBuilder(near, 2, add=0.1).mass(r, 0) == pytest.approx(0.1)
+    assert TreeBuilder(near, 2, add=0.05).mass(r, 0) == 0.0
+    assert TreeBuilder(near, 1, add=0.9).mass(r, 0) == pytest.approx(0.1)  # k neighbours at most
 
 
 def test_neighbours_of_a_pooled_candidate_keep_their_mass() -> None:

@@ -9,25 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.distributions.sampling import LogitLaws, ParamBlock
-from foredraft.core.distributions.temperature_one import soften
-from foredraft.core.rng.enumerating import law_of_outcomes
-from foredraft.core.rng.keyed import Dice, Purpose
+from foredraft.core.distributions.sampling import LogitDistributions, ParamBlock
+from foredraft.core.distributions.temperature_one import temperature_one_view
+from foredraft.core.rng.enumerating import distribution_of_outcomes
+from foredraft.core.rng.keyed import Purpose, Rng
 from foredraft.core.verify import RULES, Rule, find_rule
 from foredraft.core.verify.lossy.fly import fly, gate_value, gate_value_batch
 from foredraft.core.verify.lossy.gates import fuzzy, js, js_batch, kl, kl_batch, kl_gate
 from foredraft.core.verify.lossy.lenience import cactus, lenience
-from foredraft.core.verify.lossy.mixture import mentor_law, mentor_law_batch, mentored
+from foredraft.core.verify.lossy.mixture import mentor_distribution, mentor_distribution_batch, mentored
 from foredraft.core.verify.lossy.typical import top_k, typical
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Reason, SamplingParams, TreeVerdict
 from tests.kit.drafting import Draft, draft_tree, tree_case_of
-from tests.kit.exactness import accepted_tokens, distortion, emitted_law, first_tokens, is_exact, method_of
+from tests.kit.exactness import accepted_tokens, distortion, emitted_distribution, first_tokens, is_exact, method_of
 from tests.kit.ledger import Ledger
 from tests.kit.tables import G1_DRAFT, G1_TARGET, TableModel, at_temperature_zero, dirichlet, fixed
 
 SWOR, CHOSEN = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.CHOSEN
-P, Q = G1_TARGET.next_law(), G1_DRAFT.next_law()
+P, Q = G1_TARGET.next_distribution(), G1_DRAFT.next_distribution()
 FORMS = pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
 
 
@@ -62,7 +62,7 @@ def test_extra_acceptance_never_exceeds_the_distortion(rule: Rule, seed: int) ->
     """T6: P(accept) <= sum min(p, q) + TV(out, p)."""
     target, drafter = dirichlet(5, seed, 0.7), dirichlet(5, 80 + seed, 0.7)
     accepted, off = measure(rule, target, drafter)
-    assert accepted <= float(np.minimum(target.next_law(), drafter.next_law()).sum()) + off + 1e-12
+    assert accepted <= float(np.minimum(target.next_distribution(), drafter.next_distribution()).sum()) + off + 1e-12
 
 
 OFF = ["lenience:1", "ensemble:1", "mentored:0", "cactus:0", "kl-gate:-1", "fuzzy:-1", "fuzzy:-1,js,standard", "fly:2"]
@@ -80,28 +80,28 @@ def test_every_rule_has_a_setting_that_is_exact(name: str, batched: bool) -> Non
 
 
 def test_lenience_keeps_its_guarantee() -> None:
-    """out(v) <= p(v) / l, whatever the laws; on trees too."""
+    """out(v) <= p(v) / l, whatever the distributions; on trees too."""
     for seed in range(4):
         target, drafter = dirichlet(4, seed), dirichlet(4, 90 + seed)
         for shape in ((1,), (2,)):
-            law = first_tokens(method_of(lenience(0.6), target, drafter, shape, SWOR), target, 1)
-            assert (law <= target.next_law() / 0.6 + 1e-12).all()
+            distribution = first_tokens(method_of(lenience(0.6), target, drafter, shape, SWOR), target, 1)
+            assert (distribution <= target.next_distribution() / 0.6 + 1e-12).all()
 
 
 def test_the_ensemble_samples_from_the_mixture() -> None:
-    law = first_tokens(method_of(RULES["ensemble"], G1_TARGET, G1_DRAFT, (2,), SWOR), G1_TARGET, 1)
-    assert law == pytest.approx(0.8 * P + 0.2 * Q, abs=1e-12)
+    distribution = first_tokens(method_of(RULES["ensemble"], G1_TARGET, G1_DRAFT, (2,), SWOR), G1_TARGET, 1)
+    assert distribution == pytest.approx(0.8 * P + 0.2 * Q, abs=1e-12)
 
 
 # --- mentored -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_mentored_laws_are_the_best_within_their_bound(seed: int) -> None:
+def test_mentored_distributions_are_the_best_within_their_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.full(6, 0.6)), rng.dirichlet(np.full(6, 0.6))
     for bound in (0.01, 0.1, 0.5):
-        v = mentor_law(p[None], q[None], bound)[0]
+        v = mentor_distribution(p[None], q[None], bound)[0]
         assert v.sum() == pytest.approx(1) and v.min() >= 0
         assert kl(p, v) <= bound + 1e-9
         if kl(p, q) > bound:
@@ -115,7 +115,7 @@ def test_mentored_laws_are_the_best_within_their_bound(seed: int) -> None:
 
 
 def test_mentored_reaches_the_draft_itself_when_the_bound_allows() -> None:
-    v = mentor_law(P[None], Q[None], kl(P, Q) + 0.01)[0]
+    v = mentor_distribution(P[None], Q[None], kl(P, Q) + 0.01)[0]
     assert v == pytest.approx(Q, abs=1e-9)
     accepted, _ = measure(mentored(kl(P, Q) + 0.01), G1_TARGET, G1_DRAFT)
     assert accepted == pytest.approx(1, abs=1e-9)
@@ -123,7 +123,7 @@ def test_mentored_reaches_the_draft_itself_when_the_bound_allows() -> None:
 
 def test_mentored_handles_tokens_that_one_side_lacks() -> None:
     p, q = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.2, 0.8])
-    v = mentor_law(p[None], q[None], 0.3)[0]
+    v = mentor_distribution(p[None], q[None], 0.3)[0]
     assert v[2] == 0 and v.sum() == pytest.approx(1) and kl(p, v) <= 0.3 + 1e-9
 
 
@@ -138,8 +138,8 @@ def test_mentors_search_finds_what_the_sort_finds(bound: float) -> None:
         if seed % 4 == 0:
             q[:, 1] = 0.0
         p, q = p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
-        fast = mentor_law_batch(torch.from_numpy(p), torch.from_numpy(q), bound)
-        assert np.abs(fast.numpy() - mentor_law(p, q, bound)).max() < 1e-9
+        fast = mentor_distribution_batch(torch.from_numpy(p), torch.from_numpy(q), bound)
+        assert np.abs(fast.numpy() - mentor_distribution(p, q, bound)).max() < 1e-9
 
 
 # --- deterministic tests --------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def run(rule: Rule, draft: Draft, target: TableModel, soft: TableModel | None = 
     """A verdict without luck: every test fails, and draws give the likeliest token."""
     case = tree_case_of(draft, target, fixed([1 / target.vocab] * target.vocab))(Ledger())
     if soft is not None:
-        case = replace(case, soft=lambda row: soft.next_law(draft.prefix(row - 1)))
+        case = replace(case, soft=lambda row: soft.next_distribution(draft.prefix(row - 1)))
     return rule.verify(case)
 
 
@@ -175,20 +175,23 @@ def test_top_k_accepts_the_k_likeliest(k: int, passing: set[int]) -> None:
     assert found == passing
 
 
-def test_at_temperature_zero_soft_laws_make_the_difference() -> None:
-    """A point mass knows no second-best token; the laws behind it do."""
+def test_at_temperature_zero_soft_distributions_make_the_difference() -> None:
+    """A point mass knows no second-best token; the distributions behind it do."""
     greedy, draft = at_temperature_zero(G1_TARGET), Draft((1,), (-1,), (1,), (CHOSEN,))
     for rule in (typical(), top_k(2), kl_gate(1.0)):
-        assert rule.needs_soft
+        assert rule.needs_temperature_one
         assert run(rule, draft, greedy).path == []
         assert run(rule, draft, greedy, soft=G1_TARGET).path == [0]
 
 
-def test_soft_laws_are_those_of_temperature_one() -> None:
+def test_soft_distributions_are_those_of_temperature_one() -> None:
     logits = torch.randn((2, 7), generator=torch.Generator().manual_seed(0))
     block = ParamBlock.of([SamplingParams(), SamplingParams(temperature=0.5)], 7)
-    laws = LogitLaws(logits, torch.tensor([[0], [1]]), block)
-    hard, soft = laws.at(torch.tensor([0, 0])).dense(), soften(laws).at(torch.tensor([0, 0])).dense()
+    distributions = LogitDistributions(logits, torch.tensor([[0], [1]]), block)
+    hard, soft = (
+        distributions.at(torch.tensor([0, 0])).dense(),
+        temperature_one_view(distributions).at(torch.tensor([0, 0])).dense(),
+    )
     assert hard[0].max() == 1 and torch.allclose(hard[1], soft[1])
     assert torch.allclose(soft[0], torch.softmax(logits[0], dim=0))
 
@@ -231,9 +234,9 @@ class Sure(Ledger):
 
 
 def fly_path(rule: Rule, *tokens: int) -> TreeVerdict:
-    """A greedy target that always writes 0, with an unsure law behind it."""
+    """A greedy target that always writes 0, with an unsure distribution behind it."""
     case = tree_case_of(chain(*tokens), at_temperature_zero(UNSURE), UNSURE)(Sure())
-    return rule.verify(replace(case, soft=lambda row: UNSURE.next_law()))
+    return rule.verify(replace(case, soft=lambda row: UNSURE.next_distribution()))
 
 
 def test_fly_keeps_a_mismatch_that_the_target_recovers_from() -> None:
@@ -254,7 +257,7 @@ def test_fly_windows_of_paper_and_code() -> None:
 
 
 def test_fly_gates_of_paper_and_code() -> None:
-    p = UNSURE.next_law()
+    p = UNSURE.next_distribution()
     entropy = -(p * np.log(p)).sum()
     assert gate_value(p, 0) == pytest.approx(entropy / np.log(4))
     assert gate_value(p, 3) == pytest.approx(entropy + 0.1 * np.log(0.1))
@@ -272,17 +275,17 @@ def test_relaxed_acceptances_are_on_record() -> None:
     """Tokens that the exact test lets through are STANDARD, the others RELAXED, in the right proportion."""
     for rule, accepted in ((lenience(0.5), 0.80), (cactus(0.1), 0.8572)):
 
-        def run_one(dice: Dice, rule: Rule = rule) -> Reason:
-            draft = draft_tree(G1_DRAFT, (1,), SWOR, dice)
-            return rule.verify(tree_case_of(draft, G1_TARGET, G1_DRAFT)(dice)).reasons[0]
+        def run_one(rng: Rng, rule: Rule = rule) -> Reason:
+            draft = draft_tree(G1_DRAFT, (1,), SWOR, rng)
+            return rule.verify(tree_case_of(draft, G1_TARGET, G1_DRAFT)(rng)).reasons[0]
 
-        law = law_of_outcomes(run_one)
-        assert law[Reason.STANDARD] == pytest.approx(0.6, abs=1e-12)  # what the exact test accepts
-        assert law[Reason.STANDARD] + law[Reason.RELAXED] == pytest.approx(accepted, abs=5e-5)
+        distribution = distribution_of_outcomes(run_one)
+        assert distribution[Reason.STANDARD] == pytest.approx(0.6, abs=1e-12)  # what the exact test accepts
+        assert distribution[Reason.STANDARD] + distribution[Reason.RELAXED] == pytest.approx(accepted, abs=5e-5)
 
 
 def test_a_lossy_rule_emits_nothing_impossible() -> None:
     target = fixed((0.5, 0.5, 0.0))
     for rule in (lenience(0.5), RULES["mentored"], RULES["typical"], RULES["cactus"]):
-        law = emitted_law(method_of(rule, target, fixed((0.2, 0.2, 0.6)), (1,), SWOR))
-        assert all(2 not in text for text in law)
+        distribution = emitted_distribution(method_of(rule, target, fixed((0.2, 0.2, 0.6)), (1,), SWOR))
+        assert all(2 not in text for text in distribution)

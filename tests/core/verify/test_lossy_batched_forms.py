@@ -1,4 +1,4 @@
-"""Law 3 for lossy rules: batched and readable forms agree on ragged batches, states and soft laws included."""
+"""Invariant 3 for lossy rules: batched and readable forms agree on ragged batches, states and soft distributions included."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import TableLaws
-from foredraft.core.verify import RULES, BatchCase, Rule, find_rule, lantern_pp, tree_case
-from foredraft.core.verify import judge, lantern
+from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.verify import RULES, BatchCase, Rule, find_rule, judge, lantern, lantern_pp, tree_case
 from foredraft.core.verify.lossy.lantern import nearest_codes
 from foredraft.types import Kind, Topology
 from tests.core.verify.test_batched_forms import VOCAB, random_case
@@ -28,10 +27,10 @@ KINDS = [(kind,) for kind in Kind] + [(Kind.CHOSEN, Kind.SAMPLED_WITHOUT_REPLACE
 def full_case(rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int) -> BatchCase:
     case = random_case(rule, kinds, topology, seed)
     make = torch.Generator().manual_seed(seed)
-    assert isinstance(case.target, TableLaws)
-    soft = torch.softmax(torch.log(case.target.probs + 1e-3), dim=2) if rule.needs_soft else None
+    assert isinstance(case.target, TableDistributions)
+    soft = torch.softmax(torch.log(case.target.probs + 1e-3), dim=2) if rule.needs_temperature_one else None
     hidden = torch.rand((case.drafts.batch, case.drafts.width + 1, 4), generator=make)
-    return replace(case, hidden=hidden, soft=None if soft is None else TableLaws(soft))
+    return replace(case, hidden=hidden, soft=None if soft is None else TableDistributions(soft))
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)

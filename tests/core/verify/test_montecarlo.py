@@ -1,4 +1,4 @@
-"""T3 of the spec: the production path, with keyed dice and float32 laws, on a large batch of rounds."""
+"""T3 of the spec: the production path, with keyed rng and float32 distributions, on a large batch of rounds."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.distributions.tensors import DenseLaw
-from foredraft.core.rng.enumerating import law_of_outcomes
-from foredraft.core.rng.keyed import Dice, KeyedDice, Purpose
+from foredraft.core.distributions.tensors import DenseDistribution
+from foredraft.core.rng.enumerating import distribution_of_outcomes
+from foredraft.core.rng.keyed import KeyedRng, Purpose, Rng
 from foredraft.core.verify import RULES, Rule, find_rule
 from foredraft.core.verify.exact.bounds import alpha_star, alpha_top_then_sampled
 from foredraft.core.verify.exact.canonical import select
 from foredraft.core.verify.exact.kseq import best_rho, overlap
 from foredraft.core.verify.exact.top_then_sampled import draw_top_then_sampled
-from foredraft.core.verify.exact.transport import MOST_DRAWS, set_law
+from foredraft.core.verify.exact.transport import MOST_DRAWS, set_distribution
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, tree_case_of
@@ -23,7 +23,7 @@ from tests.kit.ledger import Ledger
 from tests.kit.tables import G1_DRAFT, G1_TARGET, TableModel, dirichlet, fixed
 
 SWOR, IID, TOP, CHOSEN = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.TOP_THEN_SAMPLED, Kind.CHOSEN
-P, Q = G1_TARGET.next_law(), G1_DRAFT.next_law()
+P, Q = G1_TARGET.next_distribution(), G1_DRAFT.next_distribution()
 MULTI = [RULES[name] for name in ("k-seq", "canonical", "otm", "top-then-sampled", "one-branch")]
 
 
@@ -98,7 +98,7 @@ def test_rho_is_valid_and_within_reach_of_the_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize(("free", "acceptance"), [(0, 0.7525), (1, 0.7525), (2, 0.7525), (3, 0.7775), (5, 0.7775)])
 def test_g1_of_the_truncated_program(free: int, acceptance: float) -> None:
-    assert np.minimum(P, select(P, Q, Q, free).law).sum() == pytest.approx(acceptance, abs=1e-12)
+    assert np.minimum(P, select(P, Q, Q, free).distribution).sum() == pytest.approx(acceptance, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -106,24 +106,24 @@ def test_two_draws_reach_the_optimum_when_all_pairs_are_free(seed: int) -> None:
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.full(5, 0.7)), rng.dirichlet(np.full(5, 0.7))
     chosen = select(p, q, q, free=5)
-    assert chosen.law.sum() == pytest.approx(1, abs=1e-12)
-    assert np.minimum(p, chosen.law).sum() == pytest.approx(alpha_star(p, q, 2), abs=1e-12)
-    assert np.minimum(p, select(p, q, q, free=2).law).sum() <= alpha_star(p, q, 2) + 1e-12
+    assert chosen.distribution.sum() == pytest.approx(1, abs=1e-12)
+    assert np.minimum(p, chosen.distribution).sum() == pytest.approx(alpha_star(p, q, 2), abs=1e-12)
+    assert np.minimum(p, select(p, q, q, free=2).distribution).sum() <= alpha_star(p, q, 2) + 1e-12
 
 
 @pytest.mark.parametrize("free", [0, 2, 4])
-def test_the_law_of_the_selected_draw_is_what_it_says(free: int) -> None:
+def test_the_distribution_of_the_selected_draw_is_what_it_says(free: int) -> None:
     """Two different drafts, all outcomes: q_I must be exact whatever the weights are."""
     rng = np.random.default_rng(free)
     p, q1, q2 = (rng.dirichlet(np.full(6, 0.8)) for _ in range(3))
     chosen = select(p, q1, q2, free, alphabet=4)
-    law = np.zeros(6)
+    distribution = np.zeros(6)
     for i in range(6):
         for j in range(6):
             stay = chosen.keep_first(i, j) if i != j else 1.0
-            law[i] += q1[i] * q2[j] * stay
-            law[j] += q1[i] * q2[j] * (1 - stay)
-    assert np.abs(law - chosen.law).max() < 1e-14
+            distribution[i] += q1[i] * q2[j] * stay
+            distribution[j] += q1[i] * q2[j] * (1 - stay)
+    assert np.abs(distribution - chosen.distribution).max() < 1e-14
 
 
 def test_the_tournament_is_near_the_optimum() -> None:
@@ -131,8 +131,8 @@ def test_the_tournament_is_near_the_optimum() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         p, q = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
-        law = select(p, select(p, q, q).law, q).law
-        gaps.append(alpha_star(p, q, 3) - np.minimum(p, law).sum())
+        distribution = select(p, select(p, q, q).distribution, q).distribution
+        gaps.append(alpha_star(p, q, 3) - np.minimum(p, distribution).sum())
     assert min(gaps) > -1e-12 and max(gaps) < 0.03 and np.mean(gaps) < 0.003
 
 
@@ -144,7 +144,7 @@ CASES = [(rule, kind) for rule in MULTI for kind in Kind if (kind, Topology.TREE
 def test_no_rule_accepts_more_than_the_optimum(rule: Rule, kind: Kind, seed: int) -> None:
     target, drafter = dirichlet(4, seed), dirichlet(4, 20 + seed)
     method = method_of(rule, target, drafter, (2,), kind)
-    reached, bound = accepted_tokens(method), best(target.next_law(), drafter.next_law(), 2, kind)
+    reached, bound = accepted_tokens(method), best(target.next_distribution(), drafter.next_distribution(), 2, kind)
     assert reached <= bound + 1e-12
     if rule.name == "otm" or (rule.name, kind) in (("canonical", IID), ("top-then-sampled", TOP)):
         assert reached == pytest.approx(bound, abs=1e-12)
@@ -175,13 +175,13 @@ def test_sequences_of_two_drafts_are_verified_jointly() -> None:
 def _sequences(rule: Rule, target: TableModel, drafter: TableModel) -> Method:
     """Two independent draft sequences of two tokens, merged into a tree with counts."""
 
-    def draft(dice: Dice) -> Draft:
+    def draft(rng: Rng) -> Draft:
         counts: dict[tuple[int, ...], int] = {}
         for turn in range(2):
             text: tuple[int, ...] = ()
             for depth in range(2):
-                law = DenseLaw(torch.from_numpy(drafter.next_law(text))[None])
-                text = (*text, int(dice.draw(law, Purpose.DRAFT, torch.tensor([depth]), turn)[0]))
+                distribution = DenseDistribution(torch.from_numpy(drafter.next_distribution(text))[None])
+                text = (*text, int(rng.draw(distribution, Purpose.DRAFT, torch.tensor([depth]), turn)[0]))
                 counts[text] = counts.get(text, 0) + 1
         nodes = sorted(counts, key=len)
         parents = tuple(nodes.index(node[:-1]) if len(node) > 1 else -1 for node in nodes)
@@ -197,14 +197,16 @@ def _sequences(rule: Rule, target: TableModel, drafter: TableModel) -> Method:
 def test_greedy_drafts_are_the_likeliest_tokens_and_one_draw(count: int) -> None:
     q = np.array([0.10, 0.26, 0.35, 0.05, 0.24])
 
-    def run(dice: Dice) -> tuple[int, ...]:
-        tokens, valid = draw_top_then_sampled(DenseLaw(torch.from_numpy(q)[None]), count, dice, torch.tensor([0]))
+    def run(rng: Rng) -> tuple[int, ...]:
+        tokens, valid = draw_top_then_sampled(
+            DenseDistribution(torch.from_numpy(q)[None]), count, rng, torch.tensor([0])
+        )
         return (*tokens[0].tolist(), int(valid))
 
     top = [2, 1][: count - 1]
     rest = np.where(np.isin(np.arange(5), top), 0, q)
     drawn = np.zeros(5)
-    for outcome, chance in law_of_outcomes(run).items():
+    for outcome, chance in distribution_of_outcomes(run).items():
         *tokens, valid = outcome  # type: ignore[misc]
         assert tokens[:-1] == top and valid == count
         drawn[tokens[-1]] += chance
@@ -212,20 +214,20 @@ def test_greedy_drafts_are_the_likeliest_tokens_and_one_draw(count: int) -> None
 
 
 def test_greedy_drafts_say_when_nothing_is_left_to_draw() -> None:
-    law = DenseLaw(torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]))
+    distribution = DenseDistribution(torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]))
     keys = torch.tensor([1, 2])
-    _, valid = draw_top_then_sampled(law, 3, KeyedDice(keys, keys, keys), torch.tensor([0, 0]))
+    _, valid = draw_top_then_sampled(distribution, 3, KeyedRng(keys, keys, keys), torch.tensor([0, 0]))
     assert valid.tolist() == [2, 3]
 
 
-def test_greedy_drafts_of_a_law_that_top_exhausts_are_exact() -> None:
+def test_greedy_drafts_of_a_distribution_that_top_exhausts_are_exact() -> None:
     """All of q lies in Top: the last candidate is no draw, and the verifier must not take it for one."""
     target, drafter = dirichlet(4, 3), fixed((0.6, 0.4, 0.0, 0.0))
     assert is_exact(method_of(RULES["top-then-sampled"], target, drafter, (3,), TOP), target, 2)
     assert is_exact(method_of(RULES["top-then-sampled"], target, drafter, (3,), TOP, batched=True), target, 2)
 
 
-def test_float32_keeps_the_tail_of_a_sure_draft_law() -> None:
+def test_float32_keeps_the_tail_of_a_sure_draft_distribution() -> None:
     """q' is the rest of q summed, not 1 - q(Top), which has no digits left here."""
     rest = 3e-8
     target, drafter = fixed((0.2, 0.5, 0.3)), fixed((1 - rest, 0.6 * rest, 0.4 * rest))
@@ -239,13 +241,13 @@ def test_float32_keeps_the_tail_of_a_sure_draft_law() -> None:
 
 def test_optimal_transport_refuses_real_vocabularies() -> None:
     with pytest.raises(UsageError, match="top_k"):
-        set_law(np.full(300, 1 / 300), IID, [0, 1, 2], 3)
+        set_distribution(np.full(300, 1 / 300), IID, [0, 1, 2], 3)
     assert MOST_DRAWS < 300**3
 
 
-def test_optimal_transport_takes_a_cut_law_in_a_large_vocabulary() -> None:
+def test_optimal_transport_takes_a_cut_distribution_in_a_large_vocabulary() -> None:
     target, drafter = dirichlet(500, 1), dirichlet(500, 2, support=8)
-    draft = Draft((int(np.argmax(drafter.next_law())),), (-1,), (2,), (IID,))
+    draft = Draft((int(np.argmax(drafter.next_distribution())),), (-1,), (2,), (IID,))
     ledger = Ledger()
     RULES["otm"].verify(tree_case_of(draft, target, drafter)(ledger))
     assert len(ledger.drawn) == 2  # the choice, and a token of the target's own

@@ -79,5 +79,5 @@ def test_lossy_rules_are_let_through_where_they_can_work() -> None:
     with pytest.raises(UsageError, match="chains only"):
         check_pair(RULES["fly"], frozenset({Kind.CHOSEN}), Topology.TREE)
     for name in ("ensemble", "mentored", "kl-gate", "fuzzy"):
-        with pytest.raises(UsageError, match="draft's laws"):
+        with pytest.raises(UsageError, match="draft's distributions"):
             check_pair(RULES[name], frozenset({Kind.CHOSEN}), Topology.CHAIN)

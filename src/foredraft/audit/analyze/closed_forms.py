@@ -51,10 +51,10 @@ def k_seq(p: Array, q: Array, count: int, rng: np.random.Generator) -> float:
 
 def canonical(p: Array, q: Array, count: int, rng: np.random.Generator) -> float:
     """The single-draft test of the draw that was kept; corrections that hit another draw are not counted."""
-    law = q
+    distribution = q
     for _ in range(count - 1):
-        law = select(p, law, q).law
-    return float(np.minimum(p, law).sum())
+        distribution = select(p, distribution, q).distribution
+    return float(np.minimum(p, distribution).sum())
 
 
 def match_drawn(p: Array, q: Array, count: int, rng: np.random.Generator) -> float:
@@ -85,9 +85,9 @@ def drawn(weights: Array, rng: np.random.Generator) -> int:
     return min(int(np.searchsorted(cdf, rng.random() * cdf[-1], side="right")), weights.size - 1)
 
 
-def without(law: Array, token: int) -> Array:
-    """The law of the next draw without replacement; zero where nothing is left."""
-    left = law.copy()
+def without(distribution: Array, token: int) -> Array:
+    """The distribution of the next draw without replacement; zero where nothing is left."""
+    left = distribution.copy()
     left[token] = 0.0
     return left / max(float(left.sum()), 1e-300)
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.distributions.sampling import ParamBlock, law_of
+from ...core.distributions.sampling import ParamBlock, distribution_of
 from ...core.verify import RULES
 from ...draft.neural.draft_model import TREE_TEMPERATURE
 from ...models import Progress as Loading
 from ...recipes import LLM
 from ...recipes.loading import Place
-from ...recipes.recipe import Workshop, draft_executor
+from ...recipes.recipe import PartsFactory, draft_executor
 from ...runtime import Executor, Rows
 from ...types import Kind, SamplingParams
 from ..enumerate.table_model import Array
@@ -33,7 +33,7 @@ WORTH = 0.01  # acceptance that one more candidate should add
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One place of a text: the target's law and the drafter's."""
+    """One place of a text: the target's distribution and the drafter's."""
 
     position: int  # in the continuation, from 1
     p: Array
@@ -62,34 +62,34 @@ class Question:
 
 
 def collect(question: Question, loading: Loading | None = None) -> list[Node]:
-    """Let the target write, and read both laws at every place."""
+    """Let the target write, and read both distributions at every place."""
     place = Place(question.dtype, question.device, 1, None)
     llm = LLM(question.model, "plain", dtype=question.dtype, device=question.device, progress=loading)
-    drafter = draft_executor(Workshop(llm.target, place), question.drafter)
+    drafter = draft_executor(PartsFactory(llm.target, place), question.drafter)
     target, heat = llm.target.executor, question.temperature
     nodes = []
     for number, prompt in enumerate(question.prompts):
         ids = llm.tokenizer.encode(prompt)
         params = SamplingParams(heat, seed=question.seed + number, max_new_tokens=question.tokens, ignore_eos=True)
         text = llm.generate([ids], params)[0].token_ids
-        p = row_laws(target, ids, text, heat, target.vocab_size)
-        q = row_laws(drafter, ids, text, heat or TREE_TEMPERATURE, target.vocab_size)
+        p = row_distributions(target, ids, text, heat, target.vocab_size)
+        q = row_distributions(drafter, ids, text, heat or TREE_TEMPERATURE, target.vocab_size)
         nodes += [Node(i + 1, p[i], q[i]) for i in range(len(text))]
     return nodes
 
 
 @torch.inference_mode()
-def row_laws(executor: Executor, prompt: list[int], text: list[int], heat: float, vocab: int) -> Array:
-    """[tokens, V] the laws behind every beginning of a text, over `vocab` ids."""
+def row_distributions(executor: Executor, prompt: list[int], text: list[int], heat: float, vocab: int) -> Array:
+    """[tokens, V] the distributions behind every beginning of a text, over `vocab` ids."""
     executor.rollback([0], [0])
     executor.prefill([0], [prompt[:-1]])
     out = executor.forward(Rows.chains([0], [[prompt[-1], *text[:-1]]], executor.device))
     executor.rollback([0], [0])
     logits = out.logits[out.index[0]][:, :vocab].to(torch.float32)
     block = ParamBlock.of([SamplingParams(heat)] * logits.shape[0], logits.shape[1], executor.device)
-    laws = law_of(logits, block).dense().double().cpu().numpy()
-    laws = np.pad(laws, ((0, 0), (0, vocab - laws.shape[1])))
-    return np.asarray(laws / laws.sum(axis=1, keepdims=True))
+    distributions = distribution_of(logits, block).dense().double().cpu().numpy()
+    distributions = np.pad(distributions, ((0, 0), (0, vocab - distributions.shape[1])))
+    return np.asarray(distributions / distributions.sum(axis=1, keepdims=True))
 
 
 def analyse(

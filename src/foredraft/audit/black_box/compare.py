@@ -14,7 +14,7 @@ from ..sequential.test import Plan, Progress, Trial, Verdict, run_trial
 from .endpoint import EndpointSubject, Server, Written, read_choice, words
 
 GAP = 0.25  # log-probability by which rounding may lift another token over the likeliest one
-_HIDDEN = 2  # texts that may end early before the sample is no longer that of the law
+_HIDDEN = 2  # texts that may end early before the sample is no longer that of the distribution
 
 
 def audit_endpoint(
@@ -45,7 +45,7 @@ def audit_endpoint(
 
 
 def _unless_hidden(trial: Trial, ended: int) -> Trial:
-    """Texts that end early hide tokens, and what is left no longer follows the law."""
+    """Texts that end early hide tokens, and what is left no longer follows the distribution."""
     if ended <= _HIDDEN:
         return trial
     reason = f"{ended} texts ended early, which hides tokens; use prompts that go on, or a server that knows ignore_eos"
@@ -86,5 +86,5 @@ def _parting(first: Written, other: Written) -> list[tuple[int, float | None]]:
     apart = next((i for i, (a, b) in enumerate(zip(first.text, other.text, strict=False)) if a != b), None)
     if apart is None:
         return []
-    mass = other.laws[apart].mass if other.laws else None
+    mass = other.distributions[apart].mass if other.distributions else None
     return [(apart, None if mass is None else float(np.log(mass[0] / mass[1])))]

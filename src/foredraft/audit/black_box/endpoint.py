@@ -1,6 +1,6 @@
 """An OpenAI-compatible server as a black box: texts over /v1/completions, and the log-probabilities that come along.
 
-A server reveals the few likeliest tokens of each law; everything else is one cell. Standard library only.
+A server reveals the few likeliest tokens of each distribution; everything else is one cell. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ForedraftError, UsageError
-from ..sequential.cells import CoarseLaw, Text, coarse
+from ..sequential.cells import CoarseDistribution, Text, coarse
 from ..subject import Activity
 
 TOP = 5  # alternatives that are asked for; every server gives that many
@@ -79,7 +79,7 @@ class Written:
     """One text with what the server said of each token."""
 
     text: Text
-    laws: list[CoarseLaw]
+    distributions: list[CoarseDistribution]
     gaps: list[float]  # how far each token's log-probability lies below the likeliest one's
     ended: bool  # the server stopped before the last token that was asked for
 
@@ -92,16 +92,16 @@ def read_choice(choice: dict[str, Any], tokens: int, bare: bool = False) -> Writ
         if bare and isinstance(choice.get("text"), str):
             return Written(words(choice["text"])[:tokens], [], [], False)
         raise ForedraftError("the endpoint gives no log-probabilities; start it with logprobs, or use --reference")
-    text, laws, gaps = [], [], []
+    text, distributions, gaps = [], [], []
     for name, value, top in zip(names[:tokens], own, tops, strict=False):
         # Servers add the sampled token to the list. What is listed must not depend on it, so the last one is dropped.
         listed = sorted(top.items(), key=lambda item: -item[1])[: TOP - 1]
-        laws.append(coarse({token: math.exp(min(0.0, value)) for token, value in listed}))
+        distributions.append(coarse({token: math.exp(min(0.0, value)) for token, value in listed}))
         known = dict(listed).get(name)
         # Another token that is written alike belongs to the rest.
         text.append(name if known is None or abs(known - value) < 1e-2 else f"{name}\0")
         gaps.append(listed[0][1] - value)
-    return Written(tuple(text), laws, gaps, len(text) < tokens)
+    return Written(tuple(text), distributions, gaps, len(text) < tokens)
 
 
 def words(prompt: str) -> Text:
@@ -118,8 +118,8 @@ class EndpointSubject:
         self.name, self.server, self.temperature = f"{server.model} at {server.url}", server, temperature
         self.bare = bare  # texts alone will do
         self.ended = 0  # texts that stopped early: what they would have said is hidden
-        self.wobble = 0.0  # how far the server's laws of one context were apart
-        self._laws: dict[Text, CoarseLaw] = {}
+        self.wobble = 0.0  # how far the server's distributions of one context were apart
+        self._distributions: dict[Text, CoarseDistribution] = {}
 
     def sample(self, prompt: Text, count: int, tokens: int, seed: int) -> list[Text]:
         found: list[Text] = []
@@ -134,19 +134,21 @@ class EndpointSubject:
         return found
 
     def _keep(self, prompt: Text, written: Written) -> None:
-        for i, law in enumerate(written.laws):
+        for i, distribution in enumerate(written.distributions):
             context = (*prompt, *written.text[:i])
-            known = self._laws.setdefault(context, law)
-            self.wobble = max(self.wobble, abs(float(known.mass[0]) - float(law.mass[law.cell(known.tokens[0])])))
+            known = self._distributions.setdefault(context, distribution)
+            self.wobble = max(
+                self.wobble, abs(float(known.mass[0]) - float(distribution.mass[distribution.cell(known.tokens[0])]))
+            )
 
-    def laws(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseLaw]:
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
         for prefix in prefixes:
-            if (*prompt, *prefix) not in self._laws:
+            if (*prompt, *prefix) not in self._distributions:
                 choice = self.server.complete((*prompt, *prefix), max_tokens=1, temperature=self.temperature)[0]
-                self._laws[(*prompt, *prefix)] = read_choice(choice, 1).laws[0]
-        return [self._laws[(*prompt, *prefix)] for prefix in prefixes]
+                self._distributions[(*prompt, *prefix)] = read_choice(choice, 1).distributions[0]
+        return [self._distributions[(*prompt, *prefix)] for prefix in prefixes]
 
     def check(self) -> None:
-        """Log-probabilities are those of temperature 1, of which only a few are known: no other law can be made."""
+        """Log-probabilities are those of temperature 1, of which only a few are known: no other distribution can be made."""
         if self.temperature != 1.0:
             raise UsageError("an endpoint's own logprobs are those of temperature 1; use -t 1 or --reference URL")

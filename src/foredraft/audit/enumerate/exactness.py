@@ -1,6 +1,6 @@
-"""The exactness check: the law of what one round emits, by enumeration, against the target's own law.
+"""The exactness check: the distribution of what one round emits, by enumeration, against the target's own distribution.
 
-A round that emits few tokens is continued with plain draws from the target up to a fixed length, so that the joint law
+A round that emits few tokens is continued with plain draws from the target up to a fixed length, so that the joint distribution
 of the first tokens can be compared; the continuation is multiplied in, not enumerated.
 """
 
@@ -13,44 +13,44 @@ from typing import Any
 
 import numpy as np
 
-from ...core.rng.enumerating import law_of_outcomes, outcomes
-from ...core.rng.keyed import Dice
+from ...core.rng.enumerating import distribution_of_outcomes, outcomes
+from ...core.rng.keyed import Rng
 from ...core.verify import Rule
 from ...types import Kind, TreeVerdict
 from .table_drafts import Draft, batch_case_of, draft_tree, tree_case_of
 from .table_model import Array, Prefix, TableModel
 
-Emit = Callable[[Dice], Prefix]  # one round, given its drafts: the emitted tokens
+Emit = Callable[[Rng], Prefix]  # one round, given its drafts: the emitted tokens
 
 
 @dataclass(frozen=True)
 class Method:
     """How drafts are made, and what a round emits with them. The right rules and the wrong ones are both Methods."""
 
-    draft: Callable[[Dice], Hashable]
+    draft: Callable[[Rng], Hashable]
     judge: Callable[[Any], Emit]
 
 
-def emitted_law(method: Method) -> dict[Prefix, float]:
-    """The law of the tokens that one round emits."""
-    law: dict[Prefix, float] = defaultdict(float)
-    for draft, chance in law_of_outcomes(method.draft).items():
+def emitted_distribution(method: Method) -> dict[Prefix, float]:
+    """The distribution of the tokens that one round emits."""
+    distribution: dict[Prefix, float] = defaultdict(float)
+    for draft, chance in distribution_of_outcomes(method.draft).items():
         for weight, tokens in outcomes(method.judge(draft)):
-            law[tokens] += chance * weight
-    return dict(law)
+            distribution[tokens] += chance * weight
+    return dict(distribution)
 
 
 def first_tokens(method: Method, target: TableModel, length: int) -> Array:
-    """Joint law of the first `length` tokens of a round that plain decoding continues."""
-    law = np.zeros((target.vocab,) * length)
-    for tokens, weight in emitted_law(method).items():
+    """Joint distribution of the first `length` tokens of a round that plain decoding continues."""
+    distribution = np.zeros((target.vocab,) * length)
+    for tokens, weight in emitted_distribution(method).items():
         head = tokens[:length]
-        law[head] += weight * target.joint(length - len(head), head)
-    return law
+        distribution[head] += weight * target.joint(length - len(head), head)
+    return distribution
 
 
 def distortion(method: Method, target: TableModel, length: int) -> float:
-    """Total variation between the first `length` tokens and the target's own law."""
+    """Total variation between the first `length` tokens and the target's own distribution."""
     return float(np.abs(first_tokens(method, target, length) - target.joint(length)).sum() / 2)
 
 
@@ -61,7 +61,7 @@ def is_exact(method: Method, target: TableModel, length: int) -> bool:
 
 def accepted_tokens(method: Method) -> float:
     """Mean number of drafted tokens that a round keeps; every round adds one token of the target's own."""
-    return sum(weight * (len(tokens) - 1) for tokens, weight in emitted_law(method).items())
+    return sum(weight * (len(tokens) - 1) for tokens, weight in emitted_distribution(method).items())
 
 
 def method_of(
@@ -75,7 +75,7 @@ def method_of(
 ) -> Method:
     """A rule on drafts of a kind and shape, in its readable or its batched form."""
     judge = judge_of(rule, target, drafter, batched=batched)
-    return Method(lambda dice: draft_tree(drafter, shape, kinds, dice), judge)
+    return Method(lambda rng: draft_tree(drafter, shape, kinds, rng), judge)
 
 
 def judge_of(rule: Rule, target: TableModel, drafter: TableModel, *, batched: bool = False) -> Callable[[Draft], Emit]:
@@ -84,9 +84,9 @@ def judge_of(rule: Rule, target: TableModel, drafter: TableModel, *, batched: bo
     def judge(draft: Draft) -> Emit:
         if batched:
             block = batch_case_of([draft], target, drafter)
-            return lambda dice: emitted(draft, rule.verify_batch(block(dice)).row(0))
+            return lambda rng: emitted(draft, rule.verify_batch(block(rng)).row(0))
         case = tree_case_of(draft, target, drafter)
-        return lambda dice: emitted(draft, rule.verify(case(dice)))
+        return lambda rng: emitted(draft, rule.verify(case(rng)))
 
     return judge
 

@@ -1,7 +1,7 @@
 """The exact part: a method of the table, rebuilt on table models and run by the real engine under all outcomes.
 
 Drafter, shape and rule are those of the method; only the models are tables, small enough to enumerate every outcome
-of every die. The result is the law of whole texts, to be compared with the product of the target's own laws.
+of every die. The result is the distribution of whole texts, to be compared with the product of the target's own distributions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.rng.enumerating import ExactDice, outcomes
+from ...core.rng.enumerating import EnumeratingRng, outcomes
 from ...core.shapes.base import Shape
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
@@ -24,7 +24,7 @@ from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
 from ...recipes import Options, find_recipe
 from ...recipes.loading import Loaded, Place
-from ...recipes.recipe import Recipe, Workshop
+from ...recipes.recipe import PartsFactory, Recipe
 from ...recipes.trained import Ready
 from ...types import Kind, SamplingParams, Sequence, Topology
 from ..mutation import exact_finding
@@ -33,14 +33,14 @@ from .table_model import Array, TableModel, dirichlet, mixed
 
 TOKENS = 3
 PROMPT = (0, 1, 0)  # the last token stood there before, so that lookups draft at once
-TOLERANCE = 1e-6  # laws are float32 in the engine
+TOLERANCE = 1e-6  # distributions are float32 in the engine
 _DRAFTER = "table-drafter"
 _MOST = 400_000  # outcomes that anybody waits for
 
 
-def _two_likeliest(law: Array) -> Array:
-    """A flatter law on the two likeliest tokens."""
-    kept = np.where(law >= np.sort(law)[-2], np.sqrt(law), 0.0)
+def _two_likeliest(distribution: Array) -> Array:
+    """A flatter distribution on the two likeliest tokens."""
+    kept = np.where(distribution >= np.sort(distribution)[-2], np.sqrt(distribution), 0.0)
     return np.asarray(kept / kept.sum())
 
 
@@ -57,7 +57,7 @@ CHAINS = Tables(SMALL, mixed(SMALL, dirichlet(3, seed=2), 0.5))
 TREES = Tables(LARGE, mixed(LARGE, dirichlet(5, seed=5), 0.5))  # trees are up to four wide
 # Few possible tokens at a place keep the number of drawn trees down.
 SPARSE = dirichlet(5, seed=6, support=3)
-DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _two_likeliest(SPARSE.next_law(prefix))))
+DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _two_likeliest(SPARSE.next_distribution(prefix))))
 
 
 def tables_for(method: Method) -> Tables:
@@ -83,7 +83,7 @@ def _loaded(name: str, executor: TableExecutor) -> Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _TableHead:
-    """A draft model that stands for a trained head: what such a head drafts, any law may."""
+    """A draft model that stands for a trained head: what such a head drafts, any distribution may."""
 
     executor: TableExecutor
     longest: int = 1 << 16
@@ -92,7 +92,7 @@ class _TableHead:
         return ModelDrafter(self.executor, shape, name=name)  # type: ignore[arg-type]
 
 
-class _TableWorkshop(Workshop):
+class _TableFactory(PartsFactory):
     """Recipes find tables here whatever they ask for."""
 
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
@@ -106,37 +106,37 @@ class _TableWorkshop(Workshop):
 def table_method(recipe: Recipe, options: Options, tables: Tables) -> tuple[Method, TableExecutor]:
     """The recipe's parts on fresh table models."""
     target, drafter = TableExecutor(tables.target), TableExecutor(tables.drafter)
-    workshop = _TableWorkshop(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
+    factory = _TableFactory(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
     own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
     if recipe.takes_drafter:
         own = replace(own, drafter=_DRAFTER)
-    return recipe.build(workshop, own), target
+    return recipe.build(factory, own), target
 
 
 def enumerate_method(name: str, options: Options) -> dict[str, Any]:
-    """Total variation between the texts of a method on tables and the target's joint law."""
+    """Total variation between the texts of a method on tables and the target's joint distribution."""
     began, recipe = time.monotonic(), find_recipe(name)
     first, _ = table_method(recipe, options, CHAINS)
     tables = tables_for(first)
-    law, count = np.zeros((tables.target.vocab,) * TOKENS), 0
+    distribution, count = np.zeros((tables.target.vocab,) * TOKENS), 0
 
-    def run(dice: ExactDice) -> tuple[int, ...]:
+    def run(rng: EnumeratingRng) -> tuple[int, ...]:
         method, target = table_method(recipe, options, tables)
-        return run_once(target, method, dice)
+        return run_once(target, method, rng)
 
     for weight, text in outcomes(run):
-        law[text] += weight
+        distribution[text] += weight
         count += 1
         if count > _MOST:
             raise ForedraftError(f"method {name!r} has more than {_MOST} outcomes on table models")
-    apart = float(np.abs(law - tables.target.joint(TOKENS, PROMPT)).sum() / 2)
+    apart = float(np.abs(distribution - tables.target.joint(TOKENS, PROMPT)).sum() / 2)
     more = {"tolerance": TOLERANCE, "tokens": TOKENS, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
     return exact_finding(apart, rule=first.rule.name, lossy=first.rule.lossy, **more)
 
 
-def run_once(target: TableExecutor, method: Method, dice: ExactDice) -> tuple[int, ...]:
-    """One text by the real engine, with the given dice."""
-    engine = Engine(target, lambda sequences: dice)  # type: ignore[arg-type]
+def run_once(target: TableExecutor, method: Method, rng: EnumeratingRng) -> tuple[int, ...]:
+    """One text by the real engine, with the given rng."""
+    engine = Engine(target, lambda sequences: rng)  # type: ignore[arg-type]
     params = SamplingParams(temperature=1.0, max_new_tokens=TOKENS)
     request = Request(Sequence(0, list(PROMPT), len(PROMPT), params, 0), method, frozenset())
     engine.add(request)

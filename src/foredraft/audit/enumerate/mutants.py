@@ -1,6 +1,6 @@
 """Wrong rules that a test of exactness must catch: the bug table B1 to B9, and the rule of a released engine.
 
-Each mutant is a `Method` like the right ones, together with the laws on which it was measured, so that any check of
+Each mutant is a `Method` like the right ones, together with the distributions on which it was measured, so that any check of
 exactness can be tried on it. B7 on G2 is the one bug that cannot be seen there; its distortion is zero.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.rng.keyed import Dice, Purpose
-from ...core.verify import Roll, TreeCase
+from ...core.rng.keyed import Purpose, Rng
+from ...core.verify import PlainRng, TreeCase
 from ...core.verify.exact.rejection import ratio, residual
 from ...errors import unknown_name
 from ...types import Kind, Reason, TreeVerdict
@@ -27,7 +27,7 @@ NOTHING = Draft((), (), (), ())
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, where it was measured, and by how much it bends the law of the first `length` tokens."""
+    """A bug, where it was measured, and by how much it bends the distribution of the first `length` tokens."""
 
     bug: str
     method: Method
@@ -40,7 +40,7 @@ class Mutant:
 # --- siblings: B1 to B4 ---------------------------------------------------------------------------------------------
 
 
-def unchanged_law(case: TreeCase) -> TreeVerdict:
+def unchanged_distribution(case: TreeCase) -> TreeVerdict:
     """Siblings as they stand, all tested against q itself. Right for one draw; B1 on merged i.i.d. draws, whose
     repetitions it passes over without an update; B3 on draws without replacement."""
     return _one_level(case, range(len(case.tree.token)), case.draft(0), shrink=False)
@@ -53,7 +53,7 @@ def likeliest_first(case: TreeCase) -> TreeVerdict:
 
 
 def renormalised_softmax(case: TreeCase) -> TreeVerdict:
-    """B4: chosen candidates, their renormalised softmax taken for the law that they were drawn from."""
+    """B4: chosen candidates, their renormalised softmax taken for the distribution that they were drawn from."""
     q = np.zeros_like(case.draft(0))
     q[case.tree.token] = case.draft(0)[case.tree.token]
     return _one_level(case, range(len(case.tree.token)), q / q.sum())
@@ -99,9 +99,9 @@ def _block(case: TreeCase, stop: bool = False, weigh: bool = True) -> TreeVerdic
         elif stop:
             break
     p = case.target(tau)
-    law = p if tau == last else residual(joint[tau] * p if weigh else p, case.draft(tau))
+    distribution = p if tau == last else residual(joint[tau] * p if weigh else p, case.draft(tau))
     reasons = [Reason.STANDARD] * tau + [Reason.BONUS if tau == last else Reason.CORRECTED]
-    return TreeVerdict(list(range(tau)), case.roll.draw(law, Purpose.OWN, tau - 1), reasons)
+    return TreeVerdict(list(range(tau)), case.roll.draw(distribution, Purpose.OWN, tau - 1), reasons)
 
 
 def wrong_rule(judge: Judge, target: TableModel, drafter: TableModel, shape: tuple[int, ...], kind: Kind) -> Method:
@@ -109,43 +109,43 @@ def wrong_rule(judge: Judge, target: TableModel, drafter: TableModel, shape: tup
 
     def prepare(draft: Draft) -> Emit:
         case = tree_case_of(draft, target, drafter)
-        return lambda dice: emitted(draft, judge(case(dice)))
+        return lambda rng: emitted(draft, judge(case(rng)))
 
-    return Method(lambda dice: draft_tree(drafter, shape, kind, dice), prepare)
+    return Method(lambda rng: draft_tree(drafter, shape, kind, rng), prepare)
 
 
 # --- what is drafted, and what is verified at all: B5, B8, B9 and B9' -----------------------------------------------
 
 
-def wrong_drafts(draft: Callable[[Dice], Draft]) -> Method:
+def wrong_drafts(draft: Callable[[Rng], Draft]) -> Method:
     """The right test of one drawn token on G1, with drafts that are not what it takes them for."""
-    return Method(draft, wrong_rule(unchanged_law, G1_TARGET, G1_DRAFT, (1,), SWOR).judge)
+    return Method(draft, wrong_rule(unchanged_distribution, G1_TARGET, G1_DRAFT, (1,), SWOR).judge)
 
 
-def restricted(dice: Dice) -> Draft:
+def restricted(rng: Rng) -> Draft:
     """B5: drawn from q on the tokens 1, 2 and 4 only, tested with the whole q."""
-    law = G1_DRAFT.next_law() * np.array([0, 1, 1, 0, 1])
-    return draft_tree(fixed(law / law.sum()), (1,), SWOR, dice)
+    distribution = G1_DRAFT.next_distribution() * np.array([0, 1, 1, 0, 1])
+    return draft_tree(fixed(distribution / distribution.sum()), (1,), SWOR, rng)
 
 
-def own_probability(dice: Dice) -> tuple[float, Draft]:
-    drawn = draft_tree(G1_DRAFT, (1,), SWOR, dice)
-    return float(G1_DRAFT.next_law()[drawn.token[0]]), drawn
+def own_probability(rng: Rng) -> tuple[float, Draft]:
+    drawn = draft_tree(G1_DRAFT, (1,), SWOR, rng)
+    return float(G1_DRAFT.next_distribution()[drawn.token[0]]), drawn
 
 
-def dropped_below(threshold: float) -> Callable[[Dice], Draft]:
+def dropped_below(threshold: float) -> Callable[[Rng], Draft]:
     """B9: a drawn token is thrown away because its own q is low; the next token then comes from p."""
 
-    def draft(dice: Dice) -> Draft:
-        chance, drawn = own_probability(dice)
+    def draft(rng: Rng) -> Draft:
+        chance, drawn = own_probability(rng)
         return drawn if chance >= threshold else NOTHING
 
     return draft
 
 
-def dropped_by_budget(dice: Dice) -> Draft:
+def dropped_by_budget(rng: Rng) -> Draft:
     """B9': of two requests only the one with the larger own q is verified; seen from the first one."""
-    (mine, drawn), (other, _) = own_probability(dice), own_probability(dice)
+    (mine, drawn), (other, _) = own_probability(rng), own_probability(rng)
     return drawn if mine >= other else NOTHING
 
 
@@ -155,12 +155,12 @@ B8_ROOTS, B8_TAILS = fixed((0.6, 0.4)), (0.2, 0.9)
 def longest_tail() -> Method:
     """B8: two roots drawn from the target without replacement; the one whose tail is accepted further is kept."""
 
-    def draft(dice: Dice) -> Prefix:
-        return draft_tree(B8_ROOTS, (2,), SWOR, dice).token
+    def draft(rng: Rng) -> Prefix:
+        return draft_tree(B8_ROOTS, (2,), SWOR, rng).token
 
     def judge(roots: Prefix) -> Emit:
-        def emit(dice: Dice) -> Prefix:
-            first, second = (Roll(dice).flip(B8_TAILS[root], Purpose.ACCEPT, root) for root in roots)
+        def emit(rng: Rng) -> Prefix:
+            first, second = (PlainRng(rng).flip(B8_TAILS[root], Purpose.ACCEPT, root) for root in roots)
             return (roots[1] if second > first else roots[0],)
 
         return emit
@@ -201,12 +201,12 @@ def _blocks(judge: Judge, target: TableModel, drafter: TableModel, length: int) 
 IID = Kind.SAMPLED_IID
 
 MUTANTS: dict[str, Mutant] = {
-    "B1 K=2": Mutant("duplicates skipped", _siblings(unchanged_law, IID, 2), G1_TARGET, 1, 0.0176),
-    "B1 K=3": Mutant("duplicates skipped", _siblings(unchanged_law, IID, 3), G1_TARGET, 1, 0.0270),
+    "B1 K=2": Mutant("duplicates skipped", _siblings(unchanged_distribution, IID, 2), G1_TARGET, 1, 0.0176),
+    "B1 K=3": Mutant("duplicates skipped", _siblings(unchanged_distribution, IID, 3), G1_TARGET, 1, 0.0270),
     "B2 K=2": Mutant("tried by descending q", _siblings(likeliest_first, SWOR, 2), G1_TARGET, 1, 0.1246),
     "B2 K=3": Mutant("tried by descending q", _siblings(likeliest_first, SWOR, 3), G1_TARGET, 1, 0.2235),
-    "B3 K=2": Mutant("tested as if with replacement", _siblings(unchanged_law, SWOR, 2), G1_TARGET, 1, 0.0256),
-    "B3 K=3": Mutant("tested as if with replacement", _siblings(unchanged_law, SWOR, 3), G1_TARGET, 1, 0.0396),
+    "B3 K=2": Mutant("tested as if with replacement", _siblings(unchanged_distribution, SWOR, 2), G1_TARGET, 1, 0.0256),
+    "B3 K=3": Mutant("tested as if with replacement", _siblings(unchanged_distribution, SWOR, 3), G1_TARGET, 1, 0.0396),
     "B4": Mutant("softmax of chosen drafts", _siblings(renormalised_softmax, Kind.CHOSEN, 2), G1_TARGET, 1, 0.30, 2),
     "B5": Mutant("drawn from a restricted q", wrong_drafts(restricted), G1_TARGET, 1, 0.0882),
     "B6 G2": Mutant("first failure", _blocks(stop_at_first_failure, G2_TARGET, G2_DRAFT, 2), G2_TARGET, 2, 1 / 3, 9),

@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.distributions.tensors import DenseLaw
-from ...core.rng.enumerating import ExactDice, outcomes
+from ...core.distributions.tensors import DenseDistribution
+from ...core.rng.enumerating import EnumeratingRng, outcomes
 from ...core.rng.keyed import Purpose
-from ...core.verify import Roll, Rule, TreeCase
-from ...types import DraftTree, Kind, Law
+from ...core.verify import PlainRng, Rule, TreeCase
+from ...types import Distribution, DraftTree, Kind
 from .table_drafts import Candidates
 from .table_model import Array
 
 
 @dataclass(slots=True)
-class NodeDice:
+class NodeRng:
     """Tests fall on every side; a drawn token is told apart only where it is a candidate; orders are drawn once."""
 
-    exact: ExactDice
+    exact: EnumeratingRng
     tokens: list[int]
     rng: np.random.Generator
 
@@ -35,27 +35,27 @@ class NodeDice:
             return torch.tensor([bool(self.rng.random() < float(prob.reshape(-1)[0]))])
         return self.exact.flip(prob, purpose, node, turn)
 
-    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        probs = law.dense()[0].double()
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+        probs = distribution.dense()[0].double()
         if purpose is Purpose.ORDER:
             return torch.tensor([int(self.rng.choice(probs.shape[0], p=(probs / probs.sum()).numpy()))])
         if purpose is Purpose.SELECT:
-            return self.exact.draw(law, purpose, node, turn)
+            return self.exact.draw(distribution, purpose, node, turn)
         hits = probs[self.tokens]
         other = (probs.sum() - hits.sum()).clamp(min=0.0)[None]
-        place = int(self.exact.draw(DenseLaw(torch.cat((hits, other))[None]), purpose, node, turn)[0])
+        place = int(self.exact.draw(DenseDistribution(torch.cat((hits, other))[None]), purpose, node, turn)[0])
         return torch.tensor([self.tokens[place] if place < len(self.tokens) else self._elsewhere()])
 
     def _elsewhere(self) -> int:
         return next(token for token in range(len(self.tokens) + 1) if token not in self.tokens)
 
-    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        return self.draw(law, Purpose.EMIT, depth)
+    def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return self.draw(distribution, Purpose.EMIT, depth)
 
-    def choose(self, index: Tensor) -> NodeDice:
+    def choose(self, index: Tensor) -> NodeRng:
         return self
 
-    def to(self, device: torch.device) -> NodeDice:
+    def to(self, device: torch.device) -> NodeRng:
         return self
 
 
@@ -66,8 +66,8 @@ def accepted_given(rule: Rule, p: Array, q: Array, kind: Kind, found: Candidates
     sure = np.zeros_like(p)
     sure[0] = 1.0  # whatever follows an accepted candidate is of no interest
 
-    def run(dice: ExactDice) -> bool:
-        roll = Roll(NodeDice(dice, tokens, np.random.default_rng(seed)))
+    def run(rng: EnumeratingRng) -> bool:
+        roll = PlainRng(NodeRng(rng, tokens, np.random.default_rng(seed)))
         return bool(rule.verify(TreeCase(tree, lambda row: sure if row else p, lambda row: q, roll)).path)
 
     return sum(weight for weight, accepted in outcomes(run) if accepted)

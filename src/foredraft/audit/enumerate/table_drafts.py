@@ -1,4 +1,4 @@
-"""Drafts of every kind, drawn from a table model through a Dice, and the blocks that rules look at."""
+"""Drafts of every kind, drawn from a table model through a Rng, and the blocks that rules look at."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...core.distributions.tensors import DenseLaw, TableLaws
-from ...core.rng.keyed import Dice, Purpose
+from ...core.distributions.tensors import DenseDistribution, TableDistributions
+from ...core.rng.keyed import Purpose, Rng
 from ...core.trees.layout import sibling_ranks, trees
-from ...core.verify import BatchCase, Roll, TreeCase
+from ...core.verify import BatchCase, PlainRng, TreeCase
 from ...types import DraftTree, Kind
 from .table_model import Array, Prefix, TableModel
 
@@ -31,7 +31,7 @@ class Draft(NamedTuple):
         return () if node < 0 else (*self.prefix(self.parent[node]), self.token[node])
 
 
-def draft_tree(model: TableModel, shape: Sequence[int], kinds: Kind | Sequence[Kind], dice: Dice) -> Draft:
+def draft_tree(model: TableModel, shape: Sequence[int], kinds: Kind | Sequence[Kind], rng: Rng) -> Draft:
     """A tree with up to shape[d] children per node of level d, of one kind or of one kind per level."""
     per_level = [kinds] * len(shape) if isinstance(kinds, Kind) else list(kinds)
     draft = Draft((), (), (), ())
@@ -39,7 +39,7 @@ def draft_tree(model: TableModel, shape: Sequence[int], kinds: Kind | Sequence[K
     for count, kind in zip(shape, per_level, strict=True):
         start = len(draft.token)
         for node in frontier:
-            found = candidates(model.next_law(draft.prefix(node)), count, kind, dice, node)
+            found = candidates(model.next_distribution(draft.prefix(node)), count, kind, rng, node)
             draft = Draft(
                 draft.token + tuple(token for token, _ in found),
                 draft.parent + (node,) * len(found),
@@ -50,57 +50,57 @@ def draft_tree(model: TableModel, shape: Sequence[int], kinds: Kind | Sequence[K
     return draft
 
 
-def candidates(law: Array, count: int, kind: Kind, dice: Dice, node: int) -> Candidates:
+def candidates(distribution: Array, count: int, kind: Kind, rng: Rng, node: int) -> Candidates:
     """Children of one node, made the way their kind says."""
-    return _MAKERS[kind](law, count, dice, node)
+    return _MAKERS[kind](distribution, count, rng, node)
 
 
-def _draw(law: Array, dice: Dice, node: int, turn: int) -> int:
-    row = DenseLaw(torch.from_numpy(np.ascontiguousarray(law))[None])
-    return int(dice.draw(row, Purpose.DRAFT, torch.tensor([node]), turn)[0])
+def _draw(distribution: Array, rng: Rng, node: int, turn: int) -> int:
+    row = DenseDistribution(torch.from_numpy(np.ascontiguousarray(distribution))[None])
+    return int(rng.draw(row, Purpose.DRAFT, torch.tensor([node]), turn)[0])
 
 
-def _without_replacement(law: Array, count: int, dice: Dice, node: int) -> Candidates:
-    left, found = law.copy(), []
-    for turn in range(min(count, int((law > 0).sum()))):
-        token = _draw(left / left.sum(), dice, node, turn)
+def _without_replacement(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
+    left, found = distribution.copy(), []
+    for turn in range(min(count, int((distribution > 0).sum()))):
+        token = _draw(left / left.sum(), rng, node, turn)
         found.append((token, 1))
         left[token] = 0.0
     return found
 
 
-def _in_turn(law: Array, count: int, dice: Dice, node: int) -> Candidates:
-    """The next one is drawn only while the elder ones leave half of the law."""
-    found = _without_replacement(law, 1, dice, node)
-    while len(found) < count and law.sum() - law[[token for token, _ in found]].sum() >= 0.5:
-        left = law.copy()
+def _in_turn(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
+    """The next one is drawn only while the elder ones leave half of the distribution."""
+    found = _without_replacement(distribution, 1, rng, node)
+    while len(found) < count and distribution.sum() - distribution[[token for token, _ in found]].sum() >= 0.5:
+        left = distribution.copy()
         left[[token for token, _ in found]] = 0.0
-        found.append((_draw(left / left.sum(), dice, node, len(found)), 1))
+        found.append((_draw(left / left.sum(), rng, node, len(found)), 1))
     return found
 
 
-def _independent(law: Array, count: int, dice: Dice, node: int) -> Candidates:
+def _independent(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
     times: dict[int, int] = {}
     for turn in range(count):
-        token = _draw(law, dice, node, turn)
+        token = _draw(distribution, rng, node, turn)
         times[token] = times.get(token, 0) + 1
     return list(times.items())
 
 
-def _chosen(law: Array, count: int, dice: Dice, node: int) -> Candidates:
-    return [(int(token), 1) for token in np.argsort(-law, kind="stable")[:count]]
+def _chosen(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
+    return [(int(token), 1) for token in np.argsort(-distribution, kind="stable")[:count]]
 
 
-def _top_then_sampled(law: Array, count: int, dice: Dice, node: int) -> Candidates:
-    found = _chosen(law, count - 1, dice, node)
-    left = law.copy()
+def _top_then_sampled(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
+    found = _chosen(distribution, count - 1, rng, node)
+    left = distribution.copy()
     left[[token for token, _ in found]] = 0.0
     if left.sum() > 0:
-        found.append((_draw(left / left.sum(), dice, node, 0), 1))
+        found.append((_draw(left / left.sum(), rng, node, 0), 1))
     return found
 
 
-_MAKERS: dict[Kind, Callable[[Array, int, Dice, int], Candidates]] = {
+_MAKERS: dict[Kind, Callable[[Array, int, Rng, int], Candidates]] = {
     Kind.CHOSEN: _chosen,
     Kind.SAMPLED_WITHOUT_REPLACEMENT: _without_replacement,
     Kind.SAMPLED_IID: _independent,
@@ -110,29 +110,29 @@ _MAKERS: dict[Kind, Callable[[Array, int, Dice, int], Candidates]] = {
 
 
 def rows_of(draft: Draft, model: TableModel) -> Array:
-    """[N + 1, V] the model's law behind the root and behind every node."""
-    return np.stack([model.next_law(draft.prefix(node)) for node in range(-1, len(draft.token))])
+    """[N + 1, V] the model's distribution behind the root and behind every node."""
+    return np.stack([model.next_distribution(draft.prefix(node)) for node in range(-1, len(draft.token))])
 
 
-def tree_case_of(draft: Draft, target: TableModel, drafter: TableModel) -> Callable[[Dice], TreeCase]:
-    """What the readable form of a rule looks at, waiting for its dice."""
+def tree_case_of(draft: Draft, target: TableModel, drafter: TableModel) -> Callable[[Rng], TreeCase]:
+    """What the readable form of a rule looks at, waiting for its rng."""
     p, q = rows_of(draft, target), rows_of(draft, drafter)
     order = sibling_ranks(draft.parent)
     tree = DraftTree(list(draft.token), list(draft.parent), list(draft.kind), list(draft.multiplicity), order)
-    return lambda dice: TreeCase(tree, p.__getitem__, q.__getitem__, Roll(dice))
+    return lambda rng: TreeCase(tree, p.__getitem__, q.__getitem__, PlainRng(rng))
 
 
 def batch_case_of(
     drafts: Sequence[Draft], target: TableModel, drafter: TableModel, dtype: torch.dtype = torch.float64
-) -> Callable[[Dice], BatchCase]:
-    """What the batched form of a rule looks at: a padded block with tables of p and q, waiting for its dice."""
+) -> Callable[[Rng], BatchCase]:
+    """What the batched form of a rule looks at: a padded block with tables of p and q, waiting for its rng."""
     width = max(len(draft.token) for draft in drafts) + 1
 
-    def table(model: TableModel) -> TableLaws:
+    def table(model: TableModel) -> TableDistributions:
         rows = np.zeros((len(drafts), width, model.vocab))
         for b, draft in enumerate(drafts):
             rows[b, : len(draft.token) + 1] = rows_of(draft, model)
-        return TableLaws(torch.from_numpy(rows).to(dtype))
+        return TableDistributions(torch.from_numpy(rows).to(dtype))
 
     kinds = {kind for draft in drafts for kind in draft.kind}
     block = trees(
@@ -140,7 +140,7 @@ def batch_case_of(
         kinds.pop() if len(kinds) == 1 else Kind.CHOSEN,
         multiplicity=[draft.multiplicity for draft in drafts],
         node_kind=[draft.kind for draft in drafts] if kinds else None,
-        laws=table(drafter),
+        distributions=table(drafter),
     )
     p = table(target)
-    return lambda dice: BatchCase(block, p, dice)
+    return lambda rng: BatchCase(block, p, rng)

@@ -1,4 +1,4 @@
-"""An executor whose model is a table: the engine's whole loop runs on it, with laws known exactly."""
+"""An executor whose model is a table: the engine's whole loop runs on it, with distributions known exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table_model import Prefix, TableModel
 
 
 class TableExecutor:
-    """Slots hold token lists; a row's logits are the logarithms of the table's law behind its path."""
+    """Slots hold token lists; a row's logits are the logarithms of the table's distribution behind its path."""
 
     even = False
 
@@ -27,7 +27,7 @@ class TableExecutor:
         self.passes = 0
 
     @property
-    def rehearsals(self) -> int:
+    def captures(self) -> int:
         return 0
 
     def length(self, slot: int) -> int:
@@ -53,7 +53,7 @@ class TableExecutor:
                 assert int(rows.depth[start + i]) == len(path) - 1, "depth does not fit the tree"
                 prefix: Prefix = tuple(self.text[slot] + path)[self.begin :]
                 with np.errstate(divide="ignore"):
-                    scores.append(torch.from_numpy(np.log(self.model.next_law(prefix))))
+                    scores.append(torch.from_numpy(np.log(self.model.next_distribution(prefix))))
                 hidden.append(float(path[-1]))
             start += count
         states = torch.tensor(hidden)[:, None]

@@ -1,4 +1,4 @@
-"""Language models that are tables: a law for every prefix, worked out on first sight and then fixed."""
+"""Language models that are tables: a distribution for every prefix, worked out on first sight and then fixed."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TableModel:
-    """A next-token law for every prefix. `work_out` must be a function of the prefix alone."""
+    """A next-token distribution for every prefix. `work_out` must be a function of the prefix alone."""
 
     vocab: int
     work_out: Callable[[Prefix], Array]
     _known: dict[Prefix, Array] = field(default_factory=dict, repr=False)
 
-    def next_law(self, prefix: Sequence[int] = ()) -> Array:
+    def next_distribution(self, prefix: Sequence[int] = ()) -> Array:
         key = tuple(prefix)
         if key not in self._known:
             self._known[key] = self.work_out(key)
         return self._known[key]
 
     def joint(self, length: int, prefix: Prefix = ()) -> Array:
-        """Law of the next `length` tokens, one axis per token."""
+        """Distribution of the next `length` tokens, one axis per token."""
         if length == 0:
             return np.ones(())
-        law = self.next_law(prefix)
-        return np.stack([law[v] * self.joint(length - 1, (*prefix, v)) for v in range(self.vocab)])
+        distribution = self.next_distribution(prefix)
+        return np.stack([distribution[v] * self.joint(length - 1, (*prefix, v)) for v in range(self.vocab)])
 
 
 def dirichlet(vocab: int, seed: int, alpha: float = 1.0, support: int | None = None) -> TableModel:
-    """Random laws; small `alpha` makes peaked ones, `support` leaves only so many tokens possible per prefix."""
+    """Random distributions; small `alpha` makes peaked ones, `support` leaves only so many tokens possible per prefix."""
 
     def work_out(prefix: Prefix) -> Array:
         rng = np.random.default_rng([seed, len(prefix), *prefix])
-        law = rng.dirichlet(np.full(vocab, alpha))
+        distribution = rng.dirichlet(np.full(vocab, alpha))
         if support is not None:
-            law[rng.permutation(vocab)[support:]] = 0.0
-        law = np.maximum(law, 0.0)
-        return np.asarray(law / law.sum())
+            distribution[rng.permutation(vocab)[support:]] = 0.0
+        distribution = np.maximum(distribution, 0.0)
+        return np.asarray(distribution / distribution.sum())
 
     return TableModel(vocab, work_out)
 
 
-def fixed(law: Sequence[float]) -> TableModel:
-    """The same law whatever came before."""
-    array = np.array(law)
-    return TableModel(len(law), lambda prefix: array)
+def fixed(distribution: Sequence[float]) -> TableModel:
+    """The same distribution whatever came before."""
+    array = np.array(distribution)
+    return TableModel(len(distribution), lambda prefix: array)
 
 
-def rolled(law: Sequence[float]) -> TableModel:
-    """`law` rolled to the right by the sum of the prefix: the context-dependent golden vector G3."""
-    array = np.array(law)
-    return TableModel(len(law), lambda prefix: np.roll(array, sum(prefix) % len(law)))
+def rolled(distribution: Sequence[float]) -> TableModel:
+    """`distribution` rolled to the right by the sum of the prefix: the context-dependent golden vector G3."""
+    array = np.array(distribution)
+    return TableModel(len(distribution), lambda prefix: np.roll(array, sum(prefix) % len(distribution)))
 
 
 def mixed(first: TableModel, second: TableModel, share: float) -> TableModel:
-    """`share` of the first model's laws and the rest of the second's: a target that likes its drafter."""
+    """`share` of the first model's distributions and the rest of the second's: a target that likes its drafter."""
 
     def work_out(prefix: Prefix) -> Array:
-        return share * first.next_law(prefix) + (1 - share) * second.next_law(prefix)
+        return share * first.next_distribution(prefix) + (1 - share) * second.next_distribution(prefix)
 
     return TableModel(first.vocab, work_out)
 
 
 def behind(model: TableModel, text: Sequence[int], reach: int = 2) -> TableModel:
     """The same model after `text`, of which it remembers the last `reach` tokens."""
-    return TableModel(model.vocab, lambda prefix: model.next_law((*text, *prefix)[-reach:]))
+    return TableModel(model.vocab, lambda prefix: model.next_distribution((*text, *prefix)[-reach:]))
 
 
 def at_temperature_zero(model: TableModel) -> TableModel:
-    """The point mass at the argmax of another model's laws."""
+    """The point mass at the argmax of another model's distributions."""
 
     def work_out(prefix: Prefix) -> Array:
-        law = np.zeros(model.vocab)
-        law[model.next_law(prefix).argmax()] = 1.0
-        return law
+        distribution = np.zeros(model.vocab)
+        distribution[model.next_distribution(prefix).argmax()] = 1.0
+        return distribution
 
     return TableModel(model.vocab, work_out)
 

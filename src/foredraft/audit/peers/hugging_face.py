@@ -1,6 +1,6 @@
 """transformers' `generate` under audit: plain, with prompt lookup, or assisted by another model.
 
-The law is that of one plain pass of the same weights. Nothing of our own decoding is used.
+The distribution is that of one plain pass of the same weights. Nothing of our own decoding is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import ForedraftError, UsageError
 from ...recipes.loading import DTYPES
-from ..sequential.cells import CoarseLaw, Text, coarse_dense
+from ..sequential.cells import CoarseDistribution, Text, coarse_dense
 from ..subject import CELLS, Activity
 
 _ROWS = 32  # texts of one length that are read in one pass
@@ -61,8 +61,8 @@ class TransformersSubject:
         )
         return tuple(out[0, len(prompt) :].tolist())
 
-    def laws(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseLaw]:
-        found: dict[Text, CoarseLaw] = {}
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+        found: dict[Text, CoarseDistribution] = {}
         by_length: dict[int, list[Text]] = defaultdict(list)
         for prefix in prefixes:
             by_length[len(prefix)].append(prefix)

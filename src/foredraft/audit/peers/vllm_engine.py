@@ -1,6 +1,6 @@
 """vLLM's Python `LLM` under audit. It has to be installed in this environment and is imported only when asked for.
 
-vLLM writes the texts; the law and the plain greedy text come from our own plain passes over the same weights.
+vLLM writes the texts; the distribution and the plain greedy text come from our own plain passes over the same weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...errors import ForedraftError, UsageError
 from ...recipes.loading import Place, load
 from ...types import SamplingParams
 from ..own_engine import EngineSubject
-from ..sequential.cells import CoarseLaw, Text
+from ..sequential.cells import CoarseDistribution, Text
 from ..subject import Activity
 
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -52,8 +52,8 @@ class VllmSubject:
         ]
         return [tuple(out.outputs[0].token_ids) for out in self.llm.generate(asked, how, use_tqdm=False)]
 
-    def laws(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseLaw]:
-        return self.plain.laws(prompt, prefixes)
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+        return self.plain.distributions(prompt, prefixes)
 
     def logits(self, texts: Sequence[Text]) -> Tensor:
         return self.plain.logits(texts)

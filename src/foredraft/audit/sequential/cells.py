@@ -1,4 +1,4 @@
-"""The law of a next token as an auditor sees it: the likeliest tokens one by one, all others as one cell.
+"""The distribution of a next token as an auditor sees it: the likeliest tokens one by one, all others as one cell.
 
 A black box reveals no more than that, and a test on cells stays valid whatever happens inside the last one. Tokens are
 ids, or strings where an endpoint gives no ids; nothing here knows which.
@@ -21,7 +21,7 @@ FLOOR = 1e-12  # a cell that should be empty keeps this much: one stray token is
 
 
 @dataclass(frozen=True, slots=True)
-class CoarseLaw:
+class CoarseDistribution:
     """Probabilities of m tokens and of everything else."""
 
     tokens: tuple[Token, ...]  # likeliest first
@@ -35,22 +35,24 @@ class CoarseLaw:
         return self.place.get(token, len(self.tokens))
 
 
-def coarse(probs: Mapping[Token, float]) -> CoarseLaw:
+def coarse(probs: Mapping[Token, float]) -> CoarseDistribution:
     """From the probabilities of some tokens; the rest of the mass is the rest."""
     ranked = sorted(probs.items(), key=lambda item: -item[1])
-    return _law(tuple(token for token, _ in ranked), [p for _, p in ranked], 1.0 - sum(probs.values()))
+    return _distribution(tuple(token for token, _ in ranked), [p for _, p in ranked], 1.0 - sum(probs.values()))
 
 
-def coarse_dense(probs: ArrayLike, top: int) -> CoarseLaw:
-    """From a whole law, of which the `top` likeliest tokens keep their own cells."""
-    law = np.asarray(probs, np.float64)
-    top = min(top, law.size)
-    order = np.argpartition(-law, top - 1)[:top] if top < law.size else np.arange(law.size)
-    order = order[np.argsort(-law[order], kind="stable")]
-    kept = law[order]
-    return _law(tuple(order.tolist()), kept, float(law.sum() - kept.sum()) if top < law.size else 0.0)
+def coarse_dense(probs: ArrayLike, top: int) -> CoarseDistribution:
+    """From a whole distribution, of which the `top` likeliest tokens keep their own cells."""
+    distribution = np.asarray(probs, np.float64)
+    top = min(top, distribution.size)
+    order = np.argpartition(-distribution, top - 1)[:top] if top < distribution.size else np.arange(distribution.size)
+    order = order[np.argsort(-distribution[order], kind="stable")]
+    kept = distribution[order]
+    return _distribution(
+        tuple(order.tolist()), kept, float(distribution.sum() - kept.sum()) if top < distribution.size else 0.0
+    )
 
 
-def _law(tokens: tuple[Token, ...], probs: Sequence[float] | Array, rest: float) -> CoarseLaw:
+def _distribution(tokens: tuple[Token, ...], probs: Sequence[float] | Array, rest: float) -> CoarseDistribution:
     mass = np.maximum(np.append(np.asarray(probs, np.float64), rest), FLOOR)
-    return CoarseLaw(tokens, mass / mass.sum())
+    return CoarseDistribution(tokens, mass / mass.sum())

@@ -1,8 +1,8 @@
 """Evidence that texts do not follow the target: test martingales that may be looked at as often as one likes.
 
-Under the null every emitted token is a draw from the target's law given its own prefix. A *view* puts tokens into cells
-whose null probabilities are known; the Bayes factor of "some law near the target's" (Dirichlet with mean p) against
-"the target's law" then has mean one at any time, and so has any average of such factors. By Ville's inequality it
+Under the null every emitted token is a draw from the target's distribution given its own prefix. A *view* puts tokens into cells
+whose null probabilities are known; the Bayes factor of "some distribution near the target's" (Dirichlet with mean p) against
+"the target's distribution" then has mean one at any time, and so has any average of such factors. By Ville's inequality it
 ever reaches 1 / alpha with probability at most alpha: no schedule of looks has to be agreed on beforehand.
 
 Views: `tokens` keeps a table per prefix and finds any shift among likely tokens; `ranks` and `copies` pool all prefixes
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from ..enumerate.table_model import Array
-from .cells import CoarseLaw, Token
+from .cells import CoarseDistribution, Token
 
 KAPPAS = (16.0, 256.0, 4096.0)  # prior sizes: large shifts, small ones, and small ones in many cells
 BINS = 8
@@ -41,7 +41,7 @@ def log_mean(values: Array) -> float:
 
 @dataclass(slots=True)
 class View:
-    """Counts per key, each key with the null law of its cells."""
+    """Counts per key, each key with the null distribution of its cells."""
 
     mass: dict[Hashable, Array] = field(default_factory=dict)
     counts: dict[Hashable, Array] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class View:
 
 
 def chance_shift(mass: Array, count: float) -> float:
-    """Mean total variation between a law and the frequencies of `count` draws from it (normal approximation)."""
+    """Mean total variation between a distribution and the frequencies of `count` draws from it (normal approximation)."""
     return float(np.sqrt(2 * mass * (1 - mass) / (np.pi * count)).sum() / 2)
 
 
@@ -91,20 +91,25 @@ class Evidence:
         return float(np.log(self.tokens / self.alpha))
 
     def add(
-        self, position: int, key: Hashable, law: CoarseLaw, context: Collection[Token], seen: Mapping[Token, int]
+        self,
+        position: int,
+        key: Hashable,
+        distribution: CoarseDistribution,
+        context: Collection[Token],
+        seen: Mapping[Token, int],
     ) -> None:
         """Tokens that followed one prefix, with their counts."""
-        counts = np.zeros(law.mass.size)
+        counts = np.zeros(distribution.mass.size)
         for token, times in seen.items():
-            counts[law.cell(token)] += times
+            counts[distribution.cell(token)] += times
         here = self.views[position]
-        here["tokens"].add(key, law.mass, counts)
-        copied = np.array([token not in context for token in law.tokens] + [True])
+        here["tokens"].add(key, distribution.mass, counts)
+        copied = np.array([token not in context for token in distribution.tokens] + [True])
         for name, order in (("ranks", np.arange(copied.size)), ("copies", np.argsort(copied, kind="stable"))):
-            here[name].add(name, np.full(BINS, 1 / BINS), self._transform(counts[order], law.mass[order]))
+            here[name].add(name, np.full(BINS, 1 / BINS), self._transform(counts[order], distribution.mass[order]))
 
     def _transform(self, counts: Array, mass: Array) -> Array:
-        """[BINS] the randomised integral transform of counted cells: uniform under the null, whatever the law."""
+        """[BINS] the randomised integral transform of counted cells: uniform under the null, whatever the distribution."""
         high = np.cumsum(mass)
         edges = np.linspace(0.0, 1.0, BINS + 1)
         bins = np.zeros(BINS)

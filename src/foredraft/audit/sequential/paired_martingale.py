@@ -1,7 +1,7 @@
-"""Two samplers, one question: do they write the same texts? A test martingale that needs no law at all.
+"""Two samplers, one question: do they write the same texts? A test martingale that needs no distribution at all.
 
-Texts are drawn in pairs, one from each. If both have the same law, who wrote which of the two is a fair coin, whatever
-that law is. Betting on the coin with the frequencies seen so far multiplies a wealth of mean one, which by Ville's
+Texts are drawn in pairs, one from each. If both have the same distribution, who wrote which of the two is a fair coin, whatever
+that distribution is. Betting on the coin with the frequencies seen so far multiplies a wealth of mean one, which by Ville's
 inequality ever reaches 1 / alpha with probability at most alpha. It knows texts only as things that are equal or not.
 """
 
@@ -53,10 +53,10 @@ class Exchange:
         return apart, chance_shift(pooled, total / 2)
 
 
-def pair_power(laws: Sequence[Array], count: int, size: float, bar: float, seed: int = 0) -> float:
-    """Chance that `count` pairs per law show two samplers that are `size` apart, in the hardest direction."""
+def pair_power(distributions: Sequence[Array], count: int, size: float, bar: float, seed: int = 0) -> float:
+    """Chance that `count` pairs per distribution show two samplers that are `size` apart, in the hardest direction."""
     rng, wealth = np.random.default_rng(seed), np.zeros((CAUTION.size, _REPEATS))
-    for mass in laws:
+    for mass in distributions:
         wrong = hardest_shift(mass, size)
         if wrong is None:
             continue
@@ -73,10 +73,10 @@ def pair_power(laws: Sequence[Array], count: int, size: float, bar: float, seed:
     return float((np.logaddexp.reduce(wealth, axis=0) - np.log(CAUTION.size) >= bar).mean())
 
 
-def detectable_pairs(laws: Sequence[Array], count: int, bar: float) -> float:
+def detectable_pairs(distributions: Sequence[Array], count: int, bar: float) -> float:
     """Smallest total variation between two samplers that `count` pairs per prompt show with 95% power; 1 = none."""
     low, high = 0.0, 1.0
     for _ in range(6):
         middle = (low + high) / 2
-        low, high = (low, middle) if pair_power(laws, count, middle, bar) >= POWER else (middle, high)
+        low, high = (low, middle) if pair_power(distributions, count, middle, bar) >= POWER else (middle, high)
     return high

@@ -1,4 +1,4 @@
-"""The sequential test of two samplers against each other, for when no law is known. It ends as `run_trial` does."""
+"""The sequential test of two samplers against each other, for when no distribution is known. It ends as `run_trial` does."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Duel:
         return any(bet.log_e() >= self.bar for bet in self.bets)
 
     def detectable(self) -> float:
-        """Smallest total variation that would have shown, with the first tokens seen so far as the law."""
-        laws: list[Array] = []
+        """Smallest total variation that would have shown, with the first tokens seen so far as the distribution."""
+        distributions: list[Array] = []
         for counts in self.firsts:
             total = sum(counts.values())
             if total:
-                laws.append(coarse({token: n / total for token, n in counts.most_common(CELLS)}).mass)
-        return detectable_pairs(laws, max(1, self.drawn // len(self.firsts)), self.bar)
+                distributions.append(coarse({token: n / total for token, n in counts.most_common(CELLS)}).mass)
+        return detectable_pairs(distributions, max(1, self.drawn // len(self.firsts)), self.bar)
 
     def positions(self) -> list[dict[str, Any]]:
         return [position_row(i, bet.log_e(), self.bar, "pairs", *bet.shift()) for i, bet in enumerate(self.bets)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ..subject import Subject
-from .cells import CoarseLaw, Text, Token
+from .cells import CoarseDistribution, Text, Token
 from .martingale import Evidence
 from .power import POWER, detectable, texts_needed
 
@@ -123,16 +123,16 @@ class Sampling:
     def __init__(self, subject: Subject, plan: Plan) -> None:
         self.subject, self.plan = subject, plan
         self.evidence = Evidence(plan.tokens, plan.alpha, np.random.default_rng(plan.seed))
-        self.known: list[dict[Text, CoarseLaw]] = [{} for _ in plan.prompts]
+        self.known: list[dict[Text, CoarseDistribution]] = [{} for _ in plan.prompts]
         for i in range(len(plan.prompts)):
             self._learn(i, [()])
-        per_prompt = texts_needed(self.first_laws, plan.resolution, self.evidence.bar)
+        per_prompt = texts_needed(self.first_distributions, plan.resolution, self.evidence.bar)
         self.needed = None if per_prompt is None else per_prompt * len(plan.prompts)
         self.drawn = 0
 
     @property
-    def first_laws(self) -> list[CoarseLaw]:
-        return [laws[()] for laws in self.known]
+    def first_distributions(self) -> list[CoarseDistribution]:
+        return [distributions[()] for distributions in self.known]
 
     def draw(self, count: int) -> None:
         """`count` more texts of every prompt."""
@@ -153,8 +153,8 @@ class Sampling:
 
     def _learn(self, which: int, prefixes: list[Text]) -> None:
         if prefixes:
-            laws = self.subject.laws(self.plan.prompts[which], prefixes)
-            self.known[which].update(zip(prefixes, laws, strict=True))
+            distributions = self.subject.distributions(self.plan.prompts[which], prefixes)
+            self.known[which].update(zip(prefixes, distributions, strict=True))
 
     def positions(self) -> list[dict[str, Any]]:
         evidence = self.evidence
@@ -179,7 +179,7 @@ def run_trial(subject: Subject, plan: Plan, progress: Progress = lambda done, to
     progress(sampling.drawn, total)
     verdict, reason = _conclude(sampling, alarm)
     per_prompt = max(1, sampling.drawn // len(plan.prompts))
-    smallest = detectable(sampling.first_laws, per_prompt, sampling.evidence.bar)
+    smallest = detectable(sampling.first_distributions, per_prompt, sampling.evidence.bar)
     seconds = time.monotonic() - began
     return Trial(verdict, reason, sampling.drawn, sampling.needed, smallest, seconds, sampling.positions())
 

@@ -47,7 +47,7 @@ def methods(run: Run) -> Table:
 
 
 def output(about: dict[str, Any]) -> str:
-    """What a method's text is: the target's own law, a relaxed one, or not the target's at all."""
+    """What a method's text is: the target's own distribution, a relaxed one, or not the target's at all."""
     if not about.get("target", True):
         return "drafter's"
     return "exact" if about.get("exact", True) else "lossy"

@@ -1,9 +1,9 @@
 """How long a draft may grow, decided once a round from what earlier rounds have shown.
 
 A length rule knows sequence ids and counts, no tensors. It speaks before anything is drawn and never sees a draw, so
-with every exact pair of drafts and rule the target's law stays as it is (DESIGN law 5); at temperature 0 the text does
-too. A rule that learns from all requests makes lengths depend on what else was served: the *law* of a sampled text
-does not notice, but under rules whose dice are keyed by rounds the text of a seed may.
+with every exact pair of drafts and rule the target's distribution stays as it is (DESIGN invariant 5); at temperature 0 the text does
+too. A rule that learns from all requests makes lengths depend on what else was served: the *distribution* of a sampled text
+does not notice, but under rules whose rng are keyed by rounds the text of a seed may.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import KeyedDice
+from ...core.rng.keyed import KeyedRng
 from ...core.shapes.base import Chain, Frontier, Step, Stop
 from ...types import Budget, SamplingParams
 from .base import Fixed, LengthRule
@@ -25,7 +25,7 @@ Times = Callable[[int], float]  # drafts of a round -> its seconds
 
 WORDS = 12  # size of the drafter's vocabulary: its surest token, and others that share the rest
 OVERCONFIDENCE, NOISE = 0.5, 1.0  # of the drafter, in logits
-SPREAD = 2.0  # how much chances differ from token to token: a Beta law of this many counts
+SPREAD = 2.0  # how much chances differ from token to token: a Beta distribution of this many counts
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Course:
 
     chance: Tensor  # [B, T] that a draft is accepted, given that those before it were
     passed: Tensor  # [B, T] bool, the flip
-    confidence: Tensor  # [B, T] the largest probability of the draft law
+    confidence: Tensor  # [B, T] the largest probability of the draft distribution
 
     @classmethod
     def of(cls, rate: Tensor, seed: int) -> Course:
@@ -142,7 +142,7 @@ class Runner:
     def _draft(self, ids: list[int], lengths: list[int], chain: Chain) -> list[int]:
         """How long chains of at most these lengths become."""
         reader = Reader(self.course, tuple(ids), [self.place[id] for id in ids])
-        return list(chain.grow(reader, [Budget(chain.nodes, n) for n in lengths], reader.dice).lengths())
+        return list(chain.grow(reader, [Budget(chain.nodes, n) for n in lengths], reader.rng).lengths())
 
     def _verify(self, id: int, drafted: int) -> int:
         """Move on by the drafts up to the first that fails and by a token of the target's own."""
@@ -160,7 +160,7 @@ def runs_of(passed: Tensor) -> Tensor:
 
 
 class Reader:
-    """The drafter of a race: laws whose largest probability is the course's confidence at that token.
+    """The drafter of a race: distributions whose largest probability is the course's confidence at that token.
 
     The state behind a token that was read is the confidence with which it was drafted, which is all that a head which
     predicts acceptance may go by here.
@@ -170,7 +170,7 @@ class Reader:
         self.ids, self.batch, self.device = ids, len(ids), torch.device("cpu")
         self.block = ParamBlock.of([SamplingParams(temperature=1.0)] * len(ids), WORDS, self.device)
         zeros = torch.zeros(len(ids), dtype=torch.int64)
-        self.dice = KeyedDice(zeros, zeros, zeros)
+        self.rng = KeyedRng(zeros, zeros, zeros)
         self._confidence, self._place = course.confidence[list(ids)], torch.tensor(place)
 
     def root(self) -> Step:

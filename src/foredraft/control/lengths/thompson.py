@@ -1,6 +1,6 @@
 """EESD's control by Thompson sampling: a draw from what is believed of a request's acceptance rate sets the length.
 
-The belief is a Beta law: every accepted draft counts for it, the first rejected one against it, and nothing is known
+The belief is a Beta distribution: every accepted draft counts for it, the first rejected one against it, and nothing is known
 of those behind. Old rounds fade towards the prior. The draws are numbers of the rule's own: a hash of its seed and the
 request's count of rounds, the same for every request, so that a text depends on neither its id nor its batch mates.
 """
@@ -94,7 +94,7 @@ class CostThompson(Thompson):
 
 @dataclass(frozen=True)
 class Logistic:
-    """A confidence made honest: sigmoid(slope * logit(confidence) + shift), fitted to what was accepted."""
+    """A confidence made calibrated: sigmoid(slope * logit(confidence) + shift), fitted to what was accepted."""
 
     slope: float = 1.0
     shift: float = 0.0
@@ -107,7 +107,7 @@ class Logistic:
 class CalibratedThompson(Thompson):
     """EESD's Cali-TS in its Beta form, a stop rule: the coin behind a token also weighs the drafter's confidence in it.
 
-    rate ~ Beta(passed + weight * mu, failed + weight * (1 - mu)), mu = calibrate(largest probability of the law)
+    rate ~ Beta(passed + weight * mu, failed + weight * (1 - mu)), mu = calibrate(largest probability of the distribution)
     """
 
     calibrate: Callable[[Tensor], Tensor] = field(default=Logistic(), kw_only=True)  # [B] -> [B] chance of acceptance

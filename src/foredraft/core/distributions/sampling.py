@@ -1,4 +1,4 @@
-"""From logits to the law that plain decoding would sample from.
+"""From logits to the distribution that plain decoding would sample from.
 
 Order, as in vLLM: penalties and bias, temperature, then min-p, top-k and top-p. Temperature 0 becomes a point mass at
 the argmax here and nowhere else: no rule and no caller branches on it. Penalties see the context of *their* row: the
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...types import DraftBatch, Law, SamplingParams
+from ...types import Distribution, DraftBatch, SamplingParams
 from .masks import RowMasks
-from .tensors import DenseLaw, PointLaw
-from .top_k import place_of_largest
+from .tensors import DenseDistribution, PointMass
+from .top_k import argmax
 
 # Rows are truncated by looking at this many of the likeliest tokens first; almost always they are enough.
 _HEAD = 512
-# Logits divided by a smaller temperature could overflow; at this one every law is a point mass already.
+# Logits divided by a smaller temperature could overflow; at this one every distribution is a point mass already.
 _COLDEST = 1e-30
 
 
@@ -101,15 +101,15 @@ def _bias(params: Seq[SamplingParams], vocab: int, device: torch.device | str) -
     return bias
 
 
-def law_of(logits: Tensor, block: ParamBlock) -> Law:
-    """The law of one row per sequence: [B, V] float32 logits, penalties already applied."""
+def distribution_of(logits: Tensor, block: ParamBlock) -> Distribution:
+    """The distribution of one row per sequence: [B, V] float32 logits, penalties already applied."""
     if block.all_greedy:
-        return PointLaw(place_of_largest(logits), logits.shape[1])
+        return PointMass(argmax(logits), logits.shape[1])
     probs = torch.softmax(truncate(logits / block.temperature[:, None], block), dim=1)
     if block.any_greedy:
-        point = PointLaw(place_of_largest(logits), logits.shape[1]).dense()
+        point = PointMass(argmax(logits), logits.shape[1]).dense()
         probs = torch.where(block.greedy[:, None], point, probs)
-    return DenseLaw(probs)
+    return DenseDistribution(probs)
 
 
 def truncate(logits: Tensor, block: ParamBlock) -> Tensor:
@@ -192,8 +192,8 @@ def penalise(logits: Tensor, counts: TokenCounts, path: Tensor, block: ParamBloc
 
 
 @dataclass(slots=True)
-class LogitLaws:
-    """The laws of a batch of tree rows, worked out from packed logits when a rule visits a row.
+class LogitDistributions:
+    """The distributions of a batch of tree rows, worked out from packed logits when a rule visits a row.
 
     `index[b, r]` says which packed row of `logits` belongs to row r of sequence b.
     """
@@ -211,13 +211,13 @@ class LogitLaws:
 
     @property
     def is_softmax(self) -> bool:
-        """Whether every law is softmax(logits / temperature) and nothing else."""
+        """Whether every distribution is softmax(logits / temperature) and nothing else."""
         block = self.block
         cut = block.top_k is not None or block.top_p is not None or block.min_p is not None
         bent = self.counts is not None or self.mask is not None or block.bias is not None
         return not (cut or bent or block.any_greedy)
 
-    def at(self, row: Tensor) -> Law:
+    def at(self, row: Tensor) -> Distribution:
         packed = self.index.gather(1, row[:, None])[:, 0]
         logits = self.logits[packed].to(torch.float32)
         if self.counts is not None and self.drafts is not None:
@@ -228,10 +228,10 @@ class LogitLaws:
             logits = logits.masked_fill(~self.mask.at(row), -torch.inf)
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
-        # A void row behind a rejected draft is nobody's business; as a uniform law it cannot spoil sums over rows.
+        # A void row behind a rejected draft is nobody's business; as a uniform distribution it cannot spoil sums over rows.
         if logits.device.type != "cpu" or bool(void.any()):
             logits = logits.masked_fill(void, 0.0)
-        return law_of(logits, self.block)
+        return distribution_of(logits, self.block)
 
 
 def ancestor_tokens(drafts: DraftBatch, row: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Laws for rules that weigh alternatives: at temperature 0 the target's law is a point mass and weighs nothing.
+"""Distributions for rules that weigh alternatives: at temperature 0 the target's distribution is a point mass and weighs nothing.
 
-Lossy rules that ask "how sure is the target?" (typical acceptance, divergence gates, FLy) look at these laws instead:
+Lossy rules that ask "how sure is the target?" (typical acceptance, divergence gates, FLy) look at these distributions instead:
 the same logits, penalties and truncation, at temperature 1 where the request is greedy and unchanged elsewhere.
 """
 
@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import torch
 
-from .sampling import LogitLaws
+from .sampling import LogitDistributions
 
 
-def soften(laws: LogitLaws) -> LogitLaws:
-    """The laws of the same rows with no request greedy; a `ParamBlock` has temperature 1 where it was."""
-    block = replace(laws.block, greedy=torch.zeros_like(laws.block.greedy), all_greedy=False, any_greedy=False)
-    return replace(laws, block=block)
+def temperature_one_view(distributions: LogitDistributions) -> LogitDistributions:
+    """The distributions of the same rows with no request greedy; a `ParamBlock` has temperature 1 where it was."""
+    block = replace(
+        distributions.block, greedy=torch.zeros_like(distributions.block.greedy), all_greedy=False, any_greedy=False
+    )
+    return replace(distributions, block=block)

@@ -1,4 +1,4 @@
-"""Laws that tensors hold: dense rows, point masses, and draft laws over a smaller vocabulary.
+"""Distributions that tensors hold: dense rows, point masses, and draft distributions over a smaller vocabulary.
 
 They implement the protocols of `types.distributions`. Nothing here knows where the numbers came from.
 """
@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...types import Law
+from ...types import Distribution
 from ..rng.hashing import exponentials
 
 _BLOCK = 256  # tokens per block of a race
 
 
 @dataclass(frozen=True, slots=True)
-class DenseLaw:
+class DenseDistribution:
     """Probabilities written out, [B, V]."""
 
     probs: Tensor
@@ -36,15 +36,15 @@ class DenseLaw:
     def race(self, key: Tensor) -> Tensor:
         return race(self.probs, key)
 
-    def choose(self, index: Tensor) -> Law:
-        return DenseLaw(self.probs[index])
+    def choose(self, index: Tensor) -> Distribution:
+        return DenseDistribution(self.probs[index])
 
-    def to(self, device: torch.device) -> Law:
-        return DenseLaw(self.probs.to(device))
+    def to(self, device: torch.device) -> Distribution:
+        return DenseDistribution(self.probs.to(device))
 
 
 @dataclass(frozen=True, slots=True)
-class PointLaw:
+class PointMass:
     """All mass on one token per sequence: the limit of temperature 0, without a row of zeros to carry."""
 
     token: Tensor  # [B]
@@ -64,18 +64,18 @@ class PointLaw:
     def race(self, key: Tensor) -> Tensor:
         return self.token
 
-    def choose(self, index: Tensor) -> Law:
-        return PointLaw(self.token[index], self.vocab, self.dtype)
+    def choose(self, index: Tensor) -> Distribution:
+        return PointMass(self.token[index], self.vocab, self.dtype)
 
-    def to(self, device: torch.device) -> Law:
-        return PointLaw(self.token.to(device), self.vocab, self.dtype)
+    def to(self, device: torch.device) -> Distribution:
+        return PointMass(self.token.to(device), self.vocab, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class MappedLaw:
-    """A law over a reduced draft vocabulary, seen in target ids: zero wherever the drafter has no such token."""
+class MappedDistribution:
+    """A distribution over a reduced draft vocabulary, seen in target ids: zero wherever the drafter has no such token."""
 
-    inner: Law
+    inner: Distribution
     ids: Tensor  # [Vd] target id of each draft id
     index: Tensor  # [V] draft id of each target id, -1 where there is none
 
@@ -94,59 +94,59 @@ class MappedLaw:
     def race(self, key: Tensor) -> Tensor:
         return self.ids[self.inner.race(key)]
 
-    def choose(self, index: Tensor) -> Law:
-        return MappedLaw(self.inner.choose(index), self.ids, self.index)
+    def choose(self, index: Tensor) -> Distribution:
+        return MappedDistribution(self.inner.choose(index), self.ids, self.index)
 
-    def to(self, device: torch.device) -> Law:
-        return MappedLaw(self.inner.to(device), self.ids.to(device), self.index.to(device))
+    def to(self, device: torch.device) -> Distribution:
+        return MappedDistribution(self.inner.to(device), self.ids.to(device), self.index.to(device))
 
 
-def sure_token(law: Law) -> Tensor | None:
-    """[B] what a law is sure of, where its form says so: then no dice need be thrown."""
-    if isinstance(law, PointLaw):
-        return law.token
-    if isinstance(law, MappedLaw):
-        inner = sure_token(law.inner)
-        return None if inner is None else law.ids[inner]
+def sure_token(distribution: Distribution) -> Tensor | None:
+    """[B] what a distribution is sure of, where its form says so: then no rng need be thrown."""
+    if isinstance(distribution, PointMass):
+        return distribution.token
+    if isinstance(distribution, MappedDistribution):
+        inner = sure_token(distribution.inner)
+        return None if inner is None else distribution.ids[inner]
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class TableLaws:
+class TableDistributions:
     """Probabilities of every row written out, [B, R, V]; for tests, analysis and small drafters."""
 
     probs: Tensor
 
-    def at(self, row: Tensor) -> Law:
+    def at(self, row: Tensor) -> Distribution:
         index = row[:, None, None].expand(-1, 1, self.probs.shape[2])
-        return DenseLaw(self.probs.gather(1, index)[:, 0])
+        return DenseDistribution(self.probs.gather(1, index)[:, 0])
 
 
 @dataclass(frozen=True, slots=True)
-class PointLaws:
-    """The laws of chains of likeliest tokens, [B, N]: row i is sure of token i. Nobody asks behind the last one."""
+class PointMasses:
+    """The distributions of chains of likeliest tokens, [B, N]: row i is sure of token i. Nobody asks behind the last one."""
 
     token: Tensor
     vocab: int
 
-    def at(self, row: Tensor) -> Law:
-        return PointLaw(self.token.gather(1, row[:, None].clamp(max=self.token.shape[1] - 1))[:, 0], self.vocab)
+    def at(self, row: Tensor) -> Distribution:
+        return PointMass(self.token.gather(1, row[:, None].clamp(max=self.token.shape[1] - 1))[:, 0], self.vocab)
 
 
 @dataclass(frozen=True, slots=True)
-class LazyLaws:
-    """Laws worked out by a function when a row is visited."""
+class LazyDistributions:
+    """Distributions worked out by a function when a row is visited."""
 
-    work_out: Callable[[Tensor], Law]
+    work_out: Callable[[Tensor], Distribution]
 
-    def at(self, row: Tensor) -> Law:
+    def at(self, row: Tensor) -> Distribution:
         return self.work_out(row)
 
 
 def race(probs: Tensor, key: Tensor) -> Tensor:
     """One exponential race per row of [B, V]: the token with the largest p / E wins, E one exponential per token.
 
-    Run as two races, among blocks of tokens by their mass and then inside the winner: the same law for fewer hashes.
+    Run as two races, among blocks of tokens by their mass and then inside the winner: the same distribution for fewer hashes.
     """
     batch, vocab = probs.shape
     if vocab <= _BLOCK:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels.top_k_search import can_search, largest_fused
+from ...kernels.top_k_search import can_search, top_k_fused
 
 BLOCK = 64
 
 
-def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def find_top_k(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest entries of each row of [M, V] and their places, from the largest on.
 
     The k largest lie in the k blocks whose maxima are largest.
     """
     if can_search(rows, k):
-        return largest_fused(rows, k)
+        return top_k_fused(rows, k)
     if not _by_blocks(rows, k):
         values, places = rows.topk(k, dim=1)
         return values, places
@@ -27,10 +27,10 @@ def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, block.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
 
-def place_of_largest(rows: Tensor) -> Tensor:
+def argmax(rows: Tensor) -> Tensor:
     """[M] place of the largest entry of each row; of equal ones the first, as `argmax` has it."""
     if can_search(rows, 1):
-        return largest_fused(rows, 1)[1][:, 0]
+        return top_k_fused(rows, 1)[1][:, 0]
     if not _by_blocks(rows, 1):
         return rows.argmax(dim=1)
     blocks = rows.view(len(rows), -1, BLOCK)

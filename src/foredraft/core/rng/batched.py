@@ -1,7 +1,7 @@
-"""Faster rolls for one round: the same numbers as `KeyedDice` gives one by one.
+"""Faster rolls for one round: the same numbers as `KeyedRng` gives one by one.
 
 A roll is a pure function of its key, so it may be worked out in whatever way is cheap: for a few sequences on the host
-by plain integers, otherwise for all nodes of the round in one hash. Dice without keys (the exact interpreter) are
+by plain integers, otherwise for all nodes of the round in one hash. Rng without keys (the exact interpreter) are
 passed through and roll one by one.
 """
 
@@ -12,30 +12,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...types import Law
+from ...types import Distribution
 from .hashing import hashed_uniform, uniform_of
-from .keyed import Dice, KeyedDice, Purpose
+from .keyed import KeyedRng, Purpose, Rng
 
 _FEW = 16  # sequences up to which plain integers beat forty small tensor operations
 
 
 @dataclass(frozen=True, slots=True)
-class AheadDice:
-    """Keyed dice of one round. One of `keys` and `accept` is set."""
+class BatchedRng:
+    """Keyed rng of one round. One of `keys` and `accept` is set."""
 
-    dice: KeyedDice
+    rng: KeyedRng
     keys: list[tuple[int, int]] | None  # (seed, round) of each sequence
-    accept: Tensor | None  # [B, N + 1] float64 acceptance rolls of turn 0; column i + 1 belongs to node i
+    accept: Tensor | None  # [B, N + 1] float64 acceptance rolls of attempt 0; column i + 1 belongs to node i
 
-    def uniform(self, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+    def uniform(self, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] float64 in [0, 1)."""
         if self.keys is not None:
             which = zip(self.keys, node.tolist(), strict=True)
-            rolls = [uniform_of(seed, turned, n, int(purpose), turn) for (seed, turned), n in which]
+            rolls = [uniform_of(seed, turned, n, int(purpose), attempt) for (seed, turned), n in which]
             return torch.tensor(rolls, dtype=torch.float64)
-        if self.accept is not None and purpose == Purpose.ACCEPT and turn == 0:
+        if self.accept is not None and purpose == Purpose.ACCEPT and attempt == 0:
             return self.accept.gather(1, node[:, None] + 1)[:, 0]
-        return self.dice.uniform(self.dice.round, purpose, node, turn)
+        return self.rng.uniform(self.rng.round, purpose, node, attempt)
 
     def accepts(self, node: Tensor) -> Tensor:
         """[B, C] acceptance rolls of several nodes per sequence."""
@@ -45,54 +45,54 @@ class AheadDice:
         rolls = [[uniform_of(*key, n, int(Purpose.ACCEPT), 0) for n in row] for key, row in which]
         return torch.tensor(rolls, dtype=torch.float64)
 
-    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        return self.uniform(purpose, node, turn) < prob
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
+        return self.uniform(purpose, node, attempt) < prob
 
-    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        return law.draw(self.uniform(purpose, node, turn))
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
+        return distribution.draw(self.uniform(purpose, node, attempt))
 
-    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        return self.dice.draw_at(law, depth)
+    def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return self.rng.draw_at(distribution, depth)
 
-    def choose(self, index: Tensor) -> Dice:
-        return self.dice.choose(index)
+    def choose(self, index: Tensor) -> Rng:
+        return self.rng.choose(index)
 
-    def to(self, device: torch.device) -> Dice:
-        return self.dice.to(device)
-
-
-def rolled_ahead(dice: Dice, nodes: int) -> Dice:
-    """The same dice, faster for a round with that many drafted nodes."""
-    if not isinstance(dice, KeyedDice):
-        return dice
-    if dice.seed.device.type == "cpu" and dice.seed.shape[0] <= _FEW:
-        return AheadDice(dice, list(zip(dice.seed.tolist(), dice.round.tolist(), strict=True)), None)
-    node = torch.arange(-1, nodes, device=dice.seed.device)[None, :]
-    rolls = hashed_uniform(dice.seed[:, None], dice.round[:, None], node, int(Purpose.ACCEPT), 0)
-    return AheadDice(dice, None, rolls)
+    def to(self, device: torch.device) -> Rng:
+        return self.rng.to(device)
 
 
-def first_pass(dice: Dice, prob: Tensor, node: Tensor) -> Tensor:
+def batched_rng(rng: Rng, nodes: int) -> Rng:
+    """The same rng, faster for a round with that many drafted nodes."""
+    if not isinstance(rng, KeyedRng):
+        return rng
+    if rng.seed.device.type == "cpu" and rng.seed.shape[0] <= _FEW:
+        return BatchedRng(rng, list(zip(rng.seed.tolist(), rng.round.tolist(), strict=True)), None)
+    node = torch.arange(-1, nodes, device=rng.seed.device)[None, :]
+    rolls = hashed_uniform(rng.seed[:, None], rng.round[:, None], node, int(Purpose.ACCEPT), 0)
+    return BatchedRng(rng, None, rolls)
+
+
+def first_pass(rng: Rng, prob: Tensor, node: Tensor) -> Tensor:
     """[B] int64: the first column whose acceptance test passes, -1 = none. prob [B, C]; node [B, C], -1 = absent.
 
     For tests whose probabilities are known before the first of them falls.
     """
-    if isinstance(dice, AheadDice):
-        passed = all_tests(dice, prob, node)
+    if isinstance(rng, BatchedRng):
+        passed = all_tests(rng, prob, node)
         return torch.where(passed.any(dim=1), passed.to(torch.int8).argmax(dim=1), -1)
     slot = torch.full_like(node[:, 0], -1)
     for k in range(node.shape[1]):
-        passed = dice.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) & (node[:, k] >= 0)
+        passed = rng.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) & (node[:, k] >= 0)
         slot = torch.where(passed & (slot < 0), k, slot)
         if slot.device.type == "cpu" and bool((slot >= 0).all()):
             break
     return slot
 
 
-def all_tests(dice: Dice, prob: Tensor, node: Tensor) -> Tensor:
+def all_tests(rng: Rng, prob: Tensor, node: Tensor) -> Tensor:
     """[B, C] bool: which acceptance tests pass. prob [B, C]; node [B, C], -1 = absent, which never passes."""
-    if isinstance(dice, AheadDice):
-        return (dice.accepts(node) < prob) & (node >= 0)
+    if isinstance(rng, BatchedRng):
+        return (rng.accepts(node) < prob) & (node >= 0)
     prob = prob * (node >= 0)
-    rolls = [dice.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) for k in range(node.shape[1])]
+    rolls = [rng.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) for k in range(node.shape[1])]
     return torch.stack(rolls, dim=1)

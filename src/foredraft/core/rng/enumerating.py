@@ -1,4 +1,4 @@
-"""Dice that fall on every side: run any function of dice under all outcomes, with their exact probabilities.
+"""Rng that fall on every side: run any function of rng under all outcomes, with their exact probabilities.
 
 The function is run again and again; each run follows a recorded prefix of outcomes and takes the first branch of every
 later roll, which the next run then changes, depth first. So rules, drafters and the whole engine loop are enumerated
@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...types import Law
+from ...types import Distribution
 from .keyed import Purpose
 
 T = TypeVar("T")
@@ -28,29 +28,29 @@ class _Branch:
 
 
 @dataclass(slots=True)
-class ExactDice:
+class EnumeratingRng:
     """Follows a script of outcomes and extends it with first choices."""
 
     script: list[_Branch] = field(default_factory=list)
     at: int = 0
     weight: float = 1.0
 
-    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         p = float(prob.reshape(-1)[0])
         return torch.tensor([bool(self._roll([(1, p), (0, 1.0 - p)]))])
 
-    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        probs = law.dense()[0].double()
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
+        probs = distribution.dense()[0].double()
         probs = probs / probs.sum()
         return torch.tensor([self._roll(list(enumerate(probs.tolist())))])
 
-    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        return self.draw(law, Purpose.EMIT, depth)
+    def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return self.draw(distribution, Purpose.EMIT, depth)
 
-    def choose(self, index: Tensor) -> ExactDice:
+    def choose(self, index: Tensor) -> EnumeratingRng:
         return self
 
-    def to(self, device: torch.device) -> ExactDice:
+    def to(self, device: torch.device) -> EnumeratingRng:
         return self
 
     def _roll(self, options: list[tuple[int, float]]) -> int:
@@ -66,13 +66,13 @@ class ExactDice:
         return outcome
 
 
-def outcomes(run: Callable[[ExactDice], T]) -> Iterator[tuple[float, T]]:
+def outcomes(run: Callable[[EnumeratingRng], T]) -> Iterator[tuple[float, T]]:
     """Every (probability, result) of `run`; the probabilities add up to 1."""
     script: list[_Branch] = []
     while True:
-        dice = ExactDice(script)
-        result = run(dice)
-        yield dice.weight, result
+        rng = EnumeratingRng(script)
+        result = run(rng)
+        yield rng.weight, result
         while script and script[-1].taken == len(script[-1].options) - 1:
             script.pop()
         if not script:
@@ -80,9 +80,9 @@ def outcomes(run: Callable[[ExactDice], T]) -> Iterator[tuple[float, T]]:
         script[-1].taken += 1
 
 
-def law_of_outcomes(run: Callable[[ExactDice], Hashable]) -> dict[Hashable, float]:
-    """The law of the result of `run`."""
-    law: dict[Hashable, float] = defaultdict(float)
+def distribution_of_outcomes(run: Callable[[EnumeratingRng], Hashable]) -> dict[Hashable, float]:
+    """The distribution of the result of `run`."""
+    distribution: dict[Hashable, float] = defaultdict(float)
     for weight, result in outcomes(run):
-        law[result] += weight
-    return dict(law)
+        distribution[result] += weight
+    return dict(distribution)

@@ -1,6 +1,6 @@
 """Numbers from keys: a counter-based generator on int64 tensors (CPU and CUDA alike), and its twin on Python integers.
 
-The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014). It knows no dice and no laws.
+The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014). It knows no rng and no distributions.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ _MASK = (1 << 64) - 1
 _GOLDEN, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def state_of(seed: Tensor, counter: Tensor, node: Tensor, purpose: int, turn: int) -> Tensor:
+def state_of(seed: Tensor, counter: Tensor, node: Tensor, purpose: int, attempt: int) -> Tensor:
     """64 mixed bits per key, elementwise."""
     state = _mix(seed + _signed(_GOLDEN))
     state = _mix(state ^ (counter * _signed(_MIX_A) + purpose))
-    return _mix(state ^ (node * _signed(_MIX_B) + turn))
+    return _mix(state ^ (node * _signed(_MIX_B) + attempt))
 
 
-def hashed_uniform(seed: Tensor, counter: Tensor, node: Tensor, purpose: int, turn: int) -> Tensor:
+def hashed_uniform(seed: Tensor, counter: Tensor, node: Tensor, purpose: int, attempt: int) -> Tensor:
     """Uniforms in [0, 1), 53 random bits each."""
-    return _unit(state_of(seed, counter, node, purpose, turn))
+    return _unit(state_of(seed, counter, node, purpose, attempt))
 
 
 def exponentials(key: Tensor, count: int) -> Tensor:
@@ -32,11 +32,11 @@ def exponentials(key: Tensor, count: int) -> Tensor:
     return -torch.log1p(-uniform.clamp(min=1e-38, max=1 - 2.0**-24))
 
 
-def uniform_of(seed: int, counter: int, node: int, purpose: int, turn: int) -> float:
-    """`hashed_uniform` on Python integers, the slow twin."""
+def uniform_of(seed: int, counter: int, node: int, purpose: int, attempt: int) -> float:
+    """`hashed_uniform` on Python integers, the reference."""
     state = _mix_int(seed + _GOLDEN)
     state = _mix_int(state ^ ((counter * _MIX_A + purpose) & _MASK))
-    state = _mix_int(state ^ ((node * _MIX_B + turn) & _MASK))
+    state = _mix_int(state ^ ((node * _MIX_B + attempt) & _MASK))
     return (state >> 11) * 2.0**-53
 
 

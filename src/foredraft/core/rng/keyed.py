@@ -2,7 +2,7 @@
 
 A uniform is a hash of (request seed, counter, node, purpose). Nothing is consumed from a stream, so a request's text
 does not depend on its batch mates, and a round can be replayed from its keys alone. The exact interpreter
-(`core.rng.enumerating`) replaces these dice with dice that fall on every side.
+(`core.rng.enumerating`) replaces these rng with rng that fall on every side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...types import Law
+from ...types import Distribution
 from ..distributions.tensors import sure_token
 from .hashing import hashed_uniform, state_of
 
@@ -32,62 +32,64 @@ class Purpose(IntEnum):
     SELECT = 6  # choosing one of several drafts (canonical decomposition)
 
 
-class Dice(Protocol):
+class Rng(Protocol):
     """One roll per sequence of a batch. `node` is a tree node (or any small counter), -1 = the root."""
 
-    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] bool: True with probability `prob`. Strict (u < prob): 0 never passes, 1 always does."""
 
-    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        """[B] tokens drawn from `law`."""
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
+        """[B] tokens drawn from `distribution`."""
 
-    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        """[B] tokens drawn with the dice of the absolute position `depth` tokens behind the root.
+    def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        """[B] tokens drawn with the rng of the absolute position `depth` tokens behind the root.
 
-        Whoever decides that position, in whatever round, rolls the same dice: the text of a seed is then the same with
+        Whoever decides that position, in whatever round, rolls the same rng: the text of a seed is then the same with
         speculation on, off or batched.
         """
 
-    def choose(self, index: Tensor) -> Dice:
-        """The dice of a part of the batch."""
+    def choose(self, index: Tensor) -> Rng:
+        """The rng of a part of the batch."""
 
-    def to(self, device: torch.device) -> Dice:
-        """The same dice on another device."""
+    def to(self, device: torch.device) -> Rng:
+        """The same rng on another device."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedDice:
-    """The dice of production: uniforms hashed from keys, on the batch's device."""
+class KeyedRng:
+    """The rng of production: uniforms hashed from keys, on the batch's device."""
 
     seed: Tensor  # [B] int64
     round: Tensor  # [B] int64, verification rounds so far
     position: Tensor  # [B] int64, absolute position of the root; depth d lies d behind it
 
-    def uniform(self, counter: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+    def uniform(self, counter: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] float64 in [0, 1)."""
-        return hashed_uniform(self.seed, counter, node, int(purpose), turn)
+        return hashed_uniform(self.seed, counter, node, int(purpose), attempt)
 
-    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        return self.uniform(self.round, purpose, node, turn) < prob
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
+        return self.uniform(self.round, purpose, node, attempt) < prob
 
-    def draw(self, law: Law, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
-        sure = sure_token(law)
-        return law.draw(self.uniform(self.round, purpose, node, turn)) if sure is None else sure
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
+        sure = sure_token(distribution)
+        return distribution.draw(self.uniform(self.round, purpose, node, attempt)) if sure is None else sure
 
-    def draw_at(self, law: Law, depth: Tensor) -> Tensor:
-        sure = sure_token(law)
+    def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        sure = sure_token(distribution)
         if sure is not None:
             return sure
-        return law.race(state_of(self.seed, self.position + depth, torch.zeros_like(depth), int(Purpose.EMIT), 0))
+        return distribution.race(
+            state_of(self.seed, self.position + depth, torch.zeros_like(depth), int(Purpose.EMIT), 0)
+        )
 
-    def choose(self, index: Tensor) -> KeyedDice:
-        return KeyedDice(self.seed[index], self.round[index], self.position[index])
+    def choose(self, index: Tensor) -> KeyedRng:
+        return KeyedRng(self.seed[index], self.round[index], self.position[index])
 
-    def to(self, device: torch.device) -> KeyedDice:
-        return KeyedDice(self.seed.to(device), self.round.to(device), self.position.to(device))
+    def to(self, device: torch.device) -> KeyedRng:
+        return KeyedRng(self.seed.to(device), self.round.to(device), self.position.to(device))
 
 
-class LateDice(KeyedDice):
+class LazyRng(KeyedRng):
     """The same, whose keys are brought to the device when somebody rolls: greedy requests never do."""
 
     __slots__ = ("_bring", "_brought")

@@ -1,7 +1,7 @@
 """Shapes: where a model drafter spends its next call. The protocol, and chains; other shapes have files of their own.
 
-A shape sees draft laws and its own dice (purpose DRAFT), never the target's rows or the verifier's rolls. Whatever it
-draws reaches the verifier (DESIGN law 5): stop rules act before a draw, from quantities known by then.
+A shape sees draft distributions and its own rng (purpose DRAFT), never the target's rows or the verifier's rolls. Whatever it
+draws reaches the verifier (DESIGN invariant 5): stop rules act before a draw, from quantities known by then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from ...errors import UsageError
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import chain_batch, empty_drafts
-from ..rng.keyed import Dice, Purpose
+from ..rng.keyed import Purpose, Rng
 from .static_tree import StaticTree
-from .step import Frontier, Step, Stepper, Vocabulary, chain_laws
+from .step import Frontier, Step, Stepper, Vocabulary, chain_distributions
 
 __all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop", "Vocabulary"]
 
@@ -26,8 +26,8 @@ __all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop"
 class Stop(Protocol):
     """Decides, token by token, whether a chain goes on.
 
-    It may look at the law that a token is drawn from and at what was drawn before, never at the draw itself: what has
-    been drawn is verified (law 5).
+    It may look at the distribution that a token is drawn from and at what was drawn before, never at the draw itself: what has
+    been drawn is verified (invariant 5).
     """
 
     def begin(self, ids: Seq[int], device: torch.device) -> Tensor:
@@ -58,7 +58,7 @@ class Shape(Protocol):
     def numbered(self) -> int:
         """Nodes that get a number while growing, those included that it drops again."""
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         """Draft within budgets[b] for sequence b."""
 
 
@@ -85,7 +85,7 @@ class Chain:
     def numbered(self) -> int:
         return self.nodes
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         length = min(self.nodes, max(budget.chain for budget in budgets))
         if length <= 0:
             return empty_drafts(stepper.batch, stepper.device)
@@ -95,13 +95,13 @@ class Chain:
         numbers = torch.arange(-1, length + 1, device=stepper.device).expand(stepper.batch, -1)
         for i in range(length):
             above, node, below = (numbers[:, k : k + 1] for k in range(i, i + 3))  # i - 1, i, i + 1 for every sequence
-            tokens.append(dice.draw(steps[-1].law(0), Purpose.DRAFT, node[:, 0]))
+            tokens.append(rng.draw(steps[-1].distribution(0), Purpose.DRAFT, node[:, 0]))
             if i + 1 == length or not drafting.any_beyond(steps[-1], i):
                 break
             steps.append(stepper.expand(Frontier(node, tokens[-1][:, None], above, below)))
         lengths = tuple(min(n, b.chain) for n, b in zip(drafting.lengths(len(tokens)), budgets, strict=True))
         drawn = torch.stack(tokens, dim=1)
-        drafts = chain_batch(drawn, lengths, self.kind, None if self.sure else chain_laws(steps, drawn))
+        drafts = chain_batch(drawn, lengths, self.kind, None if self.sure else chain_distributions(steps, drawn))
         return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
 
 

@@ -2,7 +2,7 @@
 
 Behind every node waits one draw: the next sibling. A verifier that accepts as the draft model would, gets to look at
 it with chance v = (product of q along the path) * (mass of q that earlier siblings left over). This is known before
-the token is drawn, so growing by v is exact; growing by v * q(token), known afterwards, would bias the text (law 5).
+the token is drawn, so growing by v is exact; growing by v * q(token), known afterwards, would bias the text (invariant 5).
 
 Here the draws are made in order of v, and the draft model is called for a node when its first child is due, not before.
 `core.shapes.dyspec_layers` makes all draws above a threshold, with one call per level.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
-from ..rng.keyed import Dice
-from ..trees.builder import Pool, most_nodes, tightened
+from ..rng.keyed import Rng
+from ..trees.builder import TreeBuilder, most_nodes, tightened
 from ..trees.candidates import Candidates, drawn, likeliest
 from .step import Frontier, Step, Stepper
 
@@ -38,11 +38,11 @@ class Drawing:
         return Topology.TREE
 
     def candidates(
-        self, step: Step, most: int, dice: Dice, node: Tensor, value: Tensor, floor: Tensor
+        self, step: Step, most: int, rng: Rng, node: Tensor, value: Tensor, floor: Tensor
     ) -> tuple[Candidates, Tensor]:
         """Candidates behind nodes with log values [B, w], and v of each, 0 where there is none."""
         value = value.exp()
-        found = drawn(step, most, dice, node, value, floor) if self.drawn else likeliest(step, most)
+        found = drawn(step, most, rng, node, value, floor) if self.drawn else likeliest(step, most)
         return found, torch.where(torch.isfinite(found.score), value[:, :, None] * found.left, 0.0)
 
 
@@ -62,62 +62,62 @@ class DySpec(Drawing):
     def numbered(self) -> int:
         return self.nodes + 1
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         size = min(self.nodes, max(budget.nodes for budget in budgets))
         if max(budget.chain for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
-        waiting = _Waiting(self, stepper, budgets, dice, size)
+        waiting = _Waiting(self, stepper, budgets, rng, size)
         for _ in range(size):
             waiting.draw()
-        pool = waiting.pool
-        return tightened(pool.pick(pool.columns()[2], size, self.kind, size))
+        builder = waiting.builder
+        return tightened(builder.pick(builder.columns()[2], size, self.kind, size))
 
 
 class _Waiting:
     """The draws that wait behind the root (row 0) and behind every node (row i + 1); the last row is nobody's."""
 
-    def __init__(self, shape: DySpec, stepper: Stepper, budgets: Seq[Budget], dice: Dice, size: int) -> None:
-        self.shape, self.dice, self.size = shape, dice, size
-        self.pool, device = Pool(stepper), stepper.device
+    def __init__(self, shape: DySpec, stepper: Stepper, budgets: Seq[Budget], rng: Rng, size: int) -> None:
+        self.shape, self.rng, self.size = shape, rng, size
+        self.builder, device = TreeBuilder(stepper), stepper.device
         self.room = most_nodes(shape.nodes, budgets, device)
         self.limit = torch.tensor([[min(shape.depth, budget.depth)] for budget in budgets], device=device)
         rows = torch.zeros((stepper.batch, size + 2), device=device)
         self.value = torch.full_like(rows, -torch.inf)
         self.value[:, 0] = 0.0
         self.depth = torch.zeros_like(rows, dtype=torch.int64)
-        self.turn = torch.zeros_like(self.depth)  # draws made so far
+        self.attempt = torch.zeros_like(self.depth)  # draws made so far
         self.read = torch.zeros_like(rows, dtype=torch.bool)
         tables = rows[:, :, None].expand(-1, -1, size + 1)  # one candidate more than anybody can need: none
         self.token, self.score = torch.zeros_like(tables, dtype=torch.int64), torch.full_like(tables, -torch.inf)
         self.chance = torch.zeros_like(tables)  # v
-        self._put(torch.zeros_like(self.depth[:, :1]), self.pool.root())
+        self._put(torch.zeros_like(self.depth[:, :1]), self.builder.root())
         self.next = rows  # v of the draw that waits, 0 = none
         self.next[:, :1] = (self.limit > 0).to(rows.dtype)
 
     def draw(self) -> None:
         """Make the draw of largest v for every sequence; new draws wait behind its node and beside it."""
-        new = self.pool.size
+        new = self.builder.size
         row = self.next.argmax(dim=1, keepdim=True)
         due = (self.next.gather(1, row) > 0) & (new < self.room)
         self._read_behind(row, due)
-        turn = self.turn.gather(1, row)
-        value = torch.where(due, self.value.gather(1, row) + _at(self.score, row, turn), -torch.inf)
+        attempt = self.attempt.gather(1, row)
+        value = torch.where(due, self.value.gather(1, row) + _at(self.score, row, attempt), -torch.inf)
         depth = self.depth.gather(1, row) + 1
-        self.pool.add(row - 1, _at(self.token, row, turn), value, depth)
+        self.builder.add(row - 1, _at(self.token, row, attempt), value, depth)
         self.value[:, new + 1 : new + 2], self.depth[:, new + 1 : new + 2] = value, depth
-        self.turn.scatter_(1, row, turn + 1)
-        self.next.scatter_(1, row, _at(self.chance, row, turn + 1) * due)
+        self.attempt.scatter_(1, row, attempt + 1)
+        self.next.scatter_(1, row, _at(self.chance, row, attempt + 1) * due)
         self.next[:, new + 1 : new + 2] = torch.where(depth < self.limit, value.exp(), 0.0)
 
     def _read_behind(self, row: Tensor, due: Tensor) -> None:
-        """Ask for the laws that are due and not there. The host looks: a call for nobody would cost more."""
+        """Ask for the distributions that are due and not there. The host looks: a call for nobody would cost more."""
         missing = due & ~self.read.gather(1, row)
         if not bool(missing.any()):
             return
         row = torch.where(missing, row, self.size + 1)
-        front = self.pool.frontier((row - 1).clamp(max=self.pool.size - 1))
+        front = self.builder.frontier((row - 1).clamp(max=self.builder.size - 1))
         token, parent = torch.where(missing, front.token, 0), torch.where(missing, front.parent, -1)
-        self._put(row, self.pool.read(Frontier(row - 1, token, parent, torch.where(missing, front.depth, 1))))
+        self._put(row, self.builder.read(Frontier(row - 1, token, parent, torch.where(missing, front.depth, 1))))
 
     def _put(self, row: Tensor, step: Step) -> None:
         """Candidates behind the nodes of some rows [B, 1], as far as any of them may still be due.
@@ -125,15 +125,15 @@ class _Waiting:
         Of the draws that are known already the best `size` go before any other of smaller v.
         """
         floor = self.chance.flatten(1).topk(self.size, dim=1).values[:, -1:]
-        most, value = self.size - self.pool.size, self.value.gather(1, row)
-        found, chance = self.shape.candidates(step, most, self.dice, row - 1, value, floor)
+        most, value = self.size - self.builder.size, self.value.gather(1, row)
+        found, chance = self.shape.candidates(step, most, self.rng, row - 1, value, floor)
         index = row[:, :, None].expand_as(chance)
         for table, new in ((self.token, found.token), (self.score, found.score), (self.chance, chance)):
             table[:, :, : chance.shape[2]].scatter_(1, index, new)
         self.read.scatter_(1, row, True)
 
 
-def _at(table: Tensor, row: Tensor, turn: Tensor) -> Tensor:
+def _at(table: Tensor, row: Tensor, attempt: Tensor) -> Tensor:
     """[B, 1] entries of [B, rows, turns]."""
     who = torch.arange(len(row), device=row.device)[:, None]
-    return table[who, row, turn]
+    return table[who, row, attempt]

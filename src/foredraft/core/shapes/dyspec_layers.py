@@ -14,8 +14,8 @@ import torch
 from ...errors import UsageError
 from ...types import Budget, DraftBatch
 from ...types.drafts import empty_drafts
-from ..rng.keyed import Dice
-from ..trees.builder import Pool, falling_ranks, most_nodes, tightened
+from ..rng.keyed import Rng
+from ..trees.builder import TreeBuilder, falling_ranks, most_nodes, tightened
 from .dyspec import Drawing
 from .step import Step, Stepper
 
@@ -50,17 +50,17 @@ class DySpecLayers(Drawing):
     def numbered(self) -> int:
         return self.nodes * self.depth
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         if max(budget.chain for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
-        layers = _Layers(self, stepper, budgets, dice)
-        step, level = layers.pool.root(), 1
+        layers = _Layers(self, stepper, budgets, rng)
+        step, level = layers.builder.root(), 1
         while layers.draw(step, level):
             step, level = layers.read(), level + 1
         if self.adapt:
             self._learn(stepper.ids, budgets, layers.above[:, 0].tolist())
-        pool = layers.pool
-        return tightened(pool.pick(pool.columns()[2], self.nodes, self.kind, self.nodes))
+        builder = layers.builder
+        return tightened(builder.pick(builder.columns()[2], self.nodes, self.kind, self.nodes))
 
     def threshold_of(self, sequence: int) -> float:
         return self._thresholds.get(sequence, self.threshold or 1 / self.nodes)
@@ -78,15 +78,15 @@ class DySpecLayers(Drawing):
 class _Layers:
     """A tree under construction, and the nodes of its last level."""
 
-    def __init__(self, shape: DySpecLayers, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> None:
-        self.shape, self.dice, self.pool = shape, dice, Pool(stepper)
+    def __init__(self, shape: DySpecLayers, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> None:
+        self.shape, self.rng, self.builder = shape, rng, TreeBuilder(stepper)
         self.floor = torch.tensor([[shape.threshold_of(id)] for id in stepper.ids], device=stepper.device)
         self.limit = torch.tensor([[min(shape.depth, budget.depth)] for budget in budgets], device=stepper.device)
         self.room = most_nodes(shape.nodes, budgets, stepper.device)
         self.above = torch.zeros_like(self.room)  # draws with v above the threshold, also where there was no room
         self.made = torch.zeros_like(self.room)
         self.node = torch.full_like(self.room, -1)
-        self.number = self.node  # as `node`, counted in the sequence's own tree: dice must not know of batch mates
+        self.number = self.node  # as `node`, counted in the sequence's own tree: rng must not know of batch mates
         self.value = torch.zeros_like(self.floor)
         self.onward = 0  # nodes of the last level that are worth reading, in the sequence that has most of them
 
@@ -95,7 +95,7 @@ class _Layers:
 
         The host looks how many there are, once per level.
         """
-        found, chance = self.shape.candidates(step, self.shape.nodes, self.dice, self.number, self.value, self.floor)
+        found, chance = self.shape.candidates(step, self.shape.nodes, self.rng, self.number, self.value, self.floor)
         chance = chance.flatten(1)
         wanted = (chance >= self.floor) & (level <= self.limit) & (self.room > 0)
         taken = wanted & (falling_ranks(torch.where(wanted, chance, 0.0)) < self.room)
@@ -106,14 +106,14 @@ class _Layers:
         wide, self.onward = torch.stack((taken.sum(dim=1).amax(), onward.sum(dim=1).amax())).tolist()
         chosen = torch.argsort((~taken).to(torch.int8), dim=1, stable=True)[:, :wide]
         token, self.value = found.token.flatten(1).gather(1, chosen), value.gather(1, chosen)
-        self.node = self.pool.add(self.node.gather(1, chosen // found.token.shape[2]), token, self.value, level)
+        self.node = self.builder.add(self.node.gather(1, chosen // found.token.shape[2]), token, self.value, level)
         self.number = self.made + torch.arange(wide, device=self.made.device)
         self.made = self.made + taken.sum(dim=1, keepdim=True)
         return bool(self.onward)
 
     def read(self) -> Step:
-        """The laws behind the likeliest nodes of the last level."""
+        """The distributions behind the likeliest nodes of the last level."""
         wide = min(self.shape.width, self.onward)
         best = torch.argsort(self.value, dim=1, descending=True, stable=True)[:, :wide].sort(dim=1).values
         self.node, self.number, self.value = (x.gather(1, best) for x in (self.node, self.number, self.value))
-        return self.pool.read(self.pool.frontier(self.node))
+        return self.builder.read(self.builder.frontier(self.node))

@@ -1,6 +1,6 @@
 """Triton kernels of a growing value tree: a level's candidates and who is read next, and the best nodes of all.
 
-`ValueTree.grow` and `Pool.best` are the slow twins. Here every sequence grows the whole tree, so that shapes and the
+`Eagle2Tree.grow` and `TreeBuilder.best` are the references. Here every sequence grows the whole tree, so that shapes and the
 depth of a node follow from its number: `width` nodes on the first level, width * width on each of the others.
 """
 

@@ -1,7 +1,7 @@
 """EAGLE-2's dynamic tree: grow where the product of draft confidences is largest, then keep the best nodes of all.
 
 A child is never likelier than its parent, so the best M nodes always hold their ancestors. Children are chosen, not
-drawn, so the tree is CHOSEN; draft laws are not needed for it.
+drawn, so the tree is CHOSEN; draft distributions are not needed for it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
-from ..rng.keyed import Dice
-from ..trees.builder import Pool
+from ..rng.keyed import Rng
+from ..trees.builder import TreeBuilder
 from ..trees.host_builder import on_host
 from .eagle2_kernels import Growth, can_grow
 from .step import Step, Stepper
 
 
 @dataclass(frozen=True, slots=True)
-class ValueTree:
+class Eagle2Tree:
     """`width` nodes are read per level and each offers its `width` likeliest tokens; the best `nodes` of all stay."""
 
     nodes: int = 32
@@ -40,26 +40,26 @@ class ValueTree:
         return self.width + (self.depth - 1) * self.width**2
 
     @on_host
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         depth = min(self.depth, max(budget.depth for budget in budgets))
         if max(budget.chain for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
-        pool = Pool(stepper)
-        root = pool.root()
+        builder = TreeBuilder(stepper)
+        root = builder.root()
         if can_grow(root, self.width) and self._whole(budgets):
             return self.grow_fused(stepper, root)
         value, token = (found[:, 0] for found in root.top(self.width))  # [B, k]
-        node = pool.add(torch.full_like(token, -1), token, value, 1)
+        node = builder.add(torch.full_like(token, -1), token, value, 1)
         for level in range(2, depth + 1):
-            if not self.goes_on(pool, value, level):
+            if not self.goes_on(builder, value, level):
                 break
-            more, token = pool.read(pool.frontier(node)).top(self.width)  # [B, k, k]
+            more, token = builder.read(builder.frontier(node)).top(self.width)  # [B, k, k]
             parent = node[:, :, None].expand_as(more).flatten(1)
             value = (value[:, :, None] + more).flatten(1)
-            made = pool.add(parent, token.flatten(1), value, level)
+            made = builder.add(parent, token.flatten(1), value, level)
             best = value.topk(min(self.width, value.shape[1]), dim=1).indices.sort(dim=1).values
             node, value = made.gather(1, best), value.gather(1, best)
-        return pool.best(self.nodes, self.within(pool, budgets), self.kind, self.width)
+        return builder.best(self.nodes, self.within(builder, budgets), self.kind, self.width)
 
     def grow_fused(self, stepper: Stepper, root: Step) -> DraftBatch:
         """The same by kernels, where every sequence may have the whole tree."""
@@ -71,14 +71,14 @@ class ValueTree:
 
     def _whole(self, budgets: Seq[Budget]) -> bool:
         """Whether nothing that a sequence is told, and no rule of a subclass, makes its tree smaller."""
-        if type(self) is not ValueTree:
+        if type(self) is not Eagle2Tree:
             return False
         return self.numbered >= self.nodes and all(b.nodes >= self.nodes and b.depth >= self.depth for b in budgets)
 
-    def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool:
+    def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool:
         """Whether another level shall be read, given the values [B, w] of those that it would be read behind."""
         return True
 
-    def within(self, pool: Pool, budgets: Seq[Budget]) -> Seq[Budget]:
+    def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]:
         """What of the grown tree may be handed over."""
         return budgets

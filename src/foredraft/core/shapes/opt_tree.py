@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
-from ..rng.keyed import Dice
-from ..trees.builder import Pool, falling_ranks, most_nodes, tightened
+from ..rng.keyed import Rng
+from ..trees.builder import TreeBuilder, falling_ranks, most_nodes, tightened
 from .step import Stepper
 
 CANDIDATES = 32  # likeliest tokens behind a node that are looked at; more would cost a larger search a layer
@@ -40,35 +40,37 @@ class OptTree:
     def numbered(self) -> int:
         return self.nodes * self.depth
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         depth, device = min(self.depth, max(budget.depth for budget in budgets)), stepper.device
         room = most_nodes(self.nodes, budgets, device)
         if max(budget.chain for budget in budgets) <= 0:
             return empty_drafts(stepper.batch, device)
         limit = torch.tensor([[budget.depth] for budget in budgets], device=device)
-        pool = Pool(stepper)
-        value, token = (found[:, 0] for found in pool.root().top(self.nodes))
-        node = pool.add(torch.full_like(token, -1), token, value, 1)
+        builder = TreeBuilder(stepper)
+        value, token = (found[:, 0] for found in builder.root().top(self.nodes))
+        node = builder.add(torch.full_like(token, -1), token, value, 1)
         growing, expected = room > 0, torch.zeros_like(value[:, :1])
         for level in range(2, depth + 1):
-            before, expected = expected, expected_length(pool.columns()[2], room)
+            before, expected = expected, expected_length(builder.columns()[2], room)
             growing = growing & (expected - before > self.gain) & (level <= limit)
-            node, value = self._worth_reading(pool, node, room, growing)
+            node, value = self._worth_reading(builder, node, room, growing)
             if node.shape[1] == 0:
                 break
-            more, token = pool.read(pool.frontier(node)).top(min(self.nodes, CANDIDATES))  # [B, w, k]
+            more, token = builder.read(builder.frontier(node)).top(min(self.nodes, CANDIDATES))  # [B, w, k]
             below = torch.where(growing, (value[:, :, None] + more).flatten(1), -torch.inf)
             best = torch.argsort(below, dim=1, descending=True, stable=True)[:, : self.nodes]
             parent = node.gather(1, best // more.shape[2])
-            node = pool.add(parent, token.flatten(1).gather(1, best), below.gather(1, best), level)
-        return tightened(pool.best(self.nodes, budgets, self.kind, self.nodes))
+            node = builder.add(parent, token.flatten(1).gather(1, best), below.gather(1, best), level)
+        return tightened(builder.best(self.nodes, budgets, self.kind, self.nodes))
 
-    def _worth_reading(self, pool: Pool, layer: Tensor, room: Tensor, growing: Tensor) -> tuple[Tensor, Tensor]:
+    def _worth_reading(
+        self, builder: TreeBuilder, layer: Tensor, room: Tensor, growing: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Nodes of the last layer among the best of all, and their values: what is behind others can never be best.
 
         As many for every sequence as the one with most of them has; looks at that number from the host.
         """
-        values = pool.columns()[2]
+        values = builder.columns()[2]
         inside = (falling_ranks(values) < room).gather(1, layer) & growing
         wide = int(inside.sum(dim=1).amax())
         own = values.gather(1, layer)

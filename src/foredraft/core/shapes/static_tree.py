@@ -16,8 +16,8 @@ from torch import Tensor
 from ...errors import UsageError
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
-from ..rng.keyed import Dice
-from ..trees.builder import Pool, tightened
+from ..rng.keyed import Rng
+from ..trees.builder import TreeBuilder, tightened
 from ..trees.candidates import Candidates, drawn, likeliest
 from ..trees.layout import depths_of, sibling_ranks, static_tree
 from .step import Step, Stepper
@@ -30,7 +30,7 @@ def rank_paths(text: str) -> Paths:
     return tuple(tuple(map(int, path)) for path in text.split())
 
 
-LANTERN_PATHS = rank_paths(  # the default of LANTERN++: flat laws give dynamic trees nothing to go by
+LANTERN_PATHS = rank_paths(  # the default of LANTERN++: flat distributions give dynamic trees nothing to go by
     "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100  0000 0001 0002  00000 00001"
 )
 
@@ -103,43 +103,46 @@ class FixedTree:
     def numbered(self) -> int:
         return self.nodes
 
-    def grow(self, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         lengths = [self.layout.within(budget) for budget in budgets]
         if max(lengths) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
-        pool = Pool(stepper)
-        step = pool.root()
+        builder = TreeBuilder(stepper)
+        step = builder.root()
         node = torch.full((stepper.batch, 1), -1, dtype=torch.int64, device=stepper.device)
         value = torch.zeros((stepper.batch, 1), device=stepper.device)
         for depth, level in enumerate(self.layout.levels(max(lengths)), start=1):
-            found = self._children(step, max(level.rank) + 1, dice, node)
+            found = self._children(step, max(level.rank) + 1, rng, node)
             token, score = (column[:, level.column, level.rank] for column in (found.token, found.score))
             value = value[:, level.column] + score
-            node = pool.add(node[:, level.column], token, value, depth)
+            node = builder.add(node[:, level.column], token, value, depth)
             if level.inner:
                 node, value = node[:, level.inner], value[:, level.inner]
-                step = pool.read(pool.frontier(node))
-        return self._finish(pool, lengths, step.logits.shape[1])
+                step = builder.read(builder.frontier(node))
+        return self._finish(builder, lengths, step.logits.shape[1])
 
-    def _children(self, step: Step, most: int, dice: Dice, node: Tensor) -> Candidates:
-        return drawn(step, most, dice, node) if self.drawn else likeliest(step, most)
+    def _children(self, step: Step, most: int, rng: Rng, node: Tensor) -> Candidates:
+        return drawn(step, most, rng, node) if self.drawn else likeliest(step, most)
 
-    def _finish(self, pool: Pool, lengths: list[int], words: int) -> DraftBatch:
-        """The first nodes of every sequence, whatever their tokens are (law 5), without those that do not exist."""
-        limit = torch.tensor(lengths, device=pool.device)[:, None]
-        value = torch.where(torch.arange(pool.size, device=pool.device) < limit, pool.columns()[2], -torch.inf)
+    def _finish(self, builder: TreeBuilder, lengths: list[int], words: int) -> DraftBatch:
+        """The first nodes of every sequence, whatever their tokens are (invariant 5), without those that do not exist."""
+        limit = torch.tensor(lengths, device=builder.device)[:, None]
+        value = torch.where(torch.arange(builder.size, device=builder.device) < limit, builder.columns()[2], -torch.inf)
         branching = max(map(self.layout.parent.count, self.layout.parent))
-        drafts = pool.pick(value, max(lengths), self.kind, branching)
+        drafts = builder.pick(value, max(lengths), self.kind, branching)
         # The likeliest tokens always exist where the vocabulary has enough; then the host knows all lengths already.
         enough = not self.drawn and words > max(self.layout.rank)
         return replace(drafts, lengths_host=tuple(lengths)) if enough else tightened(drafts)
 
 
 @dataclass(frozen=True, slots=True)
-class RankTree(FixedTree):
-    """A tree given by its rank paths; `drawn` children are sampled without replacement, others the likeliest."""
+class StaticTree(FixedTree):
+    """A tree of rank paths, or of fixed branching: (4, 2, 2) gives every node of level d - 1 spec[d - 1] children.
 
-    paths: Paths = LANTERN_PATHS
+    `drawn` children are sampled without replacement, others are the top tokens.
+    """
+
+    spec: Paths | tuple[int, ...] = (4, 2, 2)
     drawn: bool = False
 
     def __post_init__(self) -> None:
@@ -148,16 +151,4 @@ class RankTree(FixedTree):
 
     @property
     def layout(self) -> Layout:
-        return layout_of(self.paths)
-
-
-@dataclass(frozen=True, slots=True)
-class StaticTree(FixedTree):
-    """A tree of fixed branching, e.g. (4, 2, 2): every node of level d - 1 has counts[d - 1] children."""
-
-    counts: tuple[int, ...] = (4, 2, 2)
-    drawn: bool = False
-
-    @property
-    def layout(self) -> Layout:
-        return layout_of(self.counts)
+        return layout_of(self.spec)

@@ -1,6 +1,6 @@
 """The seam between shapes and the models that draft: what a shape asks for, and what it gets to see.
 
-A shape asks for the laws behind nodes; it sees logits and states of the draft model, never the target's rows.
+A shape asks for the distributions behind nodes; it sees logits and states of the draft model, never the target's rows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.top_k_search import IMPOSSIBLE, can_search, likeliest_fused
-from ...types import Law, Laws
-from ..distributions.sampling import LogitLaws, ParamBlock, law_of
-from ..distributions.tensors import LazyLaws, MappedLaw, PointLaw, PointLaws
-from ..distributions.top_k import largest, place_of_largest
+from ...kernels.top_k_search import IMPOSSIBLE, can_search, top_tokens_fused
+from ...types import Distribution, Distributions
+from ..distributions.sampling import LogitDistributions, ParamBlock, distribution_of
+from ..distributions.tensors import LazyDistributions, MappedDistribution, PointMass, PointMasses
+from ..distributions.top_k import argmax, find_top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a drafter knows after one call: a law and a state behind each of w nodes of every sequence."""
+    """What a drafter knows after one call: a distribution and a state behind each of w nodes of every sequence."""
 
     logits: Tensor  # [M, Vd] packed
     rows: Tensor  # [B, w] packed row of each node
@@ -37,15 +37,19 @@ class Step:
     hidden: Tensor | None = None  # [M, d] packed, for learned stop rules
     vocabulary: Vocabulary | None = None  # None = the target's
 
-    def law(self, column: int) -> Law:
-        """The draft law behind the node in that column, in target ids."""
-        law: Law
+    def distribution(self, column: int) -> Distribution:
+        """The draft distribution behind the node in that column, in target ids."""
+        distribution: Distribution
         if self.block.all_greedy:  # every launch counts
             rows = self.logits_of(column)
-            law = PointLaw(place_of_largest(rows), rows.shape[1])
+            distribution = PointMass(argmax(rows), rows.shape[1])
         else:
-            law = law_of(self.logits_of(column).to(torch.float32), self.block)
-        return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
+            distribution = distribution_of(self.logits_of(column).to(torch.float32), self.block)
+        return (
+            distribution
+            if self.vocabulary is None
+            else MappedDistribution(distribution, self.vocabulary.ids, self.vocabulary.index)
+        )
 
     def logits_of(self, column: int) -> Tensor:
         """[B, Vd] behind the node in that column; not copied where there are no others."""
@@ -57,11 +61,11 @@ class Step:
         return self.rows.numel() == len(self.logits)
 
     def dense(self) -> Tensor:
-        """[B, w, Vd] the draft laws behind all nodes, in the drafter's own ids."""
+        """[B, w, Vd] the draft distributions behind all nodes, in the drafter's own ids."""
         batch, width = self.rows.shape
         who = torch.arange(batch, device=self.rows.device).repeat_interleave(width)
-        law = law_of(self.logits[self.rows.flatten()].to(torch.float32), self.block.choose(who))
-        return law.dense().view(batch, width, -1)
+        distribution = distribution_of(self.logits[self.rows.flatten()].to(torch.float32), self.block.choose(who))
+        return distribution.dense().view(batch, width, -1)
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """The drafter's own ids, any shape, as the target knows them."""
@@ -79,34 +83,38 @@ class Step:
         """The same for every packed row, [M, k]."""
         k = min(k, self.logits.shape[1])
         if can_search(self.logits, k):
-            return likeliest_fused(self.logits, k, None if self.vocabulary is None else self.vocabulary.ids)
+            return top_tokens_fused(self.logits, k, None if self.vocabulary is None else self.vocabulary.ids)
         logits = self.logits.to(torch.float32)
-        values, ids = largest(logits, k)
+        values, ids = find_top_k(logits, k)
         values = values - torch.logsumexp(logits, dim=1, keepdim=True)
         values = torch.nan_to_num(values, nan=IMPOSSIBLE).clamp(min=IMPOSSIBLE)  # a broken drafter guesses too
         return values, self.target_ids(ids)
 
 
-def draft_laws(steps: Seq[Step], row_of: Tensor) -> Laws:
-    """The laws of several calls by tree row. row_of [B, R]: column of each row, counted through all calls."""
+def draft_distributions(steps: Seq[Step], row_of: Tensor) -> Distributions:
+    """The distributions of several calls by tree row. row_of [B, R]: column of each row, counted through all calls."""
     logits = torch.cat([step.logits for step in steps])
     starts = [0]
     for step in steps:
         starts.append(starts[-1] + step.logits.shape[0])
     packed = torch.cat([step.rows + start for step, start in zip(steps, starts, strict=False)], dim=1)
-    laws = LogitLaws(logits, packed.gather(1, row_of), steps[0].block)
+    distributions = LogitDistributions(logits, packed.gather(1, row_of), steps[0].block)
     words = steps[0].vocabulary
-    return laws if words is None else LazyLaws(lambda row: MappedLaw(laws.at(row), words.ids, words.index))
+    return (
+        distributions
+        if words is None
+        else LazyDistributions(lambda row: MappedDistribution(distributions.at(row), words.ids, words.index))
+    )
 
 
-def chain_laws(steps: Seq[Step], token: Tensor) -> Laws:
-    """The laws of chains [B, N], of which each call read one node more."""
+def chain_distributions(steps: Seq[Step], token: Tensor) -> Distributions:
+    """The distributions of chains [B, N], of which each call read one node more."""
     first, size = steps[0], token.shape[1]
     if first.block.all_greedy:
-        return PointLaws(token, first.logits.shape[1] if first.vocabulary is None else len(first.vocabulary.index))
+        return PointMasses(token, first.logits.shape[1] if first.vocabulary is None else len(first.vocabulary.index))
     # Row i lies behind node i - 1; nobody asks for the row behind the last one.
     row_of = torch.arange(size + 1, device=token.device).clamp(max=size - 1)
-    return draft_laws(steps, row_of.expand(len(token), -1))
+    return draft_distributions(steps, row_of.expand(len(token), -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,7 @@ class Stepper(Protocol):
     device: torch.device
 
     def root(self) -> Step:
-        """The law behind the pending token (one column)."""
+        """The distribution behind the pending token (one column)."""
 
     def expand(self, frontier: Frontier) -> Step:
-        """Read nodes whose parents have been read (or are the root); laws behind each of them."""
+        """Read nodes whose parents have been read (or are the root); distributions behind each of them."""

@@ -1,4 +1,4 @@
-"""Rules that end a draft chain early. They see draft laws and draft states only."""
+"""Rules that end a draft chain early. They see draft distributions and draft states only."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Sure:
 
 
 def confidence_of(step: Step) -> Tensor:
-    """[B] the largest probability of the law that a chain's next token is drawn from, at temperature 1."""
+    """[B] the largest probability of the distribution that a chain's next token is drawn from, at temperature 1."""
     best, _ = step.top(1)
     return best[:, 0, 0].exp()
 
 
 def entropy_of(step: Step) -> Tensor:
-    """[B] the entropy of that law in nats."""
+    """[B] the entropy of that distribution in nats."""
     return torch.special.entr(torch.softmax(step.logits[step.rows[:, 0]].to(torch.float32), dim=1)).sum(dim=1)
 
 
 @dataclass(frozen=True)
 class Confidence(Sure):
-    """Kangaroo: stop behind a token whose law gives no id more than `threshold`."""
+    """Kangaroo: stop behind a token whose distribution gives no id more than `threshold`."""
 
     threshold: float = 0.6
 
@@ -58,7 +58,7 @@ class PathConfidence(Sure):
 
 @dataclass(frozen=True)
 class Entropy(Sure):
-    """Stop behind a token whose law is spread wider than `threshold` nats."""
+    """Stop behind a token whose distribution is spread wider than `threshold` nats."""
 
     threshold: float = 1.5
 
@@ -88,9 +88,9 @@ FEATURES = 10  # largest probabilities that the decision model looks at, beside 
 
 @dataclass(frozen=True)
 class Decided(Sure):
-    """The decision model of improved multi-candidate decoding: a classifier of the draft law says whether to go on.
+    """The decision model of improved multi-candidate decoding: a classifier of the draft distribution says whether to go on.
 
-    Its features are the entropy of the law and its ten largest probabilities, zeros where the vocabulary is smaller.
+    Its features are the entropy of the distribution and its ten largest probabilities, zeros where the vocabulary is smaller.
     """
 
     decide: Callable[[Tensor], Tensor]  # [B, 11] features -> [B] logits that the token matches the target's

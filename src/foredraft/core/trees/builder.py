@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...types import Budget, DraftBatch, Kind, Laws
-from ..shapes.step import Frontier, Step, Stepper, draft_laws
+from ...types import Budget, Distributions, DraftBatch, Kind
+from ..shapes.step import Frontier, Step, Stepper, draft_distributions
 
 
-class Pool:
+class TreeBuilder:
     """All nodes of a batch of trees, [B, n] columns in the order in which they were made."""
 
     def __init__(self, stepper: Stepper) -> None:
@@ -28,7 +28,7 @@ class Pool:
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def root(self) -> Step:
-        """The law behind the pending token; asked for once, before anything else."""
+        """The distribution behind the pending token; asked for once, before anything else."""
         self._steps.append(self._stepper.root())
         return self._steps[0]
 
@@ -56,7 +56,7 @@ class Pool:
         return Frontier(node, token, parent, depth)
 
     def read(self, frontier: Frontier) -> Step:
-        """The laws behind nodes. Node n of a tree that will have n nodes stands for "nothing to read here"."""
+        """The distributions behind nodes. Node n of a tree that will have n nodes stands for "nothing to read here"."""
         self._read.append(frontier.node)
         self._steps.append(self._stepper.expand(frontier))
         return self._steps[-1]
@@ -70,7 +70,7 @@ class Pool:
     def pick(self, value: Tensor, most: int, kind: Kind, branching: int) -> DraftBatch:
         """The nodes that still have a value, at most `most`, in the order of making. They must hold their ancestors.
 
-        Siblings rank by that order. Drawn trees get their laws.
+        Siblings rank by that order. Drawn trees get their distributions.
         """
         parent, token, _, depth = self.columns()
         here = torch.isfinite(value)
@@ -87,7 +87,7 @@ class Pool:
             kind=kind,
             branching=branching,
             levels=self.levels,
-            laws=None if kind == Kind.CHOSEN else self._laws(chosen),
+            distributions=None if kind == Kind.CHOSEN else self._distributions(chosen),
             value=value.gather(1, chosen).exp(),
             source=chosen,
         )
@@ -98,14 +98,14 @@ class Pool:
         value = torch.where(falling_ranks(value) < most_nodes(nodes, budgets, self.device), value, -torch.inf)
         return self.pick(value, nodes, kind, branching)
 
-    def _laws(self, chosen: Tensor) -> Laws:
-        """The law behind the root and behind each chosen node; one that was not read gets any."""
+    def _distributions(self, chosen: Tensor) -> Distributions:
+        """The distribution behind the root and behind each chosen node; one that was not read gets any."""
         column_of = torch.zeros((self.batch, self.size + 1), dtype=torch.int64, device=self.device)
         if self._read:
             read = torch.cat(self._read, dim=1)
             column_of.scatter_(1, read, torch.arange(1, read.shape[1] + 1, device=self.device).expand_as(read))
         rows = torch.cat((column_of.new_zeros((self.batch, 1)), column_of.gather(1, chosen)), dim=1)
-        return draft_laws(self._steps, rows)
+        return draft_distributions(self._steps, rows)
 
 
 def most_nodes(nodes: int, budgets: Seq[Budget], device: torch.device) -> Tensor:

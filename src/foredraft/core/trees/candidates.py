@@ -1,7 +1,7 @@
 """Candidates for the children of nodes: the likeliest tokens, or tokens drawn one after another without replacement.
 
 Drawn candidates come in a row, before anybody has decided how many of them become nodes. That is as good as drawing
-them one by one (DESIGN law 5) as long as the decision about a candidate looks at its `left`, which is known before it
+them one by one (DESIGN invariant 5) as long as the decision about a candidate looks at its `left`, which is known before it
 is drawn, and never at its token or score: what is not taken has then not been looked at.
 """
 
@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.top_k_search import IMPOSSIBLE
-from ..distributions.tensors import DenseLaw
+from ..distributions.tensors import DenseDistribution
 from ..rng.hashing import hashed_uniform
-from ..rng.keyed import Dice, KeyedDice, Purpose
+from ..rng.keyed import KeyedRng, Purpose, Rng
 from ..shapes.step import Step
 
-_TURNS = 1 << 16  # more draws than any node has, so that (node, turn) makes one key
-_LEAST = 1e-7  # of a law that must be left for another draw; what rounding leaves of less is not the law any more
+_TURNS = 1 << 16  # more draws than any node has, so that (node, attempt) makes one key
+_LEAST = 1e-7  # of a distribution that must be left for another draw; what rounding leaves of less is not the distribution any more
 
-Draw = Callable[[int, Tensor], Tensor]  # turn, [B, w] who wants a token -> [B, w] tokens, -1 where none is left
+Draw = Callable[[int, Tensor], Tensor]  # attempt, [B, w] who wants a token -> [B, w] tokens, -1 where none is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +47,26 @@ def likeliest(step: Step, most: int) -> Candidates:
 
 
 def drawn(
-    step: Step, most: int, dice: Dice, node: Tensor, value: Tensor | None = None, floor: Tensor | float = 0.0
+    step: Step, most: int, rng: Rng, node: Tensor, value: Tensor | None = None, floor: Tensor | float = 0.0
 ) -> Candidates:
-    """Up to `most` tokens drawn without replacement behind every node. node [B, w] keys the dice, -1 = root.
+    """Up to `most` tokens drawn without replacement behind every node. node [B, w] keys the rng, -1 = root.
 
     With value [B, w] the draws behind a node end before value * left falls below the floor (a number, or [B, 1]).
     """
     probs = step.dense()
     key = (node[:, :, None] + 1) * _TURNS + torch.arange(most, device=node.device)
     draw: Draw
-    if isinstance(dice, KeyedDice):
-        draw = _Line(probs, dice, key).draw
+    if isinstance(rng, KeyedRng):
+        draw = _Line(probs, rng, key).draw
     else:
-        draw = partial(_one_by_one, probs.clone(), dice, key)
+        draw = partial(_one_by_one, probs.clone(), rng, key)
     left = torch.ones_like(probs[:, :, 0])
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for turn in range(most):
+    for attempt in range(most):
         want = torch.ones_like(left, dtype=torch.bool) if value is None else value * left >= floor
-        if turn and value is not None and not bool(want.any()):  # the host looks: that costs less than a draw
+        if attempt and value is not None and not bool(want.any()):  # the host looks: that costs less than a draw
             break
-        token = draw(turn, want)
+        token = draw(attempt, want)
         there, token = want & (token >= 0), token.clamp(min=0)
         prob = probs.gather(2, token[:, :, None])[:, :, 0] * there
         found.append((token, prob, left))
@@ -76,19 +76,19 @@ def drawn(
 
 
 class _Line:
-    """Laws laid out on a line, a piece for each token; what is drawn is skipped, so no law is ever written again."""
+    """Distributions laid out on a line, a piece for each token; what is drawn is skipped, so no distribution is ever written again."""
 
-    def __init__(self, probs: Tensor, dice: KeyedDice, key: Tensor) -> None:
+    def __init__(self, probs: Tensor, rng: KeyedRng, key: Tensor) -> None:
         self.ends = probs.cumsum(dim=2, dtype=torch.float64)  # [B, w, V]
-        self.uniform = hashed_uniform(dice.seed[:, None, None], dice.round[:, None, None], key, int(Purpose.DRAFT), 0)
+        self.uniform = hashed_uniform(rng.seed[:, None, None], rng.round[:, None, None], key, int(Purpose.DRAFT), 0)
         self.begin = self.mass = self.ends[:, :, :0]  # of the pieces drawn so far
 
-    def draw(self, turn: int, want: Tensor) -> Tensor:
+    def draw(self, attempt: int, want: Tensor) -> Tensor:
         """Inverse CDF on what is left: a uniform point of a line without the drawn pieces."""
         begin, order = self.begin.sort(dim=2)
         mass = self.mass.gather(2, order)
         left = self.ends[:, :, -1:] - mass.sum(dim=2, keepdim=True)
-        point = self.uniform[:, :, turn, None] * left
+        point = self.uniform[:, :, attempt, None] * left
         closed_up = begin - (mass.cumsum(dim=2) - mass)  # where each gap lies once those before it are closed
         point = point + (mass * (point >= closed_up)).sum(dim=2, keepdim=True)
         token = torch.searchsorted(self.ends, point, right=True).clamp(max=self.ends.shape[2] - 1)
@@ -99,14 +99,14 @@ class _Line:
         return torch.where(none, -1, token)[:, :, 0]
 
 
-def _one_by_one(left: Tensor, dice: Dice, key: Tensor, turn: int, want: Tensor) -> Tensor:
-    """The slow twin of `_Line.draw`, for any dice: law by law, each of which loses what is drawn from it."""
+def _one_by_one(left: Tensor, rng: Rng, key: Tensor, attempt: int, want: Tensor) -> Tensor:
+    """The reference of `_Line.draw`, for any rng: distribution by distribution, each of which loses what is drawn from it."""
     tokens = torch.full_like(key[:, :, 0], -1)
     for column in range(left.shape[1]):
-        law = left[:, column]
-        there = want[:, column] & (law.sum(dim=1, dtype=torch.float64) > _LEAST)
+        distribution = left[:, column]
+        there = want[:, column] & (distribution.sum(dim=1, dtype=torch.float64) > _LEAST)
         if bool(there.any()):
-            token = dice.draw(DenseLaw(law), Purpose.DRAFT, key[:, column, turn])
+            token = rng.draw(DenseDistribution(distribution), Purpose.DRAFT, key[:, column, attempt])
             tokens[:, column] = torch.where(there, token, -1)
-            law.scatter_(1, token[:, None], 0.0)  # whoever did not want this token never wants another
+            distribution.scatter_(1, token[:, None], 0.0)  # whoever did not want this token never wants another
     return tokens

@@ -1,6 +1,6 @@
-"""Cutting, choosing and moving batches of drafts. Nothing here draws a token or looks at a target's law.
+"""Cutting, choosing and moving batches of drafts. Nothing here draws a token or looks at a target's distribution.
 
-Law 5 is the caller's duty: dropping drawn nodes because of what they are makes the rest CHOSEN.
+Invariant 5 is the caller's duty: dropping drawn nodes because of what they are makes the rest CHOSEN.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...types import DraftBatch, Law, Laws
+from ...types import Distribution, Distributions, DraftBatch
 
 _COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "origin", "source")
 _BATCHED = (*_COLUMNS, "states")
@@ -44,7 +44,7 @@ def keep(drafts: DraftBatch, mask: Tensor) -> DraftBatch:
 def reorder(drafts: DraftBatch, permutation: Tensor) -> DraftBatch:
     """The same trees with node permutation[b, i] at place i. Parents must stay before their children.
 
-    Sibling ranks, and with them the verdict's law, do not change; laws follow their nodes.
+    Sibling ranks, and with them the verdict's distribution, do not change; distributions follow their nodes.
     """
     here = torch.arange(drafts.width, device=permutation.device).expand_as(permutation).contiguous()
     place = torch.empty_like(permutation).scatter_(1, permutation, here)
@@ -55,12 +55,12 @@ def reorder(drafts: DraftBatch, permutation: Tensor) -> DraftBatch:
         for name in _COLUMNS
         if (column := changed.get(name, getattr(drafts, name))) is not None
     }
-    laws = None if drafts.laws is None else RowsMoved(drafts.laws, permutation)
+    distributions = None if drafts.distributions is None else RowsMoved(drafts.distributions, permutation)
     states = drafts.states
     if states is not None:
         states = states.gather(1, permutation[:, :, None].expand(-1, -1, states.shape[2]))
     # Rows of a started pass cannot change places.
-    return replace(drafts, **moved, laws=laws, states=states, started=None)
+    return replace(drafts, **moved, distributions=distributions, states=states, started=None)
 
 
 def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
@@ -75,9 +75,13 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
         which = places = torch.tensor(list(index), dtype=torch.int64, device=drafts.token.device)
     columns = {name: column[which] for name in _BATCHED if (column := getattr(drafts, name)) is not None}
     host = None if drafts.lengths_host is None else tuple(drafts.lengths_host[i] for i in index)
-    laws = None if drafts.laws is None else LawsPart(drafts.laws, places, drafts.batch)
+    distributions = (
+        None if drafts.distributions is None else DistributionsPart(drafts.distributions, places, drafts.batch)
+    )
     started = drafts.started and replace(drafts.started, streams=drafts.started.streams[which])
-    return replace(drafts, **columns, length=drafts.length[which], lengths_host=host, laws=laws, started=started)
+    return replace(
+        drafts, **columns, length=drafts.length[which], lengths_host=host, distributions=distributions, started=started
+    )
 
 
 def join(parts: Seq[tuple[Seq[int], DraftBatch]], batch: int) -> DraftBatch:
@@ -115,7 +119,7 @@ def _column(drafts: DraftBatch, name: str) -> Tensor:
 
 
 def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:
-    """The same drafts on another device; laws stay where they are and are brought over row by row when visited."""
+    """The same drafts on another device; distributions stay where they are and are brought over row by row when visited."""
     if drafts.token.device == device:
         return drafts
     columns = {name: column for name in _BATCHED if (column := getattr(drafts, name)) is not None}
@@ -128,42 +132,46 @@ def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:
     parts = torch.split(block.to(device, non_blocking=True), [drafts.width] * len(numbers) + [1], dim=1)
     moved: dict[str, Any] = {name: column.to(device) for name, column in columns.items()}
     moved |= zip(numbers, parts[:-1], strict=True)
-    laws = None if drafts.laws is None else LawsElsewhere(drafts.laws, drafts.token.device, device)
-    return replace(drafts, **moved, length=parts[-1][:, 0], laws=laws)
+    distributions = (
+        None
+        if drafts.distributions is None
+        else DistributionsElsewhere(drafts.distributions, drafts.token.device, device)
+    )
+    return replace(drafts, **moved, length=parts[-1][:, 0], distributions=distributions)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsMoved:
-    """Laws of a tree whose nodes have changed places."""
+    """Distributions of a tree whose nodes have changed places."""
 
-    laws: Laws
+    distributions: Distributions
     old: Tensor  # [B, N] former index of each node
 
-    def at(self, row: Tensor) -> Law:
+    def at(self, row: Tensor) -> Distribution:
         former = self.old.gather(1, (row - 1).clamp(min=0)[:, None])[:, 0] + 1
-        return self.laws.at(torch.where(row > 0, former, 0))
+        return self.distributions.at(torch.where(row > 0, former, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class LawsPart:
-    """Laws of some sequences of a larger batch."""
+class DistributionsPart:
+    """Distributions of some sequences of a larger batch."""
 
-    laws: Laws
+    distributions: Distributions
     index: Tensor  # [b]
     batch: int
 
-    def at(self, row: Tensor) -> Law:
+    def at(self, row: Tensor) -> Distribution:
         whole = torch.zeros(self.batch, dtype=torch.int64, device=row.device)
-        return self.laws.at(whole.index_copy(0, self.index, row)).choose(self.index)
+        return self.distributions.at(whole.index_copy(0, self.index, row)).choose(self.index)
 
 
 @dataclass(frozen=True, slots=True)
-class LawsElsewhere:
-    """Laws that live on a drafter's device and are asked for on the target's."""
+class DistributionsElsewhere:
+    """Distributions that live on a drafter's device and are asked for on the target's."""
 
-    laws: Laws
+    distributions: Distributions
     home: torch.device
     device: torch.device
 
-    def at(self, row: Tensor) -> Law:
-        return self.laws.at(row.to(self.home)).to(self.device)
+    def at(self, row: Tensor) -> Distribution:
+        return self.distributions.at(row.to(self.home)).to(self.device)

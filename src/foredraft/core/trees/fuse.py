@@ -1,7 +1,7 @@
 """Several drafters' trees for the same sequences as one: equal prefixes become one path (the fusion of RASD). Pure.
 
 Which nodes stand side by side, and which are cut, depends on what the tokens are, so the result is CHOSEN whatever the
-drafters made (DESIGN law 5): draft laws are dropped, and rules that ask for them refuse it.
+drafters made (DESIGN invariant 5): draft distributions are dropped, and rules that ask for them refuse it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fuse(batches: Seq[DraftBatch], limits: Seq[int]) -> DraftBatch:
     values go by drafter and by its own order.
     """
     device = next((b.token.device for b in batches if b.token.device.type != "cpu"), batches[0].token.device)
-    batches = [move(replace(b, laws=None, started=None), device) for b in batches]
+    batches = [move(replace(b, distributions=None, started=None), device) for b in batches]
     if not any(batch.width for batch in batches):
         return empty_drafts(len(limits), device)
     joined = _side_by_side(batches)

@@ -1,7 +1,7 @@
 """Chains grafted onto a sequence's tree: what was looked up, where a head has not thought of it. Pure, on the host.
 
 Lookups are lists of the host anyway, and trees that a cost model has sized are small. Which tokens stand side by side
-depends on what they are, so the result is CHOSEN (DESIGN law 5).
+depends on what they are, so the result is CHOSEN (DESIGN invariant 5).
 """
 
 from __future__ import annotations

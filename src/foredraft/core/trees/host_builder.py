@@ -1,6 +1,6 @@
 """Value trees on the host, in numpy: a small operation takes a microsecond there where a tensor's takes ten.
 
-What `on_host` wraps and `Pool` are the slow twins. Nodes are numbered and chosen alike; of equal values the one
+What `on_host` wraps and `TreeBuilder` are the references. Nodes are numbered and chosen alike; of equal values the one
 that was made first goes first, everywhere.
 """
 
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...types import Budget, DraftBatch, Kind
-from ..rng.keyed import Dice
+from ..rng.keyed import Rng
 from ..shapes.step import Frontier, Stepper
-from .builder import Pool
+from .builder import TreeBuilder
 
 Numbers = NDArray[Any]
 Found = tuple[Numbers, Numbers]  # log-probabilities and target ids of the likeliest tokens, [B, w, k] each
-Grow = Callable[[Any, Stepper, Seq[Budget], Dice], DraftBatch]
+Grow = Callable[[Any, Stepper, Seq[Budget], Rng], DraftBatch]
 
 
 class Growing(Protocol):
@@ -39,8 +39,8 @@ class Growing(Protocol):
     @property
     def kind(self) -> Kind: ...
 
-    def goes_on(self, pool: Pool, value: Tensor, level: int) -> bool: ...
-    def within(self, pool: Pool, budgets: Seq[Budget]) -> Seq[Budget]: ...
+    def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool: ...
+    def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def tops_of(stepper: Stepper) -> Tops:
     return SteppedTops(stepper) if make is None else make()
 
 
-class HostPool(Pool):
-    """A pool that grows level by level."""
+class HostTreeBuilder(TreeBuilder):
+    """A builder that grows level by level."""
 
     def __init__(self, stepper: Stepper, width: int, depth: int) -> None:
         super().__init__(stepper)
@@ -170,13 +170,13 @@ class HostPool(Pool):
 
 
 def on_host(grow: Grow) -> Grow:
-    """A value tree's `grow`, done here where the drafter lives on the host; what it wraps is the slow twin."""
+    """A value tree's `grow`, done here where the drafter lives on the host; what it wraps is the reference."""
 
     @wraps(grow)
-    def quicker(shape: Any, stepper: Stepper, budgets: Seq[Budget], dice: Dice) -> DraftBatch:
+    def quicker(shape: Any, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         elsewhere = stepper.device.type != "cpu" or getattr(stepper, "recorded", False)
         if elsewhere or max(budget.chain for budget in budgets) <= 0:
-            return grow(shape, stepper, budgets, dice)
+            return grow(shape, stepper, budgets, rng)
         return grow_on_host(shape, stepper, budgets)
 
     return quicker
@@ -185,11 +185,11 @@ def on_host(grow: Grow) -> Grow:
 def grow_on_host(shape: Growing, stepper: Stepper, budgets: Seq[Budget]) -> DraftBatch:
     """The chosen tree of a shape; every level is read for all sequences."""
     depth = min(shape.depth, max(budget.depth for budget in budgets))
-    pool, tops = HostPool(stepper, shape.width, depth), tops_of(stepper)
-    front = pool.grow(None, tops.root(shape.width))
-    while front.level < depth and shape.goes_on(pool, torch.from_numpy(front.value), front.level + 1):
-        front = pool.grow(front, tops.below(front, shape.width))
-    return pool.best(shape.nodes, shape.within(pool, budgets), shape.kind, shape.width)
+    builder, tops = HostTreeBuilder(stepper, shape.width, depth), tops_of(stepper)
+    front = builder.grow(None, tops.root(shape.width))
+    while front.level < depth and shape.goes_on(builder, torch.from_numpy(front.value), front.level + 1):
+        front = builder.grow(front, tops.below(front, shape.width))
+    return builder.best(shape.nodes, shape.within(builder, budgets), shape.kind, shape.width)
 
 
 def falling(value: Numbers) -> Numbers:

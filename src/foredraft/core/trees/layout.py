@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ...types import DraftBatch, Kind, Laws
+from ...types import Distributions, DraftBatch, Kind
 
 Device = torch.device | str
 
@@ -32,7 +32,7 @@ def trees(
     node_kind: Seq[Seq[int]] | None = None,
     value: Seq[Seq[float]] | None = None,
     origin: Seq[Seq[int]] | None = None,
-    laws: Laws | None = None,
+    distributions: Distributions | None = None,
 ) -> DraftBatch:
     """One padded block from host lists: (tokens, parents) of each sequence.
 
@@ -61,7 +61,7 @@ def trees(
         kind=kind,
         branching=max((rank + 1 for row in ranks for rank in row), default=1),
         levels=max((depth for row in depths for depth in row), default=0),
-        laws=laws,
+        distributions=distributions,
         multiplicity=None if multiplicity is None else block(multiplicity, 1),
         node_kind=None if node_kind is None else block(node_kind, int(kind)),
         value=None if value is None else block(value, 0, torch.float32),

@@ -4,8 +4,8 @@ Every drafted token has an estimate of the chance that it will be committed; the
 estimates never rise along a path, so the best ones are prefixes of the chains, or trees without their lower parts.
 
 What may the estimate of a token look at? A token that is dropped is replaced by a fresh draw of the target, so at
-temperature > 0 its fate must not depend on what it is (DESIGN law 5). The published score does: it is the product of
-the tokens' own draft probabilities. The shifted score takes the largest probability of the token's law in place of its
+temperature > 0 its fate must not depend on what it is (DESIGN invariant 5). The published score does: it is the product of
+the tokens' own draft probabilities. The shifted score takes the largest probability of the token's distribution in place of its
 own and is exact. Trees are cut by value, which looks at tokens; what is left of them counts as CHOSEN.
 """
 
@@ -145,7 +145,7 @@ def _below(parents: Seq[int], node: int) -> list[int]:
 def keep_best(drafts: DraftBatch, capacity: int) -> DraftBatch:
     """The trees cut down to `best_nodes`.
 
-    Which tokens are left depends on what they are, so the result is CHOSEN whatever the drafts were (DESIGN law 5).
+    Which tokens are left depends on what they are, so the result is CHOSEN whatever the drafts were (DESIGN invariant 5).
     """
     left = keep(drafts, best_nodes(drafts, capacity))
     return replace(left, kind=Kind.CHOSEN, node_kind=None, multiplicity=None)

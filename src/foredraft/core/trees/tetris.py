@@ -1,7 +1,7 @@
 """TETRIS on batches of drafts: cut what was drafted for several requests down to the best of it.
 
 `core.trees.select` has the choice itself; here it is applied to drafts with what their drafters say of them. Drawn chains are
-scored by their laws and stay what they are; trees and chosen chains are scored by their values, which may look at
+scored by their distributions and stay what they are; trees and chosen chains are scored by their values, which may look at
 tokens, so what is left of them is CHOSEN.
 """
 
@@ -22,18 +22,18 @@ from .select import best_lengths, keep_best, masked, own_scores, shifted_scores
 class Score(Enum):
     """How a drawn token is valued."""
 
-    SHIFTED = "shifted"  # by its law and the tokens before it: exact
+    SHIFTED = "shifted"  # by its distribution and the tokens before it: exact
     PUBLISHED = "published"  # by its own probability: BIASED for targets that sample
 
 
-def law_scores(drafts: DraftBatch, score: Score = Score.SHIFTED) -> Tensor:
-    """[B, N] log-scores of drawn chains. The law of node j lies at row j: behind the node above it."""
-    assert drafts.laws is not None
+def distribution_scores(drafts: DraftBatch, score: Score = Score.SHIFTED) -> Tensor:
+    """[B, N] log-scores of drawn chains. The distribution of node j lies at row j: behind the node above it."""
+    assert drafts.distributions is not None
     own, top = [], []
     for node in range(drafts.width):
-        law = drafts.laws.at(torch.full_like(drafts.length, node))
-        own.append(law.prob(drafts.token[:, node]))
-        top.append(law.dense().amax(dim=1) if score is Score.SHIFTED else own[-1])
+        distribution = drafts.distributions.at(torch.full_like(drafts.length, node))
+        own.append(distribution.prob(drafts.token[:, node]))
+        top.append(distribution.dense().amax(dim=1) if score is Score.SHIFTED else own[-1])
     log_q = torch.stack(own, dim=1).clamp(min=torch.finfo(torch.float32).tiny).log()
     if score is Score.PUBLISHED:
         return own_scores(log_q)
@@ -49,7 +49,7 @@ def can_cut(drafts: DraftBatch, rule: Rule) -> bool:
     if not drafts.width or drafts.node_kind is not None:
         return False
     if drafts.topology is Topology.CHAIN and drafts.kind is not Kind.CHOSEN:
-        return drafts.laws is not None
+        return drafts.distributions is not None
     kinds = frozenset({Kind.CHOSEN}) if drafts.kind is Kind.CHOSEN else frozenset(Kind)
     return drafts.value is not None and drafts.started is None and rule.exact_with(kinds, drafts.topology)
 
@@ -61,5 +61,5 @@ def cut_to(drafts: DraftBatch, capacity: int, score: Score = Score.SHIFTED) -> D
     if drafts.topology is Topology.TREE or drafts.kind is Kind.CHOSEN:
         left = keep_best(drafts, capacity)
         return replace(left, lengths_host=tuple(left.length.tolist()))
-    lengths = best_lengths(masked(law_scores(drafts, score), drafts.length), capacity)
+    lengths = best_lengths(masked(distribution_scores(drafts, score), drafts.length), capacity)
     return cut(drafts, lengths.tolist())

@@ -1,4 +1,4 @@
-"""Verification rules: pure functions from drafts, laws and dice to a verdict. `RULES` is the table of names.
+"""Verification rules: pure functions from drafts, distributions and rng to a verdict. `RULES` is the table of names.
 
 `FACTORIES` makes the rules that have parameters; each stands in `RULES` with its defaults, and `find_rule` reads others
 as `name:value,..` or `name:key=value,..`. Rules that need a trained part are made by their factory only.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...errors import BiasedPairError, UsageError, unknown_name
 from ...types import Kind, Topology
-from .base import BatchCase, Roll, Rule, TreeCase, tree_case
+from .base import BatchCase, PlainRng, Rule, TreeCase, tree_case
 from .exact.canonical import canonical
 from .exact.chain import BLOCK, CHAIN
 from .exact.kseq import k_seq
@@ -58,7 +58,7 @@ _BIAS = {
     Kind.CHOSEN: "tokens that were chosen were not drawn from q, so p/q tests over-accept them",
     Kind.SAMPLED_WITHOUT_REPLACEMENT: "siblings drawn without replacement do not follow q one by one",
     Kind.SAMPLED_IID: "independent draws may repeat, which this rule does not account for",
-    Kind.TOP_THEN_SAMPLED: "all but the last sibling were chosen and the last came from a cut law",
+    Kind.TOP_THEN_SAMPLED: "all but the last sibling were chosen and the last came from a cut distribution",
     Kind.SAMPLED_IN_TURN: "how many siblings there are depends on their tokens, and this rule takes it for given",
 }
 
@@ -92,7 +92,7 @@ def default_rule(kinds: frozenset[Kind], topology: Topology) -> Rule:
 
 
 def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
-    """Refuse a rule that would change the target's law with such drafts (DESIGN law 1). Lossy rules are asked for."""
+    """Refuse a rule that would change the target's distribution with such drafts (DESIGN invariant 1). Lossy rules are asked for."""
     if rule.lossy:
         return _check_lossy(rule, kinds, topology)
     if rule.exact_with(kinds, topology):
@@ -107,18 +107,20 @@ def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
 
 
 def _check_lossy(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
-    """A lossy rule bends the law by design, but it must be able to look at what it needs."""
+    """A lossy rule bends the distribution by design, but it must be able to look at what it needs."""
     if rule.chains_only and topology is Topology.TREE:
         raise UsageError(f"rule {rule.name!r} handles chains only, and these drafts are trees")
-    if rule.needs_laws and Kind.CHOSEN in kinds:
-        raise UsageError(f"rule {rule.name!r} needs the draft's laws, and a drafter that chooses its tokens gives none")
+    if rule.needs_distributions and Kind.CHOSEN in kinds:
+        raise UsageError(
+            f"rule {rule.name!r} needs the draft's distributions, and a drafter that chooses its tokens gives none"
+        )
 
 
 __all__ = [
     "FACTORIES",
     "RULES",
     "BatchCase",
-    "Roll",
+    "PlainRng",
     "Rule",
     "TreeCase",
     "check_pair",

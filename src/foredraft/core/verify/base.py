@@ -1,8 +1,8 @@
-"""What a verification rule is: two forms of one law, and a declaration of where it is exact.
+"""What a verification rule is: two forms of one distribution, and a declaration of where it is exact.
 
 `verify` is the readable form over one tree in plain Python; `verify_batch` is its twin on padded tensors. Both see
-probabilities and dice only: no model, no cache, no clock. A rule may be used with a drafter when every kind of sibling
-group that the drafter makes, on its topology, is in `exact_for`; other pairs are refused (DESIGN law 1).
+probabilities and rng only: no model, no cache, no clock. A rule may be used with a drafter when every kind of sibling
+group that the drafter makes, on its topology, is in `exact_for`; other pairs are refused (DESIGN invariant 1).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...types import DraftBatch, DraftTree, Kind, Laws, Topology, TreeVerdict, Verdict
-from ..distributions.tensors import DenseLaw
-from ..rng.keyed import Dice, Purpose
+from ...types import Distributions, DraftBatch, DraftTree, Kind, Topology, TreeVerdict, Verdict
+from ..distributions.tensors import DenseDistribution
+from ..rng.keyed import Purpose, Rng
 
 if TYPE_CHECKING:
-    from .second_chance import OpinionAhead
+    from .second_chance import BatchedSecondChance
 
 Array = NDArray[np.float64]
 EVERY_KIND = tuple(Kind)
@@ -33,10 +33,12 @@ class BatchCase:
     """What a rule looks at, for a batch."""
 
     drafts: DraftBatch
-    target: Laws  # p of every row
-    dice: Dice
+    target: Distributions  # p of every row
+    rng: Rng
     hidden: Tensor | None = None  # [B, N + 1, d] target states of every row, for judges
-    soft: Laws | None = None  # p at temperature 1 where the request is greedy, for lossy rules; None = as `target`
+    soft: Distributions | None = (
+        None  # p at temperature 1 where the request is greedy, for lossy rules; None = as `target`
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +48,34 @@ class TreeCase:
     tree: DraftTree
     target: Callable[[int], Array]  # row -> p
     draft: Callable[[int], Array]  # row -> q
-    roll: Roll
+    roll: PlainRng
     hidden: Callable[[int], Array] | None = None
     soft: Callable[[int], Array] | None = None
     draft_states: Callable[[int], Array] | None = None  # node -> the drafter's state with it as input
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
-    """Dice for one sequence, in plain numbers."""
+class PlainRng:
+    """Rng for one sequence, in plain numbers."""
 
-    dice: Dice
+    rng: Rng
 
-    def flip(self, prob: float, purpose: Purpose, node: int, turn: int = 0) -> bool:
-        return bool(self.dice.flip(torch.tensor([prob], dtype=torch.float64), purpose, _one(node), turn)[0])
+    def flip(self, prob: float, purpose: Purpose, node: int, attempt: int = 0) -> bool:
+        return bool(self.rng.flip(torch.tensor([prob], dtype=torch.float64), purpose, _one(node), attempt)[0])
 
-    def draw(self, law: Array, purpose: Purpose, node: int, turn: int = 0) -> int:
-        return int(self.dice.draw(_law(law), purpose, _one(node), turn)[0])
+    def draw(self, distribution: Array, purpose: Purpose, node: int, attempt: int = 0) -> int:
+        return int(self.rng.draw(_distribution(distribution), purpose, _one(node), attempt)[0])
 
-    def draw_at(self, law: Array, depth: int) -> int:
-        return int(self.dice.draw_at(_law(law), _one(depth))[0])
+    def draw_at(self, distribution: Array, depth: int) -> int:
+        return int(self.rng.draw_at(_distribution(distribution), _one(depth))[0])
 
 
 def _one(value: int) -> Tensor:
     return torch.tensor([value], dtype=torch.int64)
 
 
-def _law(law: Array) -> DenseLaw:
-    return DenseLaw(torch.from_numpy(np.ascontiguousarray(law))[None])
+def _distribution(distribution: Array) -> DenseDistribution:
+    return DenseDistribution(torch.from_numpy(np.ascontiguousarray(distribution))[None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,21 @@ class Rule:
     exact_for: frozenset[tuple[Kind, Topology]]
     verify: Callable[[TreeCase], TreeVerdict]
     verify_batch: Callable[[BatchCase], Verdict]
-    lossy: bool = False  # changes the output law by design
+    lossy: bool = False  # changes the output distribution by design
     greedy_only: bool = False  # exact at temperature 0 alone
     seed_stable: bool = False  # a seed gives the same text with speculation on, off or batched
     reads_ahead: bool = False  # looks at rows behind the emitted token, so lengths must not depend on them
     needs_hidden: bool = False  # looks at the target's states ...
     tap: int = -1  # ... at this tap (runtime.FINAL, or the entry of a layer)
-    needs_laws: bool = False  # looks at the draft's laws even of chosen tokens, for which drafters give none
+    needs_distributions: bool = (
+        False  # looks at the draft's distributions even of chosen tokens, for which drafters give none
+    )
     chains_only: bool = False  # means nothing on trees; exact rules say so by `exact_for` already
-    needs_soft: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.distributions.temperature_one`)
+    needs_temperature_one: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.distributions.temperature_one`)
     needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
-    opinion: OpinionAhead | None = None  # the rule is an exact one or this: then greedy requests need no walk of laws
+    opinion: BatchedSecondChance | None = (
+        None  # the rule is an exact one or this: then greedy requests need no walk of distributions
+    )
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)
@@ -106,15 +112,15 @@ def pairs(kinds: tuple[Kind, ...], topologies: tuple[Topology, ...] = ANY_TOPOLO
 
 
 def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
-    """One sequence of a batch in the readable form; its dice are that sequence's own."""
+    """One sequence of a batch in the readable form; its rng are that sequence's own."""
     which = torch.tensor([index])
 
-    def rows(laws: Laws | None) -> Callable[[int], Array]:
+    def rows(distributions: Distributions | None) -> Callable[[int], Array]:
         def look(row: int) -> Array:
-            if laws is None:
-                raise ValueError("this rule needs the draft's laws, and the drafter gave none")
+            if distributions is None:
+                raise ValueError("this rule needs the draft's distributions, and the drafter gave none")
             every = torch.full((case.drafts.batch,), row, dtype=torch.int64, device=case.drafts.token.device)
-            return laws.at(every).dense()[index].double().cpu().numpy()
+            return distributions.at(every).dense()[index].double().cpu().numpy()
 
         return look
 
@@ -122,6 +128,8 @@ def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
     states = None if hidden is None else (lambda row: hidden[index, row].double().cpu().numpy())
     own = case.drafts.states
     drafted = None if own is None else (lambda node: own[index, node].double().cpu().numpy())
-    roll = Roll(case.dice.choose(which))
+    roll = PlainRng(case.rng.choose(which))
     soft = None if case.soft is None else rows(case.soft)
-    return TreeCase(case.drafts.tree(index), rows(case.target), rows(case.drafts.laws), roll, states, soft, drafted)
+    return TreeCase(
+        case.drafts.tree(index), rows(case.target), rows(case.drafts.distributions), roll, states, soft, drafted
+    )

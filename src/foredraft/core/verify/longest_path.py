@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...types import DraftTree, Kind, Reason, TreeVerdict, Verdict
-from ..distributions.tensors import DenseLaw, pick_rows
+from ..distributions.tensors import DenseDistribution, pick_rows
 from ..rng.keyed import Purpose
 from .base import Array, BatchCase, TreeCase
 from .exact.rejection import point, residual
@@ -22,7 +22,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def drawn_from(case: TreeCase, node: int) -> Array:
-    """The law that a node was drawn from: q of its parent's row, or a point mass if it was chosen."""
+    """The distribution that a node was drawn from: q of its parent's row, or a point mass if it was chosen."""
     row = case.tree.parent[node] + 1
     if case.tree.kind[node] == Kind.CHOSEN:
         return point(case.tree.token[node], case.target(row).size)
@@ -32,18 +32,18 @@ def drawn_from(case: TreeCase, node: int) -> Array:
 def finish(case: TreeCase, node: int, reasons: list[Reason], tested: bool) -> TreeVerdict:
     """The verdict that ends at `node`. tested: a drafted next token failed a p/q test."""
     p, missed = case.target(node + 1), case.tree.children(node)
-    law = residual(p, drawn_from(case, missed[0])) if missed and tested else p
-    token = case.roll.draw(law, Purpose.OWN, node)
+    distribution = residual(p, drawn_from(case, missed[0])) if missed and tested else p
+    token = case.roll.draw(distribution, Purpose.OWN, node)
     return TreeVerdict(path_to(case.tree, node), token, [*reasons, Reason.CORRECTED if missed else Reason.BONUS])
 
 
 def ratio_batch(case: BatchCase, row: Tensor, node: Tensor) -> Tensor:
     """[B] min(1, p / q) of one node per sequence, `row` [B] being its parent's row."""
-    token, laws = case.drafts.token.gather(1, node[:, None])[:, 0], case.drafts.laws
+    token, distributions = case.drafts.token.gather(1, node[:, None])[:, 0], case.drafts.distributions
     p = case.target.at(row).prob(token).double()
-    if laws is None:
+    if distributions is None:
         return p
-    q = laws.at(row).prob(token).double()
+    q = distributions.at(row).prob(token).double()
     if some_chosen(case):
         q = torch.where(chosen_batch(case, node[:, None])[:, 0], 1.0, q)
     return (p / q).clamp_(max=1.0).masked_fill_(q <= 0, 0.0)
@@ -75,8 +75,8 @@ def finish_batch(case: BatchCase, row: Tensor, reason: Tensor, tested: bool) -> 
     drafts, who = case.drafts, torch.arange(row.shape[0], device=row.device)
     accepted = torch.nn.functional.pad(drafts.depth, (1, 0)).gather(1, row[:, None])[:, 0]
     missed = drafts.child_table()[who, row, 0] if drafts.levels else torch.full_like(row, -1)
-    law = DenseLaw(_left_of(case, row, missed)) if tested else case.target.at(row)
-    token = case.dice.draw(law, Purpose.OWN, row - 1)
+    distribution = DenseDistribution(_left_of(case, row, missed)) if tested else case.target.at(row)
+    token = case.rng.draw(distribution, Purpose.OWN, row - 1)
     column = torch.arange(drafts.levels + 1, device=row.device)[None, :]
     end = torch.where(missed >= 0, int(Reason.CORRECTED), int(Reason.BONUS))[:, None]
     inner = torch.where(column < accepted[:, None], torch.nn.functional.pad(reason, (0, 1)), 0)
@@ -91,10 +91,10 @@ def _left_of(case: BatchCase, row: Tensor, missed: Tensor) -> Tensor:
     if case.drafts.width == 0:
         return p
     token, failed = case.drafts.token.gather(1, at[:, None]), (missed >= 0)[:, None]
-    chosen = failed if case.drafts.laws is None else failed & chosen_batch(case, at[:, None])
+    chosen = failed if case.drafts.distributions is None else failed & chosen_batch(case, at[:, None])
     rest = p.scatter(1, token, p.gather(1, token) * ~chosen)
-    if case.drafts.laws is not None:
-        q, drawn = case.drafts.laws.at(row).dense().to(p.dtype), (failed & ~chosen).to(p.dtype)
+    if case.drafts.distributions is not None:
+        q, drawn = case.drafts.distributions.at(row).dense().to(p.dtype), (failed & ~chosen).to(p.dtype)
         rest = torch.relu_(rest.addcmul_(q, drawn, value=-1))
     return pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
 

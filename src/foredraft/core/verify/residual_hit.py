@@ -1,6 +1,6 @@
 """A token of the target's own that happens to have been drafted: the walk goes on from it.
 
-Exact for every rule whose emitted token has the law p: which of the drafted nodes carries the token is then decided,
+Exact for every rule whose emitted token has the distribution p: which of the drafted nodes carries the token is then decided,
 and nothing below that node has been looked at. Shared by rules whose residual may still hit a candidate.
 """
 
@@ -9,21 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...types import Law
+from ...types import Distribution
 from ..rng.keyed import Purpose
 from .base import Array
 from .tree_walk import Child, Node, NodeBatch, Step, StepBatch
 
 
-def emit_or_hit(node: Node, law: Array) -> Step:
-    """Draw from `law`; follow the child that carries the token, if there is one."""
-    y = node.roll.draw(law, Purpose.OWN, node.index)
+def emit_or_hit(node: Node, distribution: Array) -> Step:
+    """Draw from `distribution`; follow the child that carries the token, if there is one."""
+    y = node.roll.draw(distribution, Purpose.OWN, node.index)
     return Step(child_of(node, y), y)
 
 
-def emit_or_hit_batch(node: NodeBatch, law: Law, slot: Tensor | None = None) -> StepBatch:
+def emit_or_hit_batch(node: NodeBatch, distribution: Distribution, slot: Tensor | None = None) -> StepBatch:
     """The same where `slot` [B] names no accepted child yet."""
-    y = node.dice.draw(law, Purpose.OWN, node.index)
+    y = node.rng.draw(distribution, Purpose.OWN, node.index)
     hit = slot_of(node, y)
     return StepBatch(hit if slot is None else torch.where(slot >= 0, slot, hit), y)
 

@@ -13,7 +13,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from ...types import Kind, Law, Laws, Reason, TreeVerdict, Verdict
+from ...types import Distribution, Distributions, Kind, Reason, TreeVerdict, Verdict
 from .base import Array, BatchCase, Rule, TreeCase
 from .exact.rejection import solve_residual, solve_residual_batch, walk_ahead
 from .exact.top_then_sampled import solve_top_then_sampled, solve_top_then_sampled_batch
@@ -24,7 +24,7 @@ Score = Callable[[TreeCase, Node], Sequence[float]]  # of the children of a node
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class SecondChance:
     """Scores of the children of a node, `NO` where one does not pass; in both forms.
 
     For opinions that are dear to form, so formed at visited nodes only.
@@ -39,14 +39,16 @@ class Opinion:
 
 
 @dataclass(frozen=True, slots=True)
-class OpinionAhead:
+class BatchedSecondChance:
     """Scores of all drafted nodes at once: a few operations, whatever the walk visits.
 
     Rules carry it, so that whoever knows the standard verdict can ask for the table alone.
     """
 
     score: Score
-    scores: Callable[[BatchCase], Tensor]  # [B, N], `NO` where none would do; looks at neither dice nor greedy laws
+    scores: Callable[
+        [BatchCase], Tensor
+    ]  # [B, N], `NO` where none would do; looks at neither rng nor greedy distributions
     bar: float | Tensor = NO  # a node passes where its score is higher; [B] = one for each sequence
     kin: Hashable = None  # opinions that differ in nothing but their bars say the same here
     reason: Reason = Reason.RELAXED
@@ -79,13 +81,13 @@ def solve_standard_batch(node: NodeBatch) -> StepBatch:
     first = node.child[:, 0].clamp(min=0)[:, None]
     top = drafts.node_kind.gather(1, first)[:, 0] == int(Kind.TOP_THEN_SAMPLED)
     step = solve_residual_batch(node)
-    if drafts.laws is None or (top.device.type == "cpu" and not bool(top.any())):
+    if drafts.distributions is None or (top.device.type == "cpu" and not bool(top.any())):
         return step
     other = solve_top_then_sampled_batch(node)
     return StepBatch(torch.where(top, other.slot, step.slot), torch.where(top, other.token, step.token))
 
 
-def ask(standard: Solver, opinion: Opinion | OpinionAhead, case: TreeCase) -> TreeVerdict:
+def ask(standard: Solver, opinion: SecondChance | BatchedSecondChance, case: TreeCase) -> TreeVerdict:
     """The walk with a second opinion, over one tree."""
 
     def solve(node: Node) -> Step:
@@ -101,7 +103,7 @@ def ask(standard: Solver, opinion: Opinion | OpinionAhead, case: TreeCase) -> Tr
     return walk(solve, case)
 
 
-def ask_batch(standard: BatchSolver, opinion: Opinion | OpinionAhead, case: BatchCase) -> Verdict:
+def ask_batch(standard: BatchSolver, opinion: SecondChance | BatchedSecondChance, case: BatchCase) -> Verdict:
     scorer = opinion.scorer(case)
 
     def solve(node: NodeBatch) -> StepBatch:
@@ -117,14 +119,14 @@ def ask_batch(standard: BatchSolver, opinion: Opinion | OpinionAhead, case: Batc
     return walk_ahead(solve, case)
 
 
-def with_opinion(
+def with_second_chance(
     name: str,
     summary: str,
-    opinion: Opinion | OpinionAhead,
+    opinion: SecondChance | BatchedSecondChance,
     standard: tuple[Solver, BatchSolver] = (solve_standard, solve_standard_batch),
     needs_hidden: bool = False,
-    needs_soft: bool = False,
-    needs_laws: bool = False,
+    needs_temperature_one: bool = False,
+    needs_distributions: bool = False,
 ) -> Rule:
     """A lossy rule: `standard` or the opinion."""
     return Rule(
@@ -135,20 +137,20 @@ def with_opinion(
         verify_batch=lambda case: ask_batch(standard[1], opinion, case),
         lossy=True,
         needs_hidden=needs_hidden,
-        needs_soft=needs_soft,
-        needs_laws=needs_laws,
-        opinion=opinion if isinstance(opinion, OpinionAhead) else None,
+        needs_temperature_one=needs_temperature_one,
+        needs_distributions=needs_distributions,
+        opinion=opinion if isinstance(opinion, BatchedSecondChance) else None,
     )
 
 
-def soft_law(case: TreeCase, row: int) -> Array:
-    """The target's law of a row with its alternatives, also at temperature 0 where the caller gave them."""
+def soft_distribution(case: TreeCase, row: int) -> Array:
+    """The target's distribution of a row with its alternatives, also at temperature 0 where the caller gave them."""
     return case.target(row) if case.soft is None else case.soft(row)
 
 
-def soft_law_batch(case: BatchCase, row: Tensor) -> Law:
-    return soft_laws(case).at(row)
+def soft_distribution_batch(case: BatchCase, row: Tensor) -> Distribution:
+    return soft_distributions(case).at(row)
 
 
-def soft_laws(case: BatchCase) -> Laws:
+def soft_distributions(case: BatchCase) -> Distributions:
     return case.target if case.soft is None else case.soft

@@ -1,7 +1,7 @@
 """The walk down a draft tree: at each node a solver either moves to a child or emits a token and stops.
 
 A node rule is written twice, as `solve` (one node, plain Python) and `solve_batch` (one node of every sequence); the
-two walks below turn them into whole rules. Laws are looked up at visited rows only.
+two walks below attempt them into whole rules. Distributions are looked up at visited rows only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...types import DraftBatch, Kind, Law, Reason, TreeVerdict, Verdict
-from ..rng.keyed import Dice
-from .base import Array, BatchCase, Roll, TreeCase
+from ...types import Distribution, DraftBatch, Kind, Reason, TreeVerdict, Verdict
+from ..rng.keyed import Rng
+from .base import Array, BatchCase, PlainRng, TreeCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Node:
     kind: Kind
     depth: int  # of the children
     index: int  # the node itself, -1 = root
-    draft: Callable[[], Array]  # q; raises where the drafter gave no law
-    roll: Roll
+    draft: Callable[[], Array]  # q; raises where the drafter gave no distribution
+    roll: PlainRng
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Step:
 class NodeBatch:
     """One node of every sequence. C is the branching of the batch."""
 
-    p: Law
+    p: Distribution
     child: Tensor  # [B, C] int64 nodes in draw order, -1 = none
     token: Tensor  # [B, C] int64 their tokens, -1 = none
     depth: Tensor  # [B] int64 of the children
     index: Tensor  # [B] int64 the nodes themselves
     drafts: DraftBatch
-    dice: Dice
-    last: bool = False  # below the deepest level: no candidates, and no draft laws either
+    rng: Rng
+    last: bool = False  # below the deepest level: no candidates, and no draft distributions either
 
     def childless(self) -> bool:
         """No sequence has a candidate here. Above the last level a device says no rather than synchronise."""
@@ -70,10 +70,10 @@ class NodeBatch:
         """Every sequence has its child, so the rest of the tests can be skipped; on the host only, as above."""
         return slot.device.type == "cpu" and bool((slot >= 0).all())
 
-    def draft_law(self) -> Law:
-        if self.drafts.laws is None:
-            raise ValueError("this rule needs the draft's laws, and the drafter gave none")
-        return self.drafts.laws.at(self.index + 1)
+    def draft_distribution(self) -> Distribution:
+        if self.drafts.distributions is None:
+            raise ValueError("this rule needs the draft's distributions, and the drafter gave none")
+        return self.drafts.distributions.at(self.index + 1)
 
     def chosen(self) -> Tensor:
         """[B] bool: the children of this node were chosen, not sampled."""
@@ -132,7 +132,7 @@ def walk_batch(solve: BatchSolver, case: BatchCase) -> Verdict:
         child = table[state.who, row]  # [B, C]; all absent below the deepest level
         depth, last = torch.full_like(row, level + 1), level == drafts.levels
         p, token = case.target.at(row), tokens.gather(1, child + 1)
-        here = NodeBatch(p, child, token, depth, state.node, drafts, case.dice, last)
+        here = NodeBatch(p, child, token, depth, state.node, drafts, case.rng, last)
         state.take(level, here, solve(here))
         # On a device the check would be a synchronisation; there the loop simply runs to its fixed end.
         if drafts.token.device.type == "cpu" and not bool(state.active.any()):

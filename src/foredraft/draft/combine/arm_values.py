@@ -7,8 +7,8 @@ from itertools import accumulate
 
 from ...control.acceptance import Record, Yields
 from ...control.cost import best_count
-from ...control.cost_cache import PriceList
-from ...control.draft_timing import Habit
+from ...control.cost_cache import CostCache
+from ...control.draft_timing import DraftTiming
 from ...types import Sequence
 from .arms import Arm, Offer
 
@@ -27,21 +27,21 @@ def growth(batch: int) -> float:
     return max(1.0, batch / FEW)
 
 
-class Bids:
+class ArmValues:
     """Records of all arms, and the prices of this machine."""
 
-    def __init__(self, arms: Seq[Arm], costs: PriceList) -> None:
+    def __init__(self, arms: Seq[Arm], costs: CostCache) -> None:
         self.arms, self.costs = list(arms), costs
         self.record = Record()  # of chains
         self.yields = Yields(TREE_PRIOR)  # of trees
-        self.habits = {arm.name: Habit(self._level(arm)) for arm in self.arms if not arm.free}
-        self._sizes: dict[tuple[int, ...], Habit] = {}  # of trees, by what they had to build on
+        self.timings = {arm.name: DraftTiming(self._level(arm)) for arm in self.arms if not arm.free}
+        self._sizes: dict[tuple[int, ...], DraftTiming] = {}  # of trees, by what they had to build on
         self._read: dict[int, int] = {}  # arm -> levels that it read this round
-        self._token_seconds = {name: habit.level_seconds / TOKENS_A_LEVEL for name, habit in self.habits.items()}
+        self._token_seconds = {name: timing.level_seconds / TOKENS_A_LEVEL for name, timing in self.timings.items()}
 
     def _level(self, arm: Arm) -> float:
         """Seconds of a level before any was timed."""
-        return self.costs.draft.get(arm.name, arm.tariff.level_seconds if arm.tariff is not None else 0.0)
+        return self.costs.draft.get(arm.name, arm.draft_costs.level_seconds if arm.draft_costs is not None else 0.0)
 
     def seconds(self, sequence: Sequence, drafts: int, batch: int) -> float:
         """Its share of a pass over so many drafts of every sequence."""
@@ -49,7 +49,7 @@ class Bids:
 
     def _share_of_level(self, i: int, batch: int) -> float:
         """Seconds of one sequence's part in a level of an arm with a model, if all draft together."""
-        return self.habits[self.arms[i].name].level_seconds * growth(batch) / batch
+        return self.timings[self.arms[i].name].level_seconds * growth(batch) / batch
 
     def look(self, i: int, sequence: Sequence, tokens: list[int], chance: float, batch: int) -> Offer | None:
         """A drafter that has looked something up, of whose first token it is so sure."""
@@ -89,7 +89,7 @@ class Bids:
     ) -> Offer:
         arm, each = self.arms[i], self._share_of_level(i, batch)
         key = (i, 1 + max((offer.sure for offer in looked), default=-1) if arm.calibration is not None else 0)
-        usual = self._sizes.get(key) or self.habits[arm.name]
+        usual = self._sizes.get(key) or self.timings[arm.name]
         nodes, levels = (usual.nodes, usual.levels) if usual.rounds else (arm.drafter.nodes // 2, length)
         seconds = self.seconds(sequence, round(nodes), batch) + (min(levels, length) + fresh) * each
         seconds += self.reading(i, unread) / HORIZON
@@ -111,20 +111,20 @@ class Bids:
 
         A round in which it read a prompt as well says nothing about levels.
         """
-        habit, unread = self.habits[self.arms[i].name], sum(offer.unread for offer in offers)
+        timing, unread = self.timings[self.arms[i].name], sum(offer.unread for offer in offers)
         first = unread > 0
-        each = habit.level_seconds if first else seconds / max(levels, 1) / growth(len(offers))
+        each = timing.level_seconds if first else seconds / max(levels, 1) / growth(len(offers))
         self._read[i] = levels
-        if first and habit.rounds:
-            rest = max(0.0, seconds - levels * habit.level_seconds * growth(len(offers))) / unread
+        if first and timing.rounds:
+            rest = max(0.0, seconds - levels * timing.level_seconds * growth(len(offers))) / unread
             self._token_seconds[self.arms[i].name] += 0.3 * (rest - self._token_seconds[self.arms[i].name])
-        if habit.rounds or not first:
-            habit.follow(each, sum(nodes) / len(nodes), levels)
-        tariff = self.arms[i].tariff
-        if tariff is not None:
-            tariff.level_seconds = habit.level_seconds
+        if timing.rounds or not first:
+            timing.follow(each, sum(nodes) / len(nodes), levels)
+        draft_costs = self.arms[i].draft_costs
+        if draft_costs is not None:
+            draft_costs.level_seconds = timing.level_seconds
         for offer, count in zip(offers, nodes, strict=True):
-            self._sizes.setdefault(offer.key, Habit()).follow(each, count, levels)
+            self._sizes.setdefault(offer.key, DraftTiming()).follow(each, count, levels)
 
     def learn(self, sequence: int, offers: Seq[Offer], chosen: Offer | None, wrote: Seq[int]) -> None:
         """The text that a round wrote says how far each offer was right, chosen or not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...control.calibration import Calibration
-from ...control.cost_aware_tree import Tariff
+from ...control.cost_aware_tree import DraftCosts
 from ...types import Topology
 from ..base import Drafter
 
@@ -18,7 +18,7 @@ class Arm:
 
     drafter: Drafter
     longest: int = 0  # tokens ahead that a drafter with a model may draft
-    tariff: Tariff | None = None  # by which it sizes its trees: told what its levels really take
+    draft_costs: DraftCosts | None = None  # by which it sizes its trees: told what its levels really take
     calibration: Calibration | None = None  # of its trees' values: told what was written. Lookups are grafted onto them
 
     @property

@@ -4,8 +4,8 @@ Every choice maximises expected tokens per second: what a drafter's record promi
 model says the round takes. Drafters that cost nothing (they look things up) are asked every round and learn from every
 round, whether chosen or not, unless a pass is as quick as a look; those with a model are tried now and then. Where a
 head drafts a tree, what was looked up is grafted onto it, and of both as much is verified as pays. The choice looks at
-the text, at what was drafted and at past rounds, never at the verifier's dice, and all drafts are CHOSEN: with
-sample-and-match the target's law stays exact whatever is chosen.
+the text, at what was drafted and at past rounds, never at the verifier's rng, and all drafts are CHOSEN: with
+sample-and-match the target's distribution stays exact whatever is chosen.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import replace
 import torch
 
 from ...control.cost import CostModel, LiveCosts
-from ...control.cost_cache import PriceList
+from ...control.cost_cache import CostCache
 from ...control.lookup_budget import PACE, Rest, shared_counts
-from ...control.throughput_probe import DEAR, Pulse
-from ...core.rng.keyed import Dice
+from ...control.throughput_probe import DEAR, ThroughputProbe
+from ...core.rng.keyed import Rng
 from ...core.trees.builder import tightened
 from ...core.trees.editing import cut, join, part
 from ...core.trees.graft import NOBODY, Graft
@@ -29,7 +29,7 @@ from ...core.trees.layout import trees
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import empty_drafts
 from ..base import Round
-from .arm_values import Bids
+from .arm_values import ArmValues
 from .arms import PLAIN, Arm, Offer, Tally, Watched
 from .team import Team
 
@@ -49,23 +49,23 @@ class AutoDrafter(Team):
     def __init__(
         self,
         arms: Seq[Arm],
-        costs: CostModel | LiveCosts | PriceList,
+        costs: CostModel | LiveCosts | CostCache,
         name: str = "auto",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.arms, self.name, self._clock = list(arms), name, clock
-        self.costs = costs if isinstance(costs, PriceList) else PriceList(costs)
+        self.costs = costs if isinstance(costs, CostCache) else CostCache(costs)
         drafters = [arm.drafter for arm in self.arms]
         super().__init__(drafters)
         self.kinds = frozenset({Kind.CHOSEN})
         trees = any(d.topology is Topology.TREE for d in drafters)
         self.topology = Topology.TREE if trees else Topology.CHAIN
         self.nodes = max(d.nodes for d in drafters)
-        self.bids = Bids(self.arms, self.costs)
+        self.bids = ArmValues(self.arms, self.costs)
         self.tallies: dict[str, Tally] = {}
         self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
         self._watched: dict[int, Watched] = {}
-        self._rest, self._pulse = Rest(), Pulse()
+        self._rest, self._pulse = Rest(), ThroughputProbe()
         self._own = self._spent = 0.0  # seconds of a round that we take ourselves; those of drafters with a model
         self._calls = self._batch = 0
         self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last, for whomever
@@ -75,7 +75,7 @@ class AutoDrafter(Team):
         for sequence in sequences:
             self._watched[sequence.id] = Watched(len(sequence.tokens), [], None)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         began, self._spent = self._clock(), 0.0
         rests = self._rest.holds(len(sequences))
         if (rests and len(sequences) >= CROWD) or self._is_vain(sequences, began):
@@ -83,7 +83,7 @@ class AutoDrafter(Team):
         for sequence in sequences:
             self._learn(sequence)
         free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
-        looked = {i: self.arms[i].drafter.propose(sequences, dice) for i in free}
+        looked = {i: self.arms[i].drafter.propose(sequences, rng) for i in free}
         took = self._clock() - began
         chosen = [self._choose(b, sequence, looked, len(sequences)) for b, sequence in enumerate(sequences)]
         if len(sequences) >= CROWD:
@@ -99,7 +99,7 @@ class AutoDrafter(Team):
             if who and arm.free:
                 parts.append((who, cut(part(looked[i], who), [offer.count for offer in offers])))
             elif who:
-                mine, texts = dice.choose(torch.tensor(who)), [sequences[b] for b in who]
+                mine, texts = rng.choose(torch.tensor(who)), [sequences[b] for b in who]
                 drafts = self._timed(i, texts, offers, mine)
                 parts.append((who, drafts if arm.calibration is None else self._grafted(i, texts, offers, drafts)))
         joined = _joined(parts, len(sequences))
@@ -186,8 +186,8 @@ class AutoDrafter(Team):
                 promise = tally.promised / tally.rounds / plain
                 line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {promise:.2f}x plain decoding"
             lines.append(line)
-        for name, habit in self.bids.habits.items():
-            seconds = habit.level_seconds
+        for name, timing in self.bids.timings.items():
+            seconds = timing.level_seconds
             lines.append(f"{name}: {seconds * 1e3:.2f} ms a level of drafts, {seconds * plain:.1%} of a plain step")
         return lines
 
@@ -246,10 +246,10 @@ class AutoDrafter(Team):
                 return offer
         return None
 
-    def _timed(self, index: int, sequences: list[Sequence], offers: list[Offer], dice: Dice) -> DraftBatch:
+    def _timed(self, index: int, sequences: list[Sequence], offers: list[Offer], rng: Rng) -> DraftBatch:
         """Let a drafter with a model draft as deep as was offered, and note what it did and how long it took."""
         begin = self._clock()
-        drafts = self.ask(index, sequences, dice, depths=[offer.count for offer in offers])
+        drafts = self.ask(index, sequences, rng, depths=[offer.count for offer in offers])
         read, drafts = drafts.levels, tightened(drafts)
         if read:
             depth = (drafts.depth * drafts.used()).amax(dim=1).tolist() if drafts.width else [0] * len(offers)
@@ -317,4 +317,4 @@ def _on_device(grown: list[Graft], device: torch.device) -> DraftBatch:
 def _joined(parts: list[tuple[list[int], DraftBatch]], batch: int) -> DraftBatch:
     if not parts:
         return empty_drafts(batch)
-    return join([(who, replace(drafts, kind=Kind.CHOSEN, laws=None)) for who, drafts in parts], batch)
+    return join([(who, replace(drafts, kind=Kind.CHOSEN, distributions=None)) for who, drafts in parts], batch)

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.shapes.base import Chain, Vocabulary
 from ...errors import UsageError
 from ...runtime import Executor, Rows
@@ -69,7 +69,7 @@ class CascadeDrafter(ModelDrafter):
         """Which of its tokens were accepted is plain from the text when the cascade is asked again."""
         self.inner.observe(round)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         none: list[list[int]] = [[] for _ in sequences]
         found = self.continue_from(sequences, none, [s.budget.chain for s in sequences])
         return chains(found, self.executor.device)

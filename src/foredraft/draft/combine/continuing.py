@@ -10,7 +10,7 @@ from ..base import Drafter
 
 
 class Continuing(Drafter, Protocol):
-    """Chooses its tokens without dice, so that a continuation depends on the text alone."""
+    """Chooses its tokens without rng, so that a continuation depends on the text alone."""
 
     def continue_from(self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], limits: Seq[int]) -> list[list[int]]:
         """At most limits[b] tokens that may follow the text of sequence b and drafted[b]; fewer or none is allowed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.trees.fuse import fuse
 from ...errors import UsageError
 from ...types import DraftBatch, Kind, Sequence, Topology
@@ -28,6 +28,6 @@ class FusedDrafter(Team):
         self.topology = Topology.TREE
         self.nodes = max_nodes or sum(drafter.nodes for drafter in drafters)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
-        found = [self.ask(index, sequences, dice) for index in range(len(self.members))]
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        found = [self.ask(index, sequences, rng) for index in range(len(self.members))]
         return fuse(found, [sequence.budget.nodes for sequence in sequences])

@@ -1,6 +1,6 @@
 """A drafter that may fail without harm: what it raises is reported, and its sequences go on by plain decoding.
 
-A draft is a guess, so none is always allowed. The one thing that a failure could bend is the law of the round in which
+A draft is a guess, so none is always allowed. The one thing that a failure could bend is the distribution of the round in which
 it happens, if a drafter raised *because of a token that it had drawn*; later rounds of a lost sequence draft nothing.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...types import DraftBatch, Sequence
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round, weighs_costs
@@ -46,14 +46,14 @@ class GuardedDrafter:
             if sequence.id not in self._lost:
                 self._try([sequence], self.drafter.observe_prefill, [sequence], [place], [states])
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         nothing = empty_drafts(len(sequences))
         if any(sequence.id in self._lost for sequence in sequences):
             return nothing
         try:
-            return self.drafter.propose(sequences, dice)
+            return self.drafter.propose(sequences, rng)
         except Exception as error:
-            self._find_culprits(sequences, dice, error)
+            self._find_culprits(sequences, rng, error)
             return nothing
 
     def observe(self, round: Round) -> None:
@@ -64,12 +64,12 @@ class GuardedDrafter:
             self._try([sequence], self.drafter.end, [sequence])
             self._lost.discard(sequence.id)
 
-    def _find_culprits(self, sequences: Seq[Sequence], dice: Dice, error: Exception) -> None:
+    def _find_culprits(self, sequences: Seq[Sequence], rng: Rng, error: Exception) -> None:
         """Ask again one by one: who fails alone is lost; if nobody does, the batch itself was too much for it."""
         known = len(self._lost)
         for b, sequence in enumerate(sequences):
             if len(sequences) > 1:
-                self._try([sequence], self.drafter.propose, [sequence], dice.choose(torch.tensor([b])))
+                self._try([sequence], self.drafter.propose, [sequence], rng.choose(torch.tensor([b])))
         if len(self._lost) == known:
             self._lose(sequences, error)
 

@@ -1,6 +1,6 @@
 """A drafter whose drafts are as long as a length rule says: the rule is asked before a round and told what came of it.
 
-The rule sets each sequence's budget before anything is drawn, so nothing drawn is dropped for what it is (law 5).
+The rule sets each sequence's budget before anything is drawn, so nothing drawn is dropped for what it is (invariant 5).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...control.lengths.base import LengthRule
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...types import Budget, DraftBatch, Sequence, Topology
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round
@@ -31,14 +31,14 @@ class PacedDrafter:
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         self.inner.observe_prefill(sequences, begin, hidden)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         before = [sequence.budget for sequence in sequences]
         paced = [self._paced(sequence) for sequence in sequences]
         if not any(budget.chain for budget in paced):  # nobody drafts, so the drafter need not wake up
             return empty_drafts(len(sequences))
         _give(sequences, paced)
         try:
-            return self.inner.propose(sequences, dice)
+            return self.inner.propose(sequences, rng)
         finally:
             _give(sequences, before)
 

@@ -1,7 +1,7 @@
 """A horizontal cascade: a good drafter writes the first positions, a cheap one goes on behind them.
 
 Early positions decide whether later ones count at all, so they are worth the better drafter (CS-Drafting, Chen et al.
-2024). Tokens that the first drafter drew keep their kind and their laws; those behind them are CHOSEN, as a function
+2024). Tokens that the first drafter drew keep their kind and their distributions; those behind them are CHOSEN, as a function
 of the text and of what was drawn. The p/q rule that looks at each node's kind (`residual`) is exact on such a chain.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ...core.distributions.tensors import LazyLaws
-from ...core.rng.keyed import Dice
+from ...core.distributions.tensors import LazyDistributions
+from ...core.rng.keyed import Rng
 from ...errors import UsageError
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
@@ -35,8 +35,8 @@ class RelayDrafter(Team):
         self.topology = Topology.CHAIN
         self.nodes = self.first_length + then.nodes
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
-        first = self.ask(0, sequences, dice, self.first_length)
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        first = self.ask(0, sequences, rng, self.first_length)
         heads = [row[:length] for row, length in zip(first.token.tolist(), first.lengths(), strict=True)]
         room = [s.budget.chain - len(head) for s, head in zip(sequences, heads, strict=True)]
         tails = self.then.continue_from(sequences, heads, [min(n, self.then.nodes) for n in room])
@@ -45,12 +45,12 @@ class RelayDrafter(Team):
 
 
 def _mixed(drafts: DraftBatch, first: DraftBatch) -> DraftBatch:
-    """A chain that begins with drawn tokens. Behind them nobody needs a draft law, but rules may look."""
-    laws, last = first.laws, first.width
-    assert laws is not None, "drawn tokens come with their laws"
+    """A chain that begins with drawn tokens. Behind them nobody needs a draft distribution, but rules may look."""
+    distributions, last = first.distributions, first.width
+    assert distributions is not None, "drawn tokens come with their distributions"
     own = torch.full_like(first.token, int(first.kind)) if first.node_kind is None else first.node_kind
     both = min(first.width, drafts.width)
     kind = torch.full_like(drafts.token, int(Kind.CHOSEN))
     kind[:, :both] = torch.where(first.used(), own, int(Kind.CHOSEN))[:, :both]
-    known = LazyLaws(lambda row: laws.at(row.clamp(max=last)))
-    return replace(drafts, kind=first.kind, laws=known, node_kind=kind)
+    known = LazyDistributions(lambda row: distributions.at(row.clamp(max=last)))
+    return replace(drafts, kind=first.kind, distributions=known, node_kind=kind)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.trees.editing import cut, move, part
 from ...core.trees.fuse import own_nodes
-from ...types import Budget, DraftBatch, Law, Laws, Sequence
+from ...types import Budget, Distribution, Distributions, DraftBatch, Sequence
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round
 
@@ -52,7 +52,7 @@ class Team:
         self,
         index: int,
         sequences: Seq[Sequence],
-        dice: Dice,
+        rng: Rng,
         nodes: int | None = None,
         depths: Seq[int] | None = None,
     ) -> DraftBatch:
@@ -69,10 +69,10 @@ class Team:
         if able:
             # Copies share the list of tokens; only the budget is the member's own.
             texts = [replace(sequences[b], budget=budgets[b]) for b in able]
-            own_dice = dice if len(able) == len(sequences) else dice.choose(torch.tensor(able))
-            drafts = among(member.propose(texts, own_dice), able, len(sequences))
+            own_rng = rng if len(able) == len(sequences) else rng.choose(torch.tensor(able))
+            drafts = among(member.propose(texts, own_rng), able, len(sequences))
         rows = {sequence.id: b for b, sequence in enumerate(sequences)}
-        self._wrote[index] = rows, replace(drafts, laws=None, started=None)
+        self._wrote[index] = rows, replace(drafts, distributions=None, started=None)
         return drafts
 
     def _seen_by(self, index: int, round: Round) -> DraftBatch:
@@ -91,22 +91,24 @@ def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
     if len(index) == batch:
         return drafts
     place = [index.index(b) if b in index else 0 for b in range(batch)]
-    wide = part(replace(drafts, laws=None, started=None), place)
+    wide = part(replace(drafts, distributions=None, started=None), place)
     wide = cut(wide, [wide.width if b in index else 0 for b in range(batch)])
-    if drafts.laws is None:
+    if drafts.distributions is None:
         return wide
     device = drafts.token.device
-    laws = LawsAmong(drafts.laws, torch.tensor(list(index), device=device), torch.tensor(place, device=device))
-    return replace(wide, laws=laws)
+    distributions = DistributionsAmong(
+        drafts.distributions, torch.tensor(list(index), device=device), torch.tensor(place, device=device)
+    )
+    return replace(wide, distributions=distributions)
 
 
 @dataclass(frozen=True, slots=True)
-class LawsAmong:
-    """Laws of some sequences of a larger batch; the others, which have no drawn nodes, are shown somebody else's."""
+class DistributionsAmong:
+    """Distributions of some sequences of a larger batch; the others, which have no drawn nodes, are shown somebody else's."""
 
-    laws: Laws
+    distributions: Distributions
     index: Tensor  # [b]
     place: Tensor  # [B]
 
-    def at(self, row: Tensor) -> Law:
-        return self.laws.at(row[self.index]).choose(self.place)
+    def at(self, row: Tensor) -> Distribution:
+        return self.distributions.at(row[self.index]).choose(self.place)

@@ -1,6 +1,6 @@
 """A whole round of a draft model or a head as one recorded function: reading what is new, every level, every choice.
 
-For shapes whose course does not depend on what is drafted and that roll no dice. Trees are recorded where every
+For shapes whose course does not depend on what is drafted and that roll no rng. Trees are recorded where every
 sequence may draft all of them, chains at a few lengths and cut to each sequence's own. The drafts are those of the
 steps one by one; a round then costs the host an upload and a launch.
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import KeyedDice
+from ...core.rng.keyed import KeyedRng
 from ...core.shapes.base import Chain, Shape
-from ...core.shapes.eagle2_tree import ValueTree
+from ...core.shapes.eagle2_tree import Eagle2Tree
 from ...core.shapes.step import Stepper
 from ...core.trees.editing import cut, part
-from ...runtime.cuda.captured_passes import Inside
+from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.executor import BATCHES, GraphExecutor, fitting
 from ...runtime.row_layout import NOWHERE, pinned
 from ...types import Budget, DraftBatch, Sequence
@@ -38,7 +38,7 @@ AFTER = 1  # rounds before one is recorded
 OWNERS = count()  # recordings belong to drafters by number: an address may be used again
 
 # Makes the stepper of a round: (executor, tokens [B, W], counts [B], features [B, W, d] or None).
-MakeStepper = Callable[[Inside, Tensor, Tensor, Tensor | None], "RowStepper"]
+MakeStepper = Callable[[CapturedPasses, Tensor, Tensor, Tensor | None], "RowStepper"]
 
 
 class RowStepper(Stepper, Protocol):
@@ -60,7 +60,7 @@ class Recorded:
     rows: int  # scratch rows of every sequence
 
 
-def can_record(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool:
+def can_capture(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool:
     """Whether a round of these sequences may be recorded."""
     if not isinstance(executor, GraphExecutor) or len(sequences) > MOST:
         return False
@@ -68,7 +68,7 @@ def can_record(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool
         sure = shape.stop is None and (shape.sure or all(s.params.temperature == 0 for s in sequences))
         return sure and any(s.budget.chain > 0 for s in sequences)
     # A tree has all its nodes where the vocabulary has enough tokens.
-    sure = type(shape) is ValueTree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
+    sure = type(shape) is Eagle2Tree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
     return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)
 
 
@@ -85,7 +85,7 @@ def cut_to_budgets(drafts: DraftBatch, sequences: Seq[Sequence]) -> DraftBatch:
     return cut(drafts, [s.budget.chain for s in sequences]) if drafts.branching <= 1 else drafts
 
 
-def record_round(
+def capture_round(
     executor: GraphExecutor,
     shape: Shape,
     slots: Seq[int],
@@ -107,14 +107,14 @@ def record_round(
 
     def body(table: Tensor, features: Tensor | None = None) -> Recorded:
         slot, length, fresh = table[:3].unbind(0)
-        inside = Inside(executor, slot, length)
+        inside = CapturedPasses(executor, slot, length)
         given = table[3:].T
         if features is not None:
             given = given[:, : features.shape[1]]
             if len(features) < batch:  # nobody is recording, and nobody has made room
                 features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
         stepper = make(inside, given.contiguous(), fresh, features)
-        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_dice(fresh))
+        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_rng(fresh))
         rows = stepper.row_of if stepper.tracks else None
         return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
@@ -155,13 +155,13 @@ def sure_block(batch: int, device: torch.device) -> ParamBlock:
     return ParamBlock(ones, ones > 0, True, True, None, None, None, None, None, None, None)
 
 
-def _no_dice(any: Tensor) -> KeyedDice:
+def _no_rng(any: Tensor) -> KeyedRng:
     """Nobody rolls them: the likeliest token needs no chance."""
-    return KeyedDice(any, any, any)
+    return KeyedRng(any, any, any)
 
 
 def _deepest(shape: Shape) -> int:
-    return shape.depth if isinstance(shape, ValueTree) else shape.nodes
+    return shape.depth if isinstance(shape, Eagle2Tree) else shape.nodes
 
 
 def _padded(features: Seq[Tensor]) -> Tensor:

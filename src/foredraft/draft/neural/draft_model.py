@@ -9,16 +9,26 @@ import torch
 from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ...errors import ForedraftError, UsageError
 from ...runtime import FINAL, Executor, Output, Rows
-from ...runtime.cuda.captured_passes import Inside
+from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.native.executor import NativeExecutor
 from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
 from ..base import QuietDrafter, Round
-from .captured import OWNERS, Recorded, can_record, cut_to_budgets, filled, record_round, settled, shape_for, sure_block
+from .captured import (
+    OWNERS,
+    Recorded,
+    can_capture,
+    capture_round,
+    cut_to_budgets,
+    filled,
+    settled,
+    shape_for,
+    sure_block,
+)
 from .native_step import NativeStep
 from .pipelined import Begun, Last, begin
 
@@ -90,9 +100,9 @@ class ModelDrafter(QuietDrafter):
             if slot is not None:
                 self._free.append(slot)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         self._last = None
-        if can_record(self.executor, self.shape, sequences):
+        if can_capture(self.executor, self.shape, sequences):
             drafts = self._recorded(sequences)
             if drafts is not None:
                 return drafts
@@ -102,7 +112,7 @@ class ModelDrafter(QuietDrafter):
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         stepper = ModelStepper(self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
-        drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice.to(self.executor.device))
+        drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
         self._read |= {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
         self._rows |= {s.id: stepper.rows for s in sequences}
         return drafts
@@ -116,7 +126,7 @@ class ModelDrafter(QuietDrafter):
         executor.rollback(slots, known)
         unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
 
-        def make(inside: Inside, tokens: Tensor, counts: Tensor, features: Tensor | None) -> ModelStepper:
+        def make(inside: CapturedPasses, tokens: Tensor, counts: Tensor, features: Tensor | None) -> ModelStepper:
             block = sure_block(len(counts), inside.device)
             places = filled(slots, len(counts))
             stepper = InsideStepper(inside, places, sequences, block, shape)  # type: ignore[arg-type]
@@ -128,7 +138,7 @@ class ModelDrafter(QuietDrafter):
         if begun is not None and begun.holds(who, shape, known, unread):
             made: Recorded | None = settled(executor, begun.made, slots, unread)
         else:
-            made = record_round(executor, shape, slots, unread, make, self._owner)
+            made = capture_round(executor, shape, slots, unread, make, self._owner)
         if made is None:
             return None
         assert made.row_of is not None
@@ -169,7 +179,7 @@ class ModelDrafter(QuietDrafter):
 
 
 def draft_params(params: SamplingParams, shape: Shape) -> SamplingParams:
-    """Draft laws take the request's temperature and truncation, not what depends on its history."""
+    """Draft distributions take the request's temperature and truncation, not what depends on its history."""
     if isinstance(shape, Chain) and shape.sure:
         return SamplingParams(temperature=0)
     if shape.topology is Topology.TREE:
@@ -178,7 +188,7 @@ def draft_params(params: SamplingParams, shape: Shape) -> SamplingParams:
 
 
 def _shared_ids(executor: Executor, vocab_size: int) -> Vocabulary | None:
-    """Where the target has ids that the draft model lacks, the draft model's law ends before them."""
+    """Where the target has ids that the draft model lacks, the draft model's distribution ends before them."""
     own = executor.vocab_size
     if own >= vocab_size:
         return None
@@ -271,7 +281,7 @@ class ModelStepper:
 class InsideStepper(ModelStepper):
     """The same inside a recorded round: what is new is read from the device."""
 
-    executor: Inside  # type: ignore[assignment]
+    executor: CapturedPasses  # type: ignore[assignment]
     recorded = True  # shapes must do all in tensors
     given: Tensor  # [B, W] tokens
     counts: Tensor  # [B]

@@ -12,29 +12,29 @@ import torch
 from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
-from ...core.shapes.eagle2_tree import ValueTree
+from ...core.shapes.eagle2_tree import Eagle2Tree
 from ...core.trees.host_builder import Found, Front, SteppedTops, Tops
 from ...errors import UsageError
 from ...kernels.top_k_search import IMPOSSIBLE
-from ...models.heads import FeatureHead, Lexicon
+from ...models.heads import DraftVocab, FeatureHead
 from ...models.native import MOST
 from ...runtime import Executor, Output, Rows, TorchExecutor, executor_for
-from ...runtime.cuda.captured_passes import Inside
+from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.executor import GraphExecutor
-from ...runtime.cuda.graphs import Recorder
+from ...runtime.cuda.graphs import GraphCache
 from ...runtime.native.executor import NativeExecutor
 from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ...types.drafts import empty_drafts
 from ..base import Round
-from .captured import can_record, cut_to_budgets, filled, record_round, shape_for, sure_block
+from .captured import can_capture, capture_round, cut_to_budgets, filled, shape_for, sure_block
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 
 
-class FeatureDrafter(ModelDrafter):
+class EagleDrafter(ModelDrafter):
     """Follows the target's states and lets the shape grow drafts from the newest of them."""
 
     executor: TorchExecutor
@@ -47,11 +47,13 @@ class FeatureDrafter(ModelDrafter):
         slots: int,
         max_length: int,
         name: str,
-        lexicon: Lexicon | None = None,
+        lexicon: DraftVocab | None = None,
     ) -> None:
         """`lexicon`: the head's words where they follow the texts; for chosen drafts. None = its draft vocabulary."""
         if lexicon is not None and shape.kind is not Kind.CHOSEN:
-            raise UsageError("words that follow the text are for drafts of kind CHOSEN: others are judged by their law")
+            raise UsageError(
+                "words that follow the text are for drafts of kind CHOSEN: others are judged by their distribution"
+            )
         self.lexicon, head = lexicon, head if lexicon is None else head.speaking(lexicon)
         executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
@@ -59,7 +61,7 @@ class FeatureDrafter(ModelDrafter):
         self.taps = frozenset(head.taps)
         # sequence id -> features of the last slots, those unread included, in parts
         self._features: dict[int, list[Tensor]] = {}
-        self._foreseen: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
+        self._prefetched: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
         self._levels: dict[int, Levels] = {}
 
     def end(self, sequences: Seq[Sequence]) -> None:
@@ -76,10 +78,10 @@ class FeatureDrafter(ModelDrafter):
                 self._keep(sequence.id, self.head.feature([states[tap] for tap in self.head.taps]))
 
     @torch.no_grad()
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         if not all(s.id in self._features for s in sequences):  # a prompt of one token has no state yet
             return empty_drafts(len(sequences), self.executor.device)
-        if can_record(self.executor, self.shape, sequences):
+        if can_capture(self.executor, self.shape, sequences):
             made = self._recorded(sequences)
             if made is not None:
                 return made
@@ -88,12 +90,12 @@ class FeatureDrafter(ModelDrafter):
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
         paired = isinstance(self.executor, NativeExecutor) and self.executor.reads_pairs
-        kind = PairedStepper if paired else FeatureStepper
+        kind = PairedStepper if paired else EagleStepper
         stepper = kind(self.head, self.executor, slots, sequences, block, self.shape)
         if isinstance(stepper, PairedStepper):
             stepper.levels = self._levels_of(len(slots))
         stepper.vocabulary, stepper.features = self._words(sequences), features
-        drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
+        drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng)
         if drafts.width:  # else nothing was read
             self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
         return drafts
@@ -101,7 +103,7 @@ class FeatureDrafter(ModelDrafter):
     def _levels_of(self, batch: int) -> Levels | None:
         """For shapes that grow by levels in numpy; one for every size of a batch."""
         assert isinstance(self.executor, NativeExecutor)
-        if not isinstance(self.shape, ValueTree) or self.shape.width > MOST or not self.executor.reads_levels:
+        if not isinstance(self.shape, Eagle2Tree) or self.shape.width > MOST or not self.executor.reads_levels:
             return None
         if batch not in self._levels:
             self._levels[batch] = Levels(self.executor, batch, self.shape.reads, self.shape.width, CATCH_UP)
@@ -134,7 +136,7 @@ class FeatureDrafter(ModelDrafter):
         kept = self._joined(sequences)
         features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
 
-        def make(inside: Inside, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
+        def make(inside: CapturedPasses, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
             block, places = sure_block(len(counts), inside.device), filled(slots, len(counts))
             stepper = InsideStepper(self.head, inside, places, sequences, block, shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.given, stepper.counts = self._vocabulary, tokens, counts
@@ -142,7 +144,7 @@ class FeatureDrafter(ModelDrafter):
             stepper.states = given
             return stepper
 
-        made = record_round(executor, shape, slots, unread, make, self._owner, features)
+        made = capture_round(executor, shape, slots, unread, make, self._owner, features)
         if made is None:
             return None
         self._features |= {s.id: [line[-1:]] for s, line in zip(sequences, kept, strict=True)}
@@ -162,22 +164,25 @@ class FeatureDrafter(ModelDrafter):
             self._keep(sequence.id, new)
 
     @torch.no_grad()
-    def foresee(self, out: Output, verdict: Verdict) -> None:
+    def prefetch(self, out: Output, verdict: Verdict) -> None:
         """The features of accepted paths before the host knows them; for outputs that stay where they are."""
         if out.lasting and isinstance(self.executor, GraphExecutor):
-            self._foreseen = [*self._others(out), (out, self._recorded_features(self.executor.recorder, out, verdict))]
+            self._prefetched = [
+                *self._others(out),
+                (out, self._recorded_features(self.executor.recorder, out, verdict)),
+            ]
 
     def _padded_features(self, out: Output, verdict: Verdict) -> Tensor:
-        if len(self._others(out)) == len(self._foreseen):  # whoever runs the round does not let drafters foresee
-            self.foresee(out, verdict)
-        found = next(features for seen, features in self._foreseen if seen is out)
-        self._foreseen = self._others(out)
+        if len(self._others(out)) == len(self._prefetched):  # whoever runs the round does not let drafters prefetch
+            self.prefetch(out, verdict)
+        found = next(features for seen, features in self._prefetched if seen is out)
+        self._prefetched = self._others(out)
         return found
 
     def _others(self, out: Output) -> list[tuple[Output, Tensor]]:
-        return [entry for entry in self._foreseen if entry[0] is not out]
+        return [entry for entry in self._prefetched if entry[0] is not out]
 
-    def _recorded_features(self, recorder: Recorder, out: Output, verdict: Verdict) -> Tensor:
+    def _recorded_features(self, recorder: GraphCache, out: Output, verdict: Verdict) -> Tensor:
         """[B, D + 1, d] features along the accepted paths, padded; a copy, which later rounds do not overwrite."""
         path, index = verdict.path, out.index
         states = [out.hidden[tap] for tap in self.head.taps]
@@ -194,7 +199,7 @@ class FeatureDrafter(ModelDrafter):
         self._features.setdefault(sequence, []).append(new)
 
 
-class FeatureStepper(ModelStepper):
+class EagleStepper(ModelStepper):
     """One round of a feature head over its sequences."""
 
     features: list[Tensor]
@@ -271,7 +276,7 @@ class FeatureStepper(ModelStepper):
         return out
 
 
-class PairedStepper(FeatureStepper):
+class PairedStepper(EagleStepper):
     """The same on an executor that looks tokens and features up by itself: a level is one call."""
 
     executor: NativeExecutor
@@ -319,10 +324,10 @@ class LevelTops:
         return self._levels.below(front.token, front.above, front.level - 1, k)
 
 
-class InsideStepper(FeatureStepper):
+class InsideStepper(EagleStepper):
     """The same inside a recorded round: what is new is read from the device."""
 
-    executor: Inside  # type: ignore[assignment]
+    executor: CapturedPasses  # type: ignore[assignment]
     recorded = True  # shapes must do all in tensors
     given: Tensor  # [B, W] tokens
     counts: Tensor  # [B]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.shapes.base import Chain, Frontier, Step, Vocabulary
 from ...models.heads import KangarooHead
 from ...runtime import Output, Rows, TorchExecutor, executor_for
@@ -24,7 +24,7 @@ from .draft_model import CATCH_UP, ModelDrafter, draft_params
 from .eagle import accepted_rows
 
 
-class EarlyExitDrafter(ModelDrafter):
+class KangarooDrafter(ModelDrafter):
     """Chains only: their rows lie in the target's K/V as verification wants them."""
 
     executor: TorchExecutor  # of the adapter
@@ -49,12 +49,12 @@ class EarlyExitDrafter(ModelDrafter):
             self._keep(sequence.id, states[self.layer])
 
     @torch.no_grad()
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         block = ParamBlock.of(
             [draft_params(s.params, self.shape) for s in sequences], self.executor.vocab_size, self.executor.device
         )
-        stepper = EarlyExitStepper(self, sequences, block)
-        drafts = self.shape.grow(stepper, [s.budget for s in sequences], dice)
+        stepper = KangarooStepper(self, sequences, block)
+        drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng)
         if drafts.width == 0:  # nothing was read
             return drafts
         self._streams |= {s.id: self._streams[s.id][:0] for s in sequences if s.id in self._streams}
@@ -89,10 +89,10 @@ class EarlyExitDrafter(ModelDrafter):
         self._streams[sequence] = new if old is None else torch.cat((old, new))
 
 
-class EarlyExitStepper:
+class KangarooStepper:
     """One round: every token goes through the shared layers in the target's slots, then through the adapter."""
 
-    def __init__(self, drafter: EarlyExitDrafter, sequences: Seq[Sequence], block: ParamBlock) -> None:
+    def __init__(self, drafter: KangarooDrafter, sequences: Seq[Sequence], block: ParamBlock) -> None:
         self.drafter, self.sequences, self.block = drafter, sequences, block
         self.batch, self.ids = len(sequences), tuple(s.id for s in sequences)
         self.device = drafter.executor.device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
@@ -18,7 +18,7 @@ from .draft_model import draft_params
 from .eagle import accepted_rows
 
 
-class RecurrentDrafter(QuietDrafter):
+class MedusaDrafter(QuietDrafter):
     """Remembers the target's state before the pending token of every sequence and lets the shape grow from it."""
 
     def __init__(self, head: RecurrentHead, shape: Shape, vocabulary: Vocabulary, name: str) -> None:
@@ -36,7 +36,7 @@ class RecurrentDrafter(QuietDrafter):
                 self._state[sequence.id] = self.head.feature([states[tap][-1] for tap in self.head.taps])
 
     @torch.no_grad()
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         if not all(s.id in self._state for s in sequences):  # a prompt of one token has no state yet
             return empty_drafts(len(sequences), self.vocabulary.ids.device)
         state = torch.stack([self._state[s.id] for s in sequences])
@@ -44,8 +44,8 @@ class RecurrentDrafter(QuietDrafter):
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
         ids = tuple(s.id for s in sequences)
-        stepper = RecurrentStepper(self.head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
-        return self.shape.grow(stepper, [s.budget for s in sequences], dice)
+        stepper = MedusaStepper(self.head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
+        return self.shape.grow(stepper, [s.budget for s in sequences], rng)
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:
@@ -59,7 +59,7 @@ class RecurrentDrafter(QuietDrafter):
             self._state.pop(sequence.id, None)
 
 
-class RecurrentStepper:
+class MedusaStepper:
     """One round of a recurrent head. Shapes read level by level, so the number of calls is the depth."""
 
     def __init__(

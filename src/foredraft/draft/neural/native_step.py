@@ -6,23 +6,27 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...core.distributions.tensors import MappedLaw, PointLaw
+from ...core.distributions.tensors import MappedDistribution, PointMass
 from ...core.shapes.step import Step
 from ...kernels.top_k_search import IMPOSSIBLE
-from ...runtime.native.native_top_k import largest, searcher
-from ...types import Law
+from ...runtime.native.native_top_k import find_top_k, searcher
+from ...types import Distribution
 
 
 @dataclass(frozen=True, slots=True)
 class NativeStep(Step):
-    """The same numbers as its parent, which is the slow twin, up to rounding of the logarithms."""
+    """The same numbers as its parent, which is the reference, up to rounding of the logarithms."""
 
-    def law(self, column: int) -> Law:
+    def distribution(self, column: int) -> Distribution:
         if not self.block.all_greedy:
-            return Step.law(self, column)
+            return Step.distribution(self, column)
         rows = self.logits_of(column)
-        law = PointLaw(largest(rows, 1)[1][:, 0], rows.shape[1])
-        return law if self.vocabulary is None else MappedLaw(law, self.vocabulary.ids, self.vocabulary.index)
+        distribution = PointMass(find_top_k(rows, 1)[1][:, 0], rows.shape[1])
+        return (
+            distribution
+            if self.vocabulary is None
+            else MappedDistribution(distribution, self.vocabulary.ids, self.vocabulary.index)
+        )
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         if not self.whole:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
 from ..base import QuietDrafter
@@ -39,7 +39,7 @@ class MaxGram(QuietDrafter):
                 self._read(sequence)
                 del self._texts[sequence.id]
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         return chains(self.continue_from(sequences, [()] * len(sequences), [s.budget.chain for s in sequences]))
 
     def continue_from(self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], limits: Seq[int]) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
 from ..base import QuietDrafter
@@ -28,7 +28,7 @@ class PromptLookup(QuietDrafter):
         for sequence in sequences:
             self._seen.pop(sequence.id, None)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         found = [self._look(s, s.tokens, s.budget.chain) for s in sequences]
         # A guess until somebody keeps a record: a match of n tokens goes on right n times in n + 1.
         values = [[(n / (n + 1)) ** (i + 1) for i in range(len(copy))] for copy, n in found]

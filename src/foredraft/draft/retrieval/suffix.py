@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from ...core.rng.keyed import Dice
+from ...core.rng.keyed import Rng
 from ...core.trees.layout import trees
 from ...types import Budget, DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
@@ -79,7 +79,7 @@ class SuffixDrafter(QuietDrafter):
             if self._requests.pop(sequence.id, None) is not None and sequence.generated:
                 self._remember(sequence.output)
 
-    def propose(self, sequences: Seq[Sequence], dice: Dice) -> DraftBatch:
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         guesses = [self._guess(s) for s in sequences]
         if not self.tree:
             return chains([g.tokens for g in guesses], values=[g.chances for g in guesses])

@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Letter:
+class AsyncCopy:
     """A small tensor on its way to the host."""
 
     content: Tensor
     arrived: torch.cuda.Event | None = None
 
     @classmethod
-    def post(cls, content: Tensor) -> Letter:
+    def post(cls, content: Tensor) -> AsyncCopy:
         """Copy it, behind what the device is doing now and before whatever it is told to do next."""
         if not content.is_cuda:
             return cls(content.clone())
@@ -33,5 +33,5 @@ class Letter:
         lines: list[list[int]] = self.content.tolist()
         return lines
 
-    def part(self, begin: int, end: int) -> Letter:
-        return Letter(self.content[begin:end], self.arrived)
+    def part(self, begin: int, end: int) -> AsyncCopy:
+        return AsyncCopy(self.content[begin:end], self.arrived)

@@ -2,7 +2,7 @@
 
 At temperature 0 the target's likeliest tokens decide (`greedy.py`), alone or with a judge's opinion. Whatever asks for
 more (penalties, grammars, log-probabilities, other lossy rules) takes the steps of `Engine.step` one by one: that is
-the slow twin.
+the reference.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.distributions.sampling import LogitLaws, ParamBlock
-from ...core.distributions.top_k import largest
-from ...core.rng.keyed import KeyedDice
+from ...core.distributions.sampling import LogitDistributions, ParamBlock
+from ...core.distributions.top_k import find_top_k
+from ...core.rng.keyed import KeyedRng
 from ...core.verify import BatchCase, Rule
 from ...core.verify.second_chance import above
 from ...runtime import FINAL, Executor, Output
 from ...runtime.cuda.executor import BATCHES, WIDTHS, GraphExecutor, fitting
 from ...runtime.cuda.tree_attention import move_rows
-from ...runtime.native.native_top_k import largest as quick_largest
-from ...runtime.row_layout import NOWHERE, Book, pinned
+from ...runtime.native.native_top_k import find_top_k as quick_top_k
+from ...runtime.row_layout import NOWHERE, SlotTable, pinned
 from ...types import DraftBatch, Reason, Sequence, Verdict
-from ..method_group import Turn
+from ..method_group import MethodGroup
 from ..request import Request
-from .async_copy import Letter
+from .async_copy import AsyncCopy
 from .device import decide
 from .host import decide_on_host
 from .run_ahead import RunAhead
@@ -45,84 +45,84 @@ AFTER = 1  # rounds before one is recorded
 PATIENCE = 24  # rounds that make do with a larger recording before one of their own size is made
 
 
-def take_swiftly(executor: Executor, turns: Seq[Turn], ahead: RunAhead | None = None) -> None:
-    """Fill in the output, verdict and summary of every turn that may be taken as one recorded function.
+def verify_captured(executor: Executor, groups: Seq[MethodGroup], ahead: RunAhead | None = None) -> None:
+    """Fill in the output, verdict and summary of every group that may be taken as one recorded function.
 
     They share passes as far as there is room and opinions are kin: a pass reads every weight, however few its rows are.
     ahead: for steps that are all there is, whose next ones may begin at once.
     """
     if not isinstance(executor, GraphExecutor):
         return
-    groups: list[list[Turn]] = []
-    for turn in turns:
-        if is_swift(executor, turn):
-            group = next((g for g in groups if _kin(g[0]) == _kin(turn) and _has_room([*g, turn])), None)
-            if group is None:
-                groups.append([turn])
+    passes: list[list[MethodGroup]] = []
+    for group in groups:
+        if can_capture(executor, group):
+            shared = next((p for p in passes if _kin(p[0]) == _kin(group) and _has_room([*p, group])), None)
+            if shared is None:
+                passes.append([group])
             else:
-                group.append(turn)
+                shared.append(group)
     taken: Counter[Hashable] = Counter()
-    if ahead is not None and (len(groups) != 1 or len(groups[0]) != len(turns)):
+    if ahead is not None and (len(passes) != 1 or len(passes[0]) != len(groups)):
         ahead.forget()
         ahead = None
-    for group in groups:
-        _take(executor, group, taken, ahead)
+    for members in passes:
+        _take(executor, members, taken, ahead)
 
 
-def decide_greedily(turn: Turn, case: Callable[[Turn], BatchCase]) -> bool:
-    """The verdict of a turn whose pass is done, for all nodes at once, if it may be had so; says whether.
+def verify_greedy(group: MethodGroup, case: Callable[[MethodGroup], BatchCase]) -> bool:
+    """The verdict of a group whose pass is done, for all nodes at once, if it may be had so; says whether.
 
     case: what its rule would look at.
     """
-    if not is_greedy(turn):
+    if not is_greedy(group):
         return False
-    best, choice = quick_largest(turn.out.logits, 1)
+    best, choice = quick_top_k(group.out.logits, 1)
     judge = decide_on_host if choice.device.type == "cpu" else decide
-    opinion = turn.method.rule.opinion
-    scores = None if opinion is None or not turn.drafts.width else opinion.ahead(case(turn))
+    opinion = group.method.rule.opinion
+    scores = None if opinion is None or not group.drafts.width else opinion.ahead(case(group))
     reason = Reason.STANDARD if opinion is None else opinion.reason
-    made = judge(turn.drafts, choice[:, 0][turn.out.index], best[:, 0][turn.out.index], scores, reason)
-    turn.verdict, turn.summary = made.verdict, Letter(made.summary)
+    made = judge(group.drafts, choice[:, 0][group.out.index], best[:, 0][group.out.index], scores, reason)
+    group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
     return True
 
 
-def is_greedy(turn: Turn) -> bool:
+def is_greedy(group: MethodGroup) -> bool:
     """Whether the likeliest tokens decide, alone or with an opinion that can be had ahead."""
-    rule = turn.method.rule
+    rule = group.method.rule
     exact = not rule.lossy and not rule.needs_hidden
-    return (exact or rule.opinion is not None) and all(_is_plain(request) for request in turn.requests)
+    return (exact or rule.opinion is not None) and all(_is_plain(request) for request in group.requests)
 
 
-def is_swift(executor: GraphExecutor, turn: Turn) -> bool:
-    drafts = turn.drafts
+def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
+    drafts = group.drafts
     here = drafts.started is None and drafts.token.device == executor.device
-    return here and _has_room([turn]) and is_greedy(turn) and _is_told(turn)
+    return here and _has_room([group]) and is_greedy(group) and _is_told(group)
 
 
-def _is_told(turn: Turn) -> bool:
+def _is_told(group: MethodGroup) -> bool:
     """Whether an opinion, if there is one, needs nothing but states, softmax(logits) and one number for a bar."""
-    rule = turn.method.rule
+    rule = group.method.rule
     if rule.opinion is None:
         return True
-    every = (request.sequence.params for request in turn.requests)
+    every = (request.sequence.params for request in group.requests)
     whole = all((params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0) for params in every)
     return whole and not rule.needs_draft_states and isinstance(rule.opinion.bar, float)
 
 
-def _kin(turn: Turn) -> Hashable:
+def _kin(group: MethodGroup) -> Hashable:
     """Turns that share it differ in the bars of their opinions at most; exact rules are all alike here."""
-    opinion = turn.method.rule.opinion
+    opinion = group.method.rule.opinion
     return None if opinion is None else opinion.kin or opinion
 
 
-def _has_room(turns: Seq[Turn]) -> bool:
-    """Whether these turns fit into one recorded round, and would not fill it with padding."""
-    batch, width = sum(len(turn.requests) for turn in turns), max(turn.drafts.width for turn in turns)
+def _has_room(groups: Seq[MethodGroup]) -> bool:
+    """Whether these groups fit into one recorded round, and would not fill it with padding."""
+    batch, width = sum(len(group.requests) for group in groups), max(group.drafts.width for group in groups)
     if batch > MOST or batch * (width + 1) > MOST_ROWS:
         return False
     cells = fitting(batch, BATCHES) * fitting(width + 1, WIDTHS)
-    rows = sum(len(turn.requests) * (turn.drafts.width + 1) for turn in turns)
-    return len(turns) == 1 or cells <= max(FLAT, 2 * rows)
+    rows = sum(len(group.requests) * (group.drafts.width + 1) for group in groups)
+    return len(groups) == 1 or cells <= max(FLAT, 2 * rows)
 
 
 def _is_plain(request: Request) -> bool:
@@ -132,35 +132,35 @@ def _is_plain(request: Request) -> bool:
     return params.temperature == 0 and not penalised and not asks
 
 
-def _take(executor: GraphExecutor, turns: Seq[Turn], taken: Counter[Hashable], ahead: RunAhead | None) -> None:
+def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hashable], ahead: RunAhead | None) -> None:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
     Rounds of one step that look alike need a recording each: playing one again would overwrite its answer.
     """
-    sequences, drafts = [s for turn in turns for s in turn.sequences], [turn.drafts for turn in turns]
+    sequences, drafts = [s for group in groups for s in group.sequences], [group.drafts for group in groups]
     slots, counts = [s.slot for s in sequences], [n + 1 for part in drafts for n in part.lengths()]
     first = executor.store.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
-    inner = tuple(sorted({tap for turn in turns for tap in turn.method.taps if tap != FINAL}))
-    key = _key(executor, drafts, (inner, _kin(turns[0])))
+    inner = tuple(sorted({tap for group in groups for tap in group.method.taps if tap != FINAL}))
+    key = _key(executor, drafts, (inner, _kin(groups[0])))
     made = None if ahead is None else ahead.collect(key, sequences)
     if made is None:
         taken[key] += 1
-        made = _play(executor, turns, key._replace(time=taken[key]), inner, slots, counts)
+        made = _play(executor, groups, key._replace(time=taken[key]), inner, slots, counts)
     out, verdict, summary = made
-    letter = Letter.post(summary)
-    _hand_out(turns, out, verdict, letter)
-    if ahead is not None and not key.width and all(turn.method.drafter is None for turn in turns):
+    letter = AsyncCopy.post(summary)
+    _hand_out(groups, out, verdict, letter)
+    if ahead is not None and not key.width and all(group.method.drafter is None for group in groups):
         ahead.begin(executor.recorder, key, sequences, letter, executor.max_length)
 
 
 def _play(
-    executor: GraphExecutor, turns: Seq[Turn], key: Key, inner: Seq[int], slots: Seq[int], counts: Seq[int]
+    executor: GraphExecutor, groups: Seq[MethodGroup], key: Key, inner: Seq[int], slots: Seq[int], counts: Seq[int]
 ) -> tuple[Output, Verdict, Tensor]:
-    sequences, drafts = [s for turn in turns for s in turn.sequences], [turn.drafts for turn in turns]
-    bars = [_bar(turn) for turn in turns for _ in turn.requests]
+    sequences, drafts = [s for group in groups for s in group.sequences], [group.drafts for group in groups]
+    bars = [_bar(group) for group in groups for _ in group.requests]
     table = _table(executor, sequences, slots, counts, bars, key.batch)
-    rule, rooms = turns[0].method.rule, [table.shape, (4, key.batch, key.width)]
+    rule, rooms = groups[0].method.rule, [table.shape, (4, key.batch, key.width)]
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
         return _round(executor, table, columns, key.levels, key.tree, inner, rule)
@@ -215,23 +215,23 @@ def _table(
     return pinned([[*slots, *[NOWHERE] * spare], *lines], executor.device)
 
 
-def _bar(turn: Turn) -> int:
+def _bar(group: MethodGroup) -> int:
     """The bits of a number, so that it can travel among whole ones."""
-    opinion = turn.method.rule.opinion
+    opinion = group.method.rule.opinion
     return 0 if opinion is None else int(np.float64(opinion.bar).view(np.int64))
 
 
-def _hand_out(turns: Seq[Turn], out: Output, verdict: Verdict, summary: Letter) -> None:
-    """To each turn what belongs to its sequences; a batch may have been filled up with others."""
+def _hand_out(groups: Seq[MethodGroup], out: Output, verdict: Verdict, summary: AsyncCopy) -> None:
+    """To each group what belongs to its sequences; a batch may have been filled up with others."""
     begin = 0
-    for turn in turns:
-        own = slice(begin, begin + len(turn.requests))
+    for group in groups:
+        own = slice(begin, begin + len(group.requests))
         path, accepted, token, reason = (
             x[own] for x in (verdict.path, verdict.accepted, verdict.token, verdict.reason)
         )
-        turn.out = replace(out, index=out.index[own], lasting=out.lasting and len(turns) == 1)
-        turn.verdict, turn.moved = Verdict(path, accepted, token, reason), True
-        turn.summary = summary.part(own.start, own.stop)
+        group.out = replace(out, index=out.index[own], lasting=out.lasting and len(groups) == 1)
+        group.verdict, group.moved = Verdict(path, accepted, token, reason), True
+        group.summary = summary.part(own.start, own.stop)
         begin = own.stop
 
 
@@ -270,10 +270,10 @@ def _round(
     index, begin, zeros, edge = _constants(batch, width, table.device)
     front = torch.cat((root[None, :, None], edge))
     token, parent, depth, _ = torch.cat((front, columns), dim=2).flatten(1).unbind(0)  # [B * (N + 1)]
-    book = Book(slot, known, zeros, count, begin)
+    slot_table = SlotTable(slot, known, zeros, count, begin)
     links = parent + 1 if tree else None  # by row, where the root is row 0 and has none above it
-    logits, hidden = executor.run_cells(book, width + 1, token, depth, links, taps)
-    best, choice = (found.view(batch, width + 1) for found in largest(logits, 1))
+    logits, hidden = executor.run_cells(slot_table, width + 1, token, depth, links, taps)
+    best, choice = (found.view(batch, width + 1) for found in find_top_k(logits, 1))
     drafts, out = _drafts(columns, count - 1, width if tree else 1, levels), Output(logits, hidden, index, lasting=True)
     made = decide(drafts, choice, best, *_opinions(rule, drafts, out, bar.view(torch.float64)))
     if not width:  # the round as it would come next, for whoever runs ahead
@@ -285,13 +285,15 @@ def _round(
 
 
 def _opinions(rule: Rule, drafts: DraftBatch, out: Output, bar: Tensor) -> tuple[Tensor | None, Reason]:
-    """The rule's opinion of every node, if it has any; it looks at laws of temperature 1, and nobody throws dice."""
+    """The rule's opinion of every node, if it has any; it looks at distributions of temperature 1, and nobody throws rng."""
     if rule.opinion is None or not drafts.width:
         return None, Reason.STANDARD
-    laws = LogitLaws(out.logits, out.index, _warm(drafts.batch, bar.device))
+    distributions = LogitDistributions(out.logits, out.index, _warm(drafts.batch, bar.device))
     hidden = out.states(rule.tap) if rule.needs_hidden else None
-    dice = KeyedDice(drafts.length, drafts.length, drafts.length)
-    return above(rule.opinion.scores(BatchCase(drafts, laws, dice, hidden, laws)), bar), rule.opinion.reason
+    rng = KeyedRng(drafts.length, drafts.length, drafts.length)
+    return above(
+        rule.opinion.scores(BatchCase(drafts, distributions, rng, hidden, distributions)), bar
+    ), rule.opinion.reason
 
 
 @cache

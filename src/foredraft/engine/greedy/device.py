@@ -2,7 +2,7 @@
 
 A rule with opinions (`core.verify.second_chance`) goes on where an exact one stops: to the child with the best score above NO,
 of equal ones to the first in rank. `decide` works verdicts out for a batch, with what the host must know of them: in
-one kernel on a GPU, else by `follow` and `summarise`, the slow twins.
+one kernel on a GPU, else by `follow` and `summarise`, the references.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def decide(
     """
     if triton is not None and choice.is_cuda:
         return decide_fused(drafts, choice, best, opinion, reason)
-    return decide_twin(drafts, choice, best, opinion, reason)
+    return decide_reference(drafts, choice, best, opinion, reason)
 
 
-def decide_twin(
+def decide_reference(
     drafts: DraftBatch, choice: Tensor, best: Tensor, opinion: Tensor | None = None, reason: Reason = Reason.RELAXED
 ) -> Decision:
     verdict = follow(drafts, choice, opinion, reason)
@@ -87,7 +87,7 @@ def follow(
     index = torch.arange(width, device=device).expand(batch, width)
     used = drafts.used()
     hit = used & (drafts.token == choice.gather(1, (drafts.parent + 1).clamp(max=choice.shape[1] - 1)))
-    hit &= ~_has_elder_twin(drafts, hit)
+    hit &= ~_repeats_earlier_sibling(drafts, hit)
     liked = torch.zeros_like(hit) if opinion is None else _liked(drafts, hit, opinion)
     taken = hit | liked
     # A node is on the path if it and all its ancestors are taken: one at each depth.
@@ -106,7 +106,7 @@ def follow(
     return Verdict(path, accepted, token, reasons.scatter_(1, accepted[:, None], end[:, None]))
 
 
-def _has_elder_twin(drafts: DraftBatch, hit: Tensor) -> Tensor:
+def _repeats_earlier_sibling(drafts: DraftBatch, hit: Tensor) -> Tensor:
     """[B, N] bool: a sibling that ranks before the node is hit too, so carries the same token. Rules take the first."""
     if drafts.branching <= 1:
         return torch.zeros_like(hit)
@@ -128,14 +128,14 @@ if triton is not None:
     NOBODY = tl.constexpr(2**62)
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _next(told, below, own, turn, score, ASKS: tl.constexpr, WHY: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _next(told, below, own, group, score, ASKS: tl.constexpr, WHY: tl.constexpr):  # type: ignore[no-untyped-def]
         """The rank of the child to go to, NOBODY if none, and the reason; `below` marks the children."""
-        none = turn * 0 + NOBODY
-        first = tl.min(tl.where(below & (own == told), turn, none), axis=0)
+        none = group * 0 + NOBODY
+        first = tl.min(tl.where(below & (own == told), group, none), axis=0)
         why = first * 0
         if ASKS:
             top = tl.max(tl.where(below, score, -float("inf")), axis=0)
-            liked = tl.min(tl.where(below & (score == top) & (score > -float("inf")), turn, none), axis=0)
+            liked = tl.min(tl.where(below & (score == top) & (score > -float("inf")), group, none), axis=0)
             why = tl.where(first < NOBODY, why, WHY)
             first = tl.where(first < NOBODY, first, liked)
         return first, why
@@ -152,7 +152,7 @@ if triton is not None:
         used = (node < count) & (node < width)
         own = tl.load(token + b * width + node, mask=used, other=-1)
         above = tl.load(parent + b * width + node, mask=used, other=-2)
-        turn = tl.load(order + b * width + node, mask=used, other=0) * NODES + node  # siblings by rank
+        group = tl.load(order + b * width + node, mask=used, other=0) * NODES + node  # siblings by rank
         score = own
         if ASKS:
             score = tl.load(opinion + b * width + node, mask=used, other=-float("inf"))
@@ -161,7 +161,7 @@ if triton is not None:
         told = tl.load(choice + b * across)
         nodes = tl.full((LEVELS,), -1, tl.int64)
         tokens, whys = tl.zeros((LEVELS,), tl.int64), tl.zeros((LEVELS,), tl.int64)
-        first, why = _next(told, used & (above == at), own, turn, score, ASKS, WHY)
+        first, why = _next(told, used & (above == at), own, group, score, ASKS, WHY)
         while first < NOBODY:  # a child of the last node carries the token that the target wants, or is liked
             at = (first % NODES).to(tl.int64)
             nodes = tl.where(level == taken, at, nodes)
@@ -169,7 +169,7 @@ if triton is not None:
             whys = tl.where(level == taken, why, whys)
             taken += 1
             told = tl.load(choice + b * across + at + 1)
-            first, why = _next(told, used & (above == at), own, turn, score, ASKS, WHY)
+            first, why = _next(told, used & (above == at), own, group, score, ASKS, WHY)
         refused = tl.max((used & (above == at)).to(tl.int32), axis=0)
         whys = tl.where(level == taken, tl.where(refused > 0, CORRECTED, BONUS), whys).to(tl.int64)
         tl.store(path + b * levels + level, nodes, mask=level < levels)

@@ -1,6 +1,6 @@
 """Greedy verdicts by plain Python, for tensors on the host: a walk is quicker there than twenty small operations.
 
-`greedy.decide_twin` says the same in tensors.
+`greedy.decide_reference` says the same in tensors.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...draft.neural.pipelined import MOST
-from ...runtime.cuda.graphs import Recorder
+from ...runtime.cuda.graphs import GraphCache
 from ...types import Sequence
-from .async_copy import Letter
+from .async_copy import AsyncCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Guess:
     key: Hashable
     who: list[int]  # sequences
     lengths: list[int]  # tokens that each is taken to have, the one that is not known yet included
-    before: Letter  # tells those tokens
+    before: AsyncCopy  # tells those tokens
     answer: Any
 
     def holds(self, key: Hashable, sequences: Seq[Sequence]) -> bool:
@@ -45,7 +45,9 @@ class RunAhead:
 
     guess: Guess | None = field(default=None)
 
-    def begin(self, recorder: Recorder, key: Hashable, sequences: Seq[Sequence], before: Letter, most: int) -> None:
+    def begin(
+        self, recorder: GraphCache, key: Hashable, sequences: Seq[Sequence], before: AsyncCopy, most: int
+    ) -> None:
         """Play a plain round again, if all of its requests go on as far as can be told; most: tokens of a text."""
         go_on = all(s.room > 1 and len(s.tokens) + 1 < most for s in sequences)
         if go_on and len(sequences) <= MOST and recorder.holds(key):

@@ -31,7 +31,7 @@ class Summary:
     tokens: list[int]  # those of the path, and the one behind it
     drafted: int
     depth: int  # of the deepest draft
-    damaged: bool  # whether a law on the path was no law; rows off the path may be void
+    damaged: bool  # whether a distribution on the path was no distribution; rows off the path may be void
 
     @classmethod
     def read(cls, line: list[int], levels: int) -> Summary:

@@ -23,14 +23,14 @@ LOWEST = -30.0  # log-probability of a token that a model cannot write at all
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class SecondChance:
     """What a model thinks of each token of an output."""
 
     log_p: Tensor  # [n]
     rank: Tensor  # [n] int64, likelier tokens
 
 
-def opinion(executor: Executor, prompt: Sequence[int], output: Sequence[int]) -> Opinion:
+def opinion(executor: Executor, prompt: Sequence[int], output: Sequence[int]) -> SecondChance:
     """Read a text as known text; the slot is empty afterwards."""
     text = [*prompt, *output][: executor.max_length]
     executor.rollback([0], [0])
@@ -46,10 +46,10 @@ def opinion(executor: Executor, prompt: Sequence[int], output: Sequence[int]) ->
         ranks.append((logits > own).sum(dim=1).cpu())
     executor.rollback([0], [0])
     first = len(prompt) - 1
-    return Opinion(torch.cat(parts)[first:].clamp(min=LOWEST), torch.cat(ranks)[first:])
+    return SecondChance(torch.cat(parts)[first:].clamp(min=LOWEST), torch.cat(ranks)[first:])
 
 
-def perplexity(opinions: Sequence[Opinion]) -> float:
+def perplexity(opinions: Sequence[SecondChance]) -> float:
     """exp of the mean negative log-probability of all tokens together."""
     every = torch.cat([seen.log_p for seen in opinions]) if opinions else torch.empty(0)
     return exp(-float(every.mean())) if len(every) else nan

@@ -15,7 +15,7 @@ import torch
 from ...core.shapes.base import Vocabulary
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
-from ...draft.neural.eagle import FeatureDrafter
+from ...draft.neural.eagle import EagleDrafter
 from ...engine import Engine
 from ...errors import UsageError
 from ...runtime import Executor, Output, Rows
@@ -39,7 +39,7 @@ class WideExecutor:
 
 def stand_alone(drafter: Drafter | None) -> Executor:
     """The model behind a drafter, over the target's ids."""
-    if not isinstance(drafter, ModelDrafter) or isinstance(drafter, FeatureDrafter):
+    if not isinstance(drafter, ModelDrafter) or isinstance(drafter, EagleDrafter):
         raise UsageError("this drafter cannot write alone; name a draft model with --drafter")
     if drafter.vocabulary is None:
         return drafter.executor

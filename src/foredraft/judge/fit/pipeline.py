@@ -18,7 +18,7 @@ from torch import Tensor
 from ...core.verify.lossy.judge import DRAFT, EVIDENCE, PARTS, TARGET
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
-from ...draft.neural.eagle import FeatureDrafter
+from ...draft.neural.eagle import EagleDrafter
 from ...errors import UsageError, unknown_name
 from ...models.judges import Judge, JudgeSpec, save_judge
 from ...models.judges.heads import KINDS
@@ -125,7 +125,7 @@ def read_labels(path: Path) -> list[LabelledText]:
 
 def draft_model(drafter: Drafter | None) -> Executor:
     """The model whose states a judge may read: one that reads text as it is, not the target's states."""
-    if not isinstance(drafter, ModelDrafter) or isinstance(drafter, FeatureDrafter):
+    if not isinstance(drafter, ModelDrafter) or isinstance(drafter, EagleDrafter):
         raise UsageError("a judge that reads the drafter's states needs a draft model; name one with --drafter")
     return drafter.executor
 

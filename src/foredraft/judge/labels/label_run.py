@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from .journal import Journal
 from .mining import Limits, Quest, search
 from .program_labels import CheckedLabels, Exercise
-from .searches import Drafter, Pool, Target
+from .searches import Drafter, Target, TreeBuilder
 
 Tell = Callable[[int, int, str], None]  # questions done, all of them, what is going on
 
@@ -40,7 +40,7 @@ def make_mined(
     done = len(quests) - len(left)
     searches = ((each.name, search(each, limits, ends)) for each in left)
     try:
-        for name, records in Pool(searches, *models, at_once).run():
+        for name, records in TreeBuilder(searches, *models, at_once).run():
             journal.add(name, records)
             done += 1
             tell(done, len(quests), "questions")

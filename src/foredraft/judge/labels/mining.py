@@ -68,7 +68,7 @@ class Written:
     """What the target wrote, its closing token included; with log-probabilities of the likeliest tokens if asked."""
 
     tokens: list[int]
-    laws: list[dict[int, float]]
+    distributions: list[dict[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ def search(quest: Quest, limits: Limits, ends: Collection[int]) -> Search:
     place = _mismatch(text.tokens[:longest], guesses, 0)
     while place is not None:
         swap = guesses[place]
-        changed = Written([*text.tokens[:place], swap], text.laws[: place + 1])
-        rare = limits.rare > 0 and exp(text.laws[place].get(swap, -inf)) < limits.rare
+        changed = Written([*text.tokens[:place], swap], text.distributions[: place + 1])
+        rare = limits.rare > 0 and exp(text.distributions[place].get(swap, -inf)) < limits.rare
         if not rare and swap not in ends:
             rest: Written = yield Write(prompt + changed.tokens, max(1, longest - place - 1), top)
-            changed = Written(changed.tokens + rest.tokens, changed.laws + rest.laws)
+            changed = Written(changed.tokens + rest.tokens, changed.distributions + rest.distributions)
         if not rare and quest.answer(changed.tokens) == reference:
             swaps.append(place)
             text = changed

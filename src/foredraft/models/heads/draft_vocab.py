@@ -22,11 +22,11 @@ from ..layers.linear import TiledLinear
 ROOM = 1024  # words that the texts at hand may add: those of several long prompts
 
 
-class Lexicon(TiledLinear):
+class DraftVocab(TiledLinear):
     """Output rows that change with the texts: features [T, d] -> [T, columns], in tiles of 16 columns.
 
     What it says of a word depends on other texts that run at the same time: for drafts that are chosen, whose rule
-    draws every token from the target's law alone.
+    draws every token from the target's distribution alone.
     """
 
     def __init__(self, rows: TiledLinear, ids: Tensor, count: int) -> None:

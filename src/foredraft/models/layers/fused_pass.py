@@ -1,7 +1,7 @@
 """A stream on its way through layers on a GPU, where every kernel costs.
 
 A residual sum and the norm behind it are one kernel, so a half of a layer hands on the stream and its norm; in narrow
-models sums, norms and gates are part of the products. Calling the layers one by one is the slow twin.
+models sums, norms and gates are part of the products. Calling the layers one by one is the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..decoder import Layer
 
 
-class Flow:
+class FusedPass:
     """One pass. Layers are taken in the order of the calls."""
 
     def __init__(self, attend: AttendHeads) -> None:
@@ -56,8 +56,8 @@ class Flow:
         return layer.mixed(qkv, qkv, qkv, self.attend, index)  # attention that takes heads needs no cos and sin
 
 
-def flow_of(attend: object, x: Tensor) -> Flow | None:
+def fused_pass_of(attend: object, x: Tensor) -> FusedPass | None:
     """A flow for this attention, where there is one."""
     if x.is_cuda and not torch.is_grad_enabled() and isinstance(attend, AttendHeads):
-        return Flow(attend)
+        return FusedPass(attend)
     return None

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.activation import gated_twin
+from ...kernels.activation import gated_reference
 from ...kernels.early_launch import early
 from ...kernels.gemv_narrow_rows import MOST, rows_product
 from ...kernels.gemv_narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
-from ...kernels.norm import norm_twin
+from ...kernels.norm import norm_reference
 from .gemv_stream import StreamedLinear
 from .linear import Linear
 
@@ -76,15 +76,15 @@ def product_added(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return _launch(x, weight, None, 0.0, residual, gates=False)
 
 
-def normed_product_twin(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return F.linear(norm_twin(x, gain, eps), weight)
+def normed_product_reference(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    return F.linear(norm_reference(x, gain, eps), weight)
 
 
-def normed_gate_twin(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return gated_twin(normed_product_twin(x, gain, eps, weight))
+def normed_gate_reference(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    return gated_reference(normed_product_reference(x, gain, eps, weight))
 
 
-def product_added_twin(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+def product_added_reference(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual + F.linear(x, weight)
 
 

@@ -91,7 +91,7 @@ def multiply(x: Tensor, weight: Tensor, scale: Tensor | None, residual: Tensor |
     """residual + x @ (weight * scale).T; on CUDA by the kernel if the rows are few."""
     if x.is_cuda and x.dim() == 2 and len(x) <= FEW_ROWS:
         return multiply_fused(x, weight, scale, residual, arrivals=arrivals)
-    return multiply_twin(x, weight, scale, residual)
+    return multiply_reference(x, weight, scale, residual)
 
 
 def can_stream(norm: Tensor) -> bool:
@@ -119,7 +119,7 @@ class StreamedLinear(nn.Module):
         return multiply(x, self.weight, None, residual, self.arrivals)
 
 
-def multiply_twin(x: Tensor, weight: Tensor, scale: Tensor | None, residual: Tensor | None) -> Tensor:
+def multiply_reference(x: Tensor, weight: Tensor, scale: Tensor | None, residual: Tensor | None) -> Tensor:
     """Slice by slice, so that only a slice is ever wide."""
     wide = torch.ones(len(weight), device=x.device) if scale is None else scale
     slices = zip(torch.split(weight, SLICE), torch.split(wide, SLICE), strict=True)

@@ -2,7 +2,7 @@
 
 A pass over few rows takes the time of reading the weights once, so half the bytes are half the time. Weights are int8
 or fp8 (e4m3), activations stay as they are. Elsewhere than on CUDA, and for many rows, the weights are turned back
-first: that is the slow twin.
+first: that is the reference.
 """
 
 from __future__ import annotations

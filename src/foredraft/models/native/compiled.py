@@ -64,7 +64,7 @@ class Compiled:
             self._code.fd_linear(rows.data_ptr(), len(rows), weight, address, out.data_ptr(), int(wide), threads)
         return out.view(*x.shape[:-1], weight.columns)
 
-    def largest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def find_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k <= MOST largest entries of each row [M, V] of float32 and their places; of equal ones the first first.
 
         What is not a number counts, and comes out, as infinite.

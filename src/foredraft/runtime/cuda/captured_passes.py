@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..base import Output, Rows
-from ..row_layout import Book
+from ..row_layout import SlotTable
 from .executor import GraphExecutor
 
 
-class Inside:
+class CapturedPasses:
     """One round of B sequences, whose slots [B] hold texts of length [B] and no scratch rows; slot -1 is padding."""
 
     def __init__(self, executor: GraphExecutor, slot: Tensor, length: Tensor) -> None:
@@ -30,8 +30,10 @@ class Inside:
         """Read count[b] of the W given tokens [B, W], or embeddings [B, W, d], for good; the outcome of the last."""
         batch, width = given.shape[:2]
         depth = self._numbers(width).expand(batch, width).reshape(-1)
-        book = Book(self.slot, self.length, self._same(0, batch), count, self._numbers(batch * width)[::width])
-        logits, hidden = self.executor.run_cells(book, width, given.flatten(0, 1), depth, None, taps, last=True)
+        slot_table = SlotTable(
+            self.slot, self.length, self._same(0, batch), count, self._numbers(batch * width)[::width]
+        )
+        logits, hidden = self.executor.run_cells(slot_table, width, given.flatten(0, 1), depth, None, taps, last=True)
         self.length = self.length + count
         return Output(logits, hidden, self._numbers(batch)[:, None])
 
@@ -45,8 +47,10 @@ class Inside:
     def _place(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
         batch, width = len(rows.slots), rows.counts[0]
         numbers = self._numbers(batch * width)
-        book = Book(self.slot, self.length, self._same(self.first, batch), self._count(width), numbers[::width])
-        logits, hidden = self.executor.run_cells(book, width, given, rows.depth, rows.parent, taps)
+        slot_table = SlotTable(
+            self.slot, self.length, self._same(self.first, batch), self._count(width), numbers[::width]
+        )
+        logits, hidden = self.executor.run_cells(slot_table, width, given, rows.depth, rows.parent, taps)
         self.first += width
         return Output(logits, hidden, numbers.view(batch, width))
 

@@ -1,7 +1,7 @@
 """The executor on CUDA at its quickest: every pass is recorded and replayed with new numbers in its inputs.
 
 A pass is recorded for a bucket of (sequences, new rows, taps ..), when it is first needed. Its inputs are tokens or
-embeddings, depths, parents, and a small book of slots, lengths and scratch rows; everything else, the tree's mask
+embeddings, depths, parents, and a small slot_table of slots, lengths and scratch rows; everything else, the tree's mask
 included, is worked out on the device. So a pass costs the host a handful of calls, whatever the model's depth.
 Without CUDA the same passes run step by step on the kernels' twins.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 from ...models.decoder import Decoder
 from ...models.layers.attention_protocol import AttendHeads
 from ..base import FINAL, Output, Placement, Rows
-from ..kv_cache import KVStore
-from ..row_layout import Book, Ground, Limits, survey, table_of, upload
+from ..kv_cache import KVCache
+from ..row_layout import Limits, RowLayout, SlotTable, survey, table_of, upload
 from ..torch.executor import TorchExecutor
-from .graphs import Recorder
+from .graphs import GraphCache
 from .pad_rows import spread
 from .tree_attention import move_rows, rotate_and_store, tree_attention
 
@@ -32,8 +32,8 @@ MOST_ROWS = 2048  # of a pass that is recorded; larger ones hide their launches 
 class TreeAttention(AttendHeads):
     """Attention of new rows over the store, by kernels."""
 
-    def __init__(self, store: KVStore, rotations: Tensor, ground: Ground) -> None:
-        self.store, self.rotations, self.ground = store, rotations, ground
+    def __init__(self, store: KVCache, rotations: Tensor, layout: RowLayout) -> None:
+        self.store, self.rotations, self.layout = store, rotations, layout
 
     def from_heads(self, layer: int, heads: Tensor) -> Tensor:
         return self._attend(layer, heads, self.rotations)
@@ -43,8 +43,8 @@ class TreeAttention(AttendHeads):
 
     def _attend(self, layer: int, heads: Tensor, rotations: Tensor | None) -> Tensor:
         keys, values = self.store.layer(layer)
-        query = rotate_and_store(heads, rotations, self.ground, keys, values)
-        return tree_attention(query, self.ground, keys, values)
+        query = rotate_and_store(heads, rotations, self.layout, keys, values)
+        return tree_attention(query, self.layout, keys, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class GraphExecutor(TorchExecutor):
         shape = (max_slots + 1, self.max_scratch, self.max_scratch)
         self.seen = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.limits = Limits(self.store.capacity, decoder.config.max_position)
-        self.recorder = Recorder(self.device)
+        self.recorder = GraphCache(self.device)
         self.numbers = torch.arange(MOST_ROWS, device=self.device)
 
     @property
-    def rehearsals(self) -> int:
-        return self.recorder.rehearsals
+    def captures(self) -> int:
+        return self.recorder.captures
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
@@ -100,7 +100,9 @@ class GraphExecutor(TorchExecutor):
         most = batch * width
 
         def body(table: Tensor, links: Tensor, given: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-            return self.run_cells(Book.of(table), width, given, links[0], None if bucket.chain else links[1], inner)
+            return self.run_cells(
+                SlotTable.of(table), width, given, links[0], None if bucket.chain else links[1], inner
+            )
 
         rooms = [(5, batch), (2, most), (most, *given.shape[1:])]
         scores, hidden = self.recorder.run(bucket, body, (table, links, given), rooms, shared=True)
@@ -121,20 +123,20 @@ class GraphExecutor(TorchExecutor):
         return lambda cells: cells[both[:total]], both[total:].view(batch, most)
 
     def run_cells(
-        self, book: Book, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, taps: Collection[int],
+        self, slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, taps: Collection[int],
         last: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """A pass over rows that are spread out to `width` cells a sequence: logits and states of every cell.
 
-        The rows come packed, as the book says; padding repeats some row. Pure device work that changes no host record.
+        The rows come packed, as the slot_table says; padding repeats some row. Pure device work that changes no host record.
         last: logits and states of each sequence's last row only.
         """
-        ground, laid = spread(book, width, given, depth, parent, self.seen, self.limits)
+        layout, laid = spread(slot_table, width, given, depth, parent, self.seen, self.limits)
         stream = self.decoder.embed(laid) if given.dim() == 1 else laid
-        attend = TreeAttention(self.store, self.decoder.rotations, ground)
-        stream, hidden = self.decoder.run(stream, ground.position, attend, None, taps)
+        attend = TreeAttention(self.store, self.decoder.rotations, layout)
+        stream, hidden = self.decoder.run(stream, layout.position, attend, None, taps)
         if last:
-            row = ground.begin + (book.count - 1).clamp(min=0)
+            row = layout.begin + (slot_table.count - 1).clamp(min=0)
             stream, hidden = stream[row], {tap: states[row] for tap, states in hidden.items()}
         hidden[FINAL] = self.decoder.finish(stream)
         return self.decoder.logits(hidden[FINAL]), hidden
@@ -142,9 +144,9 @@ class GraphExecutor(TorchExecutor):
     def place(self, rows: Rows) -> Placement:
         first = self.store.reserve(rows.slots, rows.counts)
         table = table_of(self._columns(rows, first), len(rows.slots), self.device)
-        book = Book.of(table.to(self.device, non_blocking=True))
-        ground = survey(book, rows.depth, rows.parent, max(rows.counts), self.seen, self.limits)
-        return Placement(rows, ground.position, first, TreeAttention(self.store, self.decoder.rotations, ground))
+        slot_table = SlotTable.of(table.to(self.device, non_blocking=True))
+        layout = survey(slot_table, rows.depth, rows.parent, max(rows.counts), self.seen, self.limits)
+        return Placement(rows, layout.position, first, TreeAttention(self.store, self.decoder.rotations, layout))
 
     def settle(self, slots: Sequence[int], lengths: Sequence[int], scratch: int) -> None:
         """Enter into the books what a recorded function has done: texts of these lengths, so many scratch rows."""
@@ -164,8 +166,8 @@ class GraphExecutor(TorchExecutor):
         if keep is not None and keep.shape[1]:
             lengths = [self.store.lengths[slot] for slot in slots]
             zeros = [0] * len(slots)
-            book = Book.of(upload([slots, lengths, zeros, counts, zeros], self.device))
-            move_rows(self.store.data, book.slot, book.length, book.count, keep)
+            slot_table = SlotTable.of(upload([slots, lengths, zeros, counts, zeros], self.device))
+            move_rows(self.store.data, slot_table.slot, slot_table.length, slot_table.count, keep)
         super().commit(slots, counts)
 
 

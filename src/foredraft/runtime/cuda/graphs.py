@@ -3,7 +3,7 @@
 A recorded function must be pure device work: it may look at its inputs on the device only, and whatever else it reads
 must be named by its key. It may change its inputs, if every call gives all of them anew or means what stands there
 (`replay`). What it returns is handed back by every replay, with new numbers in the same tensors, and
-holds until the same key is run again. Elsewhere than on CUDA the function is simply called: that is the slow twin.
+holds until the same key is run again. Elsewhere than on CUDA the function is simply called: that is the reference.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SHARE = 0.06  # of the device's memory, for everything that recordings hold
 MOST_KEYS = 4096  # that are remembered as called, or as not to be recorded
 
 
-class Recorder:
+class GraphCache:
     """Recordings of one owner, by key; those unused for longest go first when they take too much memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.off = device.type != "cuda"  # True: every function is called as it is
-        self.rehearsals = 0  # calls that were no replays, though they might have been
-        self._made: OrderedDict[Hashable, Recording] = OrderedDict()
+        self.captures = 0  # calls that were no replays, though they might have been
+        self._made: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self._calls: OrderedDict[Hashable, int] = OrderedDict()  # of functions that are not recorded yet; -1 = never
         self._pool: Any = None  # memory that recordings share whose answers are copied at once
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Recorder:
         with self._lock:
             made = self._made.get(key)
             if made is None:
-                self.rehearsals += self._calls.get(key, 0) >= 0  # what cannot be recorded will be no quicker
+                self.captures += self._calls.get(key, 0) >= 0  # what cannot be recorded will be no quicker
                 made = self._make(key, body, inputs, rooms, after, shared)
             if made is not None and key in self._made:
                 self._made.move_to_end(key)
@@ -78,7 +78,7 @@ class Recorder:
     def wish(self, key: Hashable) -> int:
         """Somebody would have called this function, but makes do with another; how often that was so."""
         with self._lock:
-            self.rehearsals += 1  # the other takes another time
+            self.captures += 1  # the other takes another time
             calls = self._calls.get(key, 0)
             if calls >= 0:  # else it cannot be recorded, and will go on making do
                 self._calls[key] = calls = calls + 1
@@ -93,7 +93,7 @@ class Recorder:
         return [given.to(self.device, non_blocking=True) for given in inputs]
 
     def _make(self, key: Hashable, body: Callable[..., Any], inputs: Sequence[Tensor], rooms: Any, after: int,
-              shared: bool) -> Recording | None:  # fmt: skip
+              shared: bool) -> CapturedGraph | None:  # fmt: skip
         calls = self._calls.get(key, 0)
         if 0 <= calls < after or calls < 0:
             self._calls[key] = calls + 1 if calls >= 0 else calls
@@ -118,7 +118,7 @@ class Recorder:
 
     def record(
         self, body: Callable[..., Any], inputs: Sequence[Tensor], rooms: Sequence[Sequence[int]], pool: Any
-    ) -> Recording:
+    ) -> CapturedGraph:
         """Run it a few times, then once for the record."""
         # A recording made in inference mode could not be filled outside of it.
         with torch.inference_mode(False), torch.no_grad():
@@ -134,7 +134,7 @@ class Recorder:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 answer = body(*static)
             taken = max(0, torch.cuda.memory_reserved(self.device) - before)
-        return Recording(static, answer, graph.replay, taken)
+        return CapturedGraph(static, answer, graph.replay, taken)
 
     def _evict(self) -> None:
         room = SHARE * torch.cuda.get_device_properties(self.device).total_memory
@@ -143,7 +143,7 @@ class Recorder:
 
 
 @dataclass(slots=True)
-class Recording:
+class CapturedGraph:
     """One recorded function with its inputs and its answer."""
 
     inputs: list[Tensor]

@@ -1,6 +1,6 @@
 """Packed rows spread out to cells: every sequence of a pass gets as many, so that its shape is known beforehand.
 
-One kernel on a GPU, where the same in torch takes some fifty launches; those are the slow twin.
+One kernel on a GPU, where the same in torch takes some fifty launches; those are the reference.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..row_layout import Book, Ground, Limits, survey
+from ..row_layout import Limits, RowLayout, SlotTable, survey
 
 try:
     import triton
@@ -20,40 +20,47 @@ BLOCK = 1024  # channels of an embedding that are copied together
 
 
 def spread(
-    book: Book, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
-) -> tuple[Ground, Tensor]:
-    """The ground of `width` cells for each sequence, and what was given ([T] tokens or [T, d] embeddings), by cells.
+    slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
+) -> tuple[RowLayout, Tensor]:
+    """The layout of `width` cells for each sequence, and what was given ([T] tokens or [T, d] embeddings), by cells.
 
-    Rows come packed, as the book says; padding repeats some row. `seen` learns what the new rows see, as in `survey`.
+    Rows come packed, as the slot_table says; padding repeats some row. `seen` learns what the new rows see, as in `survey`.
     """
     if triton is None or not depth.is_cuda:
-        return spread_twin(book, width, given, depth, parent, seen, limits)
-    return spread_fused(book, width, given, depth, parent, seen, limits)
+        return pad_rows_reference(slot_table, width, given, depth, parent, seen, limits)
+    return pad_rows_fused(slot_table, width, given, depth, parent, seen, limits)
 
 
-def spread_twin(
-    book: Book, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
-) -> tuple[Ground, Tensor]:
+def pad_rows_reference(
+    slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
+) -> tuple[RowLayout, Tensor]:
     column = torch.arange(width, device=depth.device)
-    cell = (book.begin[:, None] + torch.minimum(column, (book.count - 1)[:, None])).clamp(0, len(depth) - 1).flatten()
-    begin = torch.arange(len(book.slot), device=depth.device) * width
-    even = Book(book.slot, book.length, book.first, book.count, begin)
+    cell = (
+        (slot_table.begin[:, None] + torch.minimum(column, (slot_table.count - 1)[:, None]))
+        .clamp(0, len(depth) - 1)
+        .flatten()
+    )
+    begin = torch.arange(len(slot_table.slot), device=depth.device) * width
+    even = SlotTable(slot_table.slot, slot_table.length, slot_table.first, slot_table.count, begin)
     links = None if parent is None else parent[cell]
     return survey(even, depth[cell], links, width, seen, limits), given[cell]
 
 
-def spread_fused(
-    book: Book, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
-) -> tuple[Ground, Tensor]:
+def pad_rows_fused(
+    slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
+) -> tuple[RowLayout, Tensor]:
     """A program for each cell. Nobody reads a row of `seen` that another program writes: parents are older rows."""
-    batch, reach = len(book.slot), seen.shape[1]
-    begin, end = book.slot.new_empty((2, batch)).unbind(0)
-    slot_of, position, place = book.slot.new_empty((3, batch * width)).unbind(0)
+    batch, reach = len(slot_table.slot), seen.shape[1]
+    begin, end = slot_table.slot.new_empty((2, batch)).unbind(0)
+    slot_of, position, place = slot_table.slot.new_empty((3, batch * width)).unbind(0)
     visible = seen.new_empty((batch, width, reach))
     laid = given.new_empty((batch * width, *given.shape[1:]))
     given = given.contiguous()
     channels = given.numel() // max(1, len(given))
-    columns = [column.contiguous() for column in (book.slot, book.length, book.first, book.count, book.begin)]
+    columns = [
+        column.contiguous()
+        for column in (slot_table.slot, slot_table.length, slot_table.first, slot_table.count, slot_table.begin)
+    ]
     _spread[(batch * width,)](
         *columns, depth.contiguous(), depth if parent is None else parent.contiguous(), given, seen,
         begin, end, slot_of, position, place, visible, laid,
@@ -62,7 +69,7 @@ def spread_fused(
         BLOCK=min(BLOCK, triton.next_power_of_2(channels)), num_warps=1 if channels == 1 else 4,
     )  # fmt: skip
     slot, length, _, count, _ = columns
-    return Ground(slot, length, count, begin, end, slot_of, position, place, visible), laid
+    return RowLayout(slot, length, count, begin, end, slot_of, position, place, visible), laid
 
 
 if triton is not None:

@@ -1,7 +1,7 @@
-"""Triton kernels of a pass over rows of trees, and what they compute in plain torch (the slow twins).
+"""Triton kernels of a pass over rows of trees, and what they compute in plain torch (the references).
 
 The store's layer is [slots, Hkv, capacity, D]. A row sees its sequence's committed text, and of the scratch rows
-behind it those that the ground's `visible` names. Elsewhere than on CUDA the twins run.
+behind it those that the layout's `visible` names. Elsewhere than on CUDA the twins run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.early_launch import early
-from ..row_layout import NOWHERE, Ground
+from ..row_layout import NOWHERE, RowLayout
 
 try:
     import triton
@@ -36,43 +36,45 @@ def can_attend(dim: int) -> bool:
 # --- rotations and the store ----------------------------------------------------------------------------------------
 
 
-def rotate_and_store(heads: Tensor, rotations: Tensor | None, ground: Ground, keys: Tensor, values: Tensor) -> Tensor:
+def rotate_and_store(
+    heads: Tensor, rotations: Tensor | None, layout: RowLayout, keys: Tensor, values: Tensor
+) -> Tensor:
     """heads [T, H + 2 Hkv, D] -> queries [T, H, D]; keys and values go to their places.
 
     rotations [positions, 2, D] as `models.layers.rope` makes them; None = queries and keys are rotated already.
     """
     if not heads.is_cuda:
-        return rotate_and_store_twin(heads, rotations, ground, keys, values)
-    return rotate_and_store_fused(heads.contiguous(), rotations, ground, keys, values)
+        return rotate_and_store_reference(heads, rotations, layout, keys, values)
+    return rotate_and_store_fused(heads.contiguous(), rotations, layout, keys, values)
 
 
 def rotate_and_store_fused(
-    heads: Tensor, rotations: Tensor | None, ground: Ground, keys: Tensor, values: Tensor
+    heads: Tensor, rotations: Tensor | None, layout: RowLayout, keys: Tensor, values: Tensor
 ) -> Tensor:
     rows, count, dim = heads.shape
     kv_heads = keys.shape[1]
     query = heads.new_empty((rows, count - 2 * kv_heads, dim))
     _rotate_and_store[(rows, count)](
-        heads, heads if rotations is None else rotations, ground.position, ground.place, ground.slot_of,
+        heads, heads if rotations is None else rotations, layout.position, layout.place, layout.slot_of,
         query, keys, values, count, kv_heads, keys.stride(0), keys.stride(1), D=dim, TURN=rotations is not None,
         num_warps=max(1, dim // 128), **early(heads),
     )  # fmt: skip
     return query
 
 
-def rotate_and_store_twin(
-    heads: Tensor, rotations: Tensor | None, ground: Ground, keys: Tensor, values: Tensor
+def rotate_and_store_reference(
+    heads: Tensor, rotations: Tensor | None, layout: RowLayout, keys: Tensor, values: Tensor
 ) -> Tensor:
     kv_heads = keys.shape[1]
     q, k, v = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if rotations is not None:
-        cos, sin = rotations[ground.position].chunk(2, dim=1)
+        cos, sin = rotations[layout.position].chunk(2, dim=1)
         q, k = (torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin) for x in (q, k))
     # A row without a place repeats what some row with a place writes: shapes must not depend on values.
     index = torch.arange(len(heads), device=heads.device)
-    there = ground.place != NOWHERE
+    there = layout.place != NOWHERE
     source = torch.where(there, index, there.to(torch.int8).argmax())
-    slot, place = ground.slot_of[source], ground.place[source]
+    slot, place = layout.slot_of[source], layout.place[source]
     keys[slot, :, place] = k[source]
     values[slot, :, place] = v[source]
     return q
@@ -81,17 +83,17 @@ def rotate_and_store_twin(
 # --- attention ------------------------------------------------------------------------------------------------------
 
 
-def tree_attention(query: Tensor, ground: Ground, keys: Tensor, values: Tensor) -> Tensor:
+def tree_attention(query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor) -> Tensor:
     """query [T, H, D] -> [T, H * D]; padding gets zeros."""
     if not query.is_cuda:
-        return tree_attention_twin(query, ground, keys, values)
-    return tree_attention_fused(query, ground, keys, values)
+        return tree_attention_reference(query, layout, keys, values)
+    return tree_attention_fused(query, layout, keys, values)
 
 
-def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Tensor) -> Tensor:
+def tree_attention_fused(query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor) -> Tensor:
     """The keys of few sequences are shared out among several programs each, whose parts are merged afterwards."""
     rows, heads, dim = query.shape
-    (batch, width, reach), kv_heads = ground.visible.shape, keys.shape[1]
+    (batch, width, reach), kv_heads = layout.visible.shape, keys.shape[1]
     group = heads // kv_heads
     block = max(16, min(LINES, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
@@ -104,30 +106,30 @@ def tree_attention_fused(query: Tensor, ground: Ground, keys: Tensor, values: Te
         peak, mass = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
     padded = rows == batch * width
     _attend[(batch * kv_heads, blocks, splits)](
-        query, keys, values, ground.slot, ground.length, ground.count, ground.begin, ground.end, ground.visible,
+        query, keys, values, layout.slot, layout.length, layout.count, layout.begin, layout.end, layout.visible,
         part, peak, mass, out, dim**-0.5 * LOG2_E, width, kv_heads, reach, splits, keys.stride(0), keys.stride(1),
         G=group, D=dim, ROWS=block, KEYS=TILE, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         SHARED=splits > 1, PADDED=padded, num_warps=WARPS, num_stages=STAGES, **early(query),
     )  # fmt: skip
     if splits > 1:  # a kernel of its own spreads this over all multiprocessors; the last program to arrive was slower
         _merge[(batch * width, heads)](
-            part, peak, mass, ground.count, ground.begin, out, width, kv_heads, splits,
+            part, peak, mass, layout.count, layout.begin, out, width, kv_heads, splits,
             G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=padded, num_warps=MERGE_WARPS, **early(query),
         )  # fmt: skip
     return out
 
 
-def tree_attention_twin(query: Tensor, ground: Ground, keys: Tensor, values: Tensor) -> Tensor:
-    (_, width, reach), capacity = ground.visible.shape, keys.shape[2]
+def tree_attention_reference(query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor) -> Tensor:
+    (_, width, reach), capacity = layout.visible.shape, keys.shape[2]
     column = torch.arange(capacity, device=query.device)
-    scratch = column - ground.length[:, None]  # [B, capacity]
-    seen = ground.visible.gather(2, scratch.clamp(0, reach - 1)[:, None, :].expand(-1, width, -1)).bool()
-    mask = (scratch < 0)[:, None, :] | (seen & ((scratch >= 0) & (column < ground.end[:, None]))[:, None, :])
+    scratch = column - layout.length[:, None]  # [B, capacity]
+    seen = layout.visible.gather(2, scratch.clamp(0, reach - 1)[:, None, :].expand(-1, width, -1)).bool()
+    mask = (scratch < 0)[:, None, :] | (seen & ((scratch >= 0) & (column < layout.end[:, None]))[:, None, :])
     turn = torch.arange(width, device=query.device)
-    real = turn < ground.count[:, None]  # [B, W]
-    cell = torch.where(real, ground.begin[:, None] + turn, 0)
+    real = turn < layout.count[:, None]  # [B, W]
+    cell = torch.where(real, layout.begin[:, None] + turn, 0)
     asked = query[cell].transpose(1, 2)  # [B, H, W, D]
-    group, slot = query.shape[1] // keys.shape[1], ground.slot.clamp(min=0)
+    group, slot = query.shape[1] // keys.shape[1], layout.slot.clamp(min=0)
     k, v = (x[slot].repeat_interleave(group, dim=1) for x in (keys, values))
     score = (asked @ k.transpose(2, 3)).float() * query.shape[2] ** -0.5
     weight = torch.softmax(score.masked_fill(~mask[:, None], -torch.inf), dim=-1).nan_to_num(0.0)  # may see nothing
@@ -148,7 +150,7 @@ def move_rows(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, keep: T
     first of a batch.
     """
     if not data.is_cuda:
-        return move_rows_twin(data, slot, length, count, keep)
+        return move_rows_reference(data, slot, length, count, keep)
     return move_rows_fused(data, slot, length, count, keep.contiguous())
 
 
@@ -159,7 +161,7 @@ def move_rows_fused(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, k
     )
 
 
-def move_rows_twin(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, keep: Tensor) -> None:
+def move_rows_reference(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, keep: Tensor) -> None:
     who = torch.where(slot >= 0, torch.arange(len(slot), device=slot.device), 0)  # padding repeats the first sequence
     slot, length, count, keep = (x[who] for x in (slot, length, count, keep))
     turn = torch.arange(keep.shape[1], device=data.device)

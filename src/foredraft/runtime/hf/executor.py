@@ -95,7 +95,7 @@ class HFExecutor:
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
-    def rehearsals(self) -> int:
+    def captures(self) -> int:
         return 0
 
     def length(self, slot: int) -> int:

@@ -1,4 +1,4 @@
-"""The largest entries of rows, by the native library where it can: the twins are in `core.distributions.top_k` and `core.shapes.step`."""
+"""Top-k of rows by the native library; the references are in `core.distributions.top_k` and `core.shapes.step`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...core.distributions import top_k as plain
 from ...models import native
 
 
-def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def find_top_k(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest entries of each row of [M, V] and their places, from the largest on."""
     code = searcher(rows, k)
-    return plain.largest(rows, k) if code is None else code.largest(rows, k)
+    return plain.find_top_k(rows, k) if code is None else code.find_top_k(rows, k)
 
 
 def searcher(rows: Tensor, k: int) -> native.Compiled | None:

@@ -1,6 +1,6 @@
 """Rounds of a drafting head on the native executor: a level of a tree is one call, from tokens to likeliest words.
 
-What stays the same is told to the library once. `NativeExecutor.forward_pairs` with a search behind it is the slow twin
+What stays the same is told to the library once. `NativeExecutor.forward_pairs` with a search behind it is the reference
 and gives the same bits.
 """
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...core.trees.layout import ancestor_mask
 from ..base import Rows
-from ..kv_cache import KVStore
+from ..kv_cache import KVCache
 
 
-def scratch_lines(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[list[int] | None]:
+def scratch_lines(store: KVCache, rows: Rows, first: tuple[int, ...]) -> list[list[int] | None]:
     """Per slot the scratch row above each of its scratch rows, old and new; None = they are a chain.
 
     Reads and updates the store's record of which scratch row hangs below which.
@@ -34,7 +34,7 @@ def scratch_lines(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[li
     return lines
 
 
-def scratch_masks(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
+def scratch_masks(store: KVCache, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
     """Per slot [count, first + count] bool, True = visible among the scratch rows; None = the rows are a chain."""
     device = store.data.device
     return [
@@ -46,7 +46,7 @@ def scratch_masks(store: KVStore, rows: Rows, first: tuple[int, ...]) -> list[Te
 class RaggedAttention:
     """One attention call per sequence, over views."""
 
-    def __init__(self, store: KVStore, rows: Rows, first: tuple[int, ...], masks: MaskBuffers) -> None:
+    def __init__(self, store: KVCache, rows: Rows, first: tuple[int, ...], masks: MaskBuffers) -> None:
         self.store = store
         self.spans = []
         start = 0
@@ -107,7 +107,7 @@ class MaskBuffers:
 class PaddedAttention:
     """One attention call for the whole batch; rows are padded to the longest run and masked."""
 
-    def __init__(self, store: KVStore, rows: Rows, first: tuple[int, ...]) -> None:
+    def __init__(self, store: KVCache, rows: Rows, first: tuple[int, ...]) -> None:
         self.store, self.index = store, rows.index()
         device = store.data.device
         visible = scratch_masks(store, rows, first)

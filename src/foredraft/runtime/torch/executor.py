@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...models.decoder import Decoder
 from ..base import FINAL, Output, Placement, Rows
-from ..kv_cache import KVStore, Snapshot
+from ..kv_cache import KVCache, Snapshot
 from .attention import MaskBuffers, PaddedAttention, RaggedAttention
 
 CHUNK = 256  # prompt tokens that go through the model at once
@@ -38,14 +38,14 @@ class TorchExecutor:
         self.device, self.dtype = decoder.device, decoder.dtype
         self.padded = self.device.type != "cpu" if padded is None else padded
         heads, sizes, dim = config.num_kv_heads, (self.max_length, self.max_scratch), config.head_dim
-        self.store = KVStore(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
+        self.store = KVCache(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
         self.masks = None
         if not self.padded:
             self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
         self._worker: ThreadPoolExecutor | None = None
 
     @property
-    def rehearsals(self) -> int:
+    def captures(self) -> int:
         return 0
 
     def length(self, slot: int) -> int:

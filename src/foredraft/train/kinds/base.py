@@ -1,7 +1,7 @@
 """The seam of a kind of drafter: six verbs and names, and the loss and the guesses that most kinds share.
 
 Most kinds are *passes*: features at every place of a text, each pass about the token so many places ahead. From them
-follow the loss (how far the laws are apart) and the guesses (which token each would draft).
+follow the loss (how far the distributions are apart) and the guesses (which token each would draft).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def typical_size(lesson: Lesson, tap: int) -> float:
     return round(float(states.pow(2).mean(-1).sqrt().median()), 4)
 
 
-def law_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settings) -> Tensor:
-    """Weighted mean over the passes of the distance between the drafter's law and the target's."""
+def distribution_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settings) -> Tensor:
+    """Weighted mean over the passes of the distance between the drafter's distribution and the target's."""
     objective = OBJECTIVES[settings.objective]
     total, weights = torch.zeros((), device=lesson.ids.device), 0.0
     for j, one in enumerate(passes):
@@ -87,7 +87,7 @@ def law_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settin
         part = objective(head.logits(one.features.flatten(0, 1)[slots]), lesson.teacher(slots, one.ahead))
         value = part.sum() / max(len(part), 1)
         if one.penalty is not None:
-            value = settings.extra.get("law_weight", 1.0) * value + one.penalty
+            value = settings.extra.get("distribution_weight", 1.0) * value + one.penalty
         total = total + settings.decay**j * value
         weights += settings.decay**j
     return total / weights

@@ -14,7 +14,7 @@ from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, Hea
 from ..batch_attention import Unrolled
 from ..objectives import smooth_l1
 from ..teacher import Lesson, pull
-from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
+from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
 
 PLAUSIBLE = 3  # GRIFFIN: tokens that a drafter might have drafted itself; of 1, 3, 5 and 10 the paper found 3 best
 
@@ -82,7 +82,7 @@ class Eagle3:
         return head
 
     def loss(self, head: Eagle3Head, lesson: Lesson, settings: Settings) -> Tensor:
-        return law_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
+        return distribution_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
 
     @torch.no_grad()
     def guess(self, head: Eagle3Head, lesson: Lesson, length: int) -> Tensor:
@@ -95,13 +95,15 @@ class Eagle3:
 
 @dataclass(frozen=True, slots=True)
 class Eagle:
-    """The next feature by regression, and the law that the target's head reads from it.
+    """The next feature by regression, and the distribution that the target's head reads from it.
 
     The paper trains one step with noise on the features; `length` above 1 unrolls further, as HASS does.
     """
 
     name: str = "eagle"
-    defaults: Settings = field(default_factory=lambda: Settings(length=4, extra={"law_weight": 5.0, "noise": 0.1}))
+    defaults: Settings = field(
+        default_factory=lambda: Settings(length=4, extra={"distribution_weight": 5.0, "noise": 0.1})
+    )
     head: type[EagleHead] = EagleHead
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
@@ -117,7 +119,7 @@ class Eagle:
     def loss(self, head: EagleHead, lesson: Lesson, settings: Settings) -> Tensor:
         noise = settings.extra.get("noise", 0.0)
         passes = self._passes(head, lesson, settings.length, noise)
-        return law_loss(head, lesson, passes, settings)
+        return distribution_loss(head, lesson, passes, settings)
 
     @torch.no_grad()
     def guess(self, head: EagleHead, lesson: Lesson, length: int) -> Tensor:
@@ -145,7 +147,9 @@ class Griffin(Eagle):
     """
 
     name: str = "griffin"
-    defaults: Settings = field(default_factory=lambda: Settings(length=3, extra={"law_weight": 1.0, "noise": 0.1}))
+    defaults: Settings = field(
+        default_factory=lambda: Settings(length=3, extra={"distribution_weight": 1.0, "noise": 0.1})
+    )
     head: type[EagleHead] = GriffinHead
 
     def _passes(self, head: EagleHead, lesson: Lesson, steps: int, noise: float) -> Iterator[Pass]:

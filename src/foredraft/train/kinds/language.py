@@ -1,4 +1,4 @@
-"""FastDraft and Kangaroo: drafters that are language models, trained to follow the target's law at the same place."""
+"""FastDraft and Kangaroo: drafters that are language models, trained to follow the target's distribution at the same place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...models import Decoder
 from ...models.heads import FastDraft, HeadSpec, Identity, KangarooHead
 from ..batch_attention import Causal
 from ..teacher import Lesson
-from .base import Pass, Settings, language_guess, law_loss
+from .base import Pass, Settings, distribution_loss, language_guess
 
 
 def positions(ids: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Fast:
         return head
 
     def loss(self, head: FastDraft, lesson: Lesson, settings: Settings) -> Tensor:
-        return law_loss(head, lesson, self._passes(head, lesson), settings)
+        return distribution_loss(head, lesson, self._passes(head, lesson), settings)
 
     @torch.no_grad()
     def guess(self, head: FastDraft, lesson: Lesson, length: int) -> Tensor:
@@ -77,7 +77,7 @@ class Kangaroo:
         return head
 
     def loss(self, head: KangarooHead, lesson: Lesson, settings: Settings) -> Tensor:
-        return law_loss(head, lesson, self._passes(head, lesson), settings)
+        return distribution_loss(head, lesson, self._passes(head, lesson), settings)
 
     @torch.no_grad()
     def guess(self, head: KangarooHead, lesson: Lesson, length: int) -> Tensor:

@@ -12,7 +12,7 @@ from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
 from ..teacher import Lesson
-from .base import Pass, Settings, law_loss, stepwise_guess, typical_size
+from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Recurrent:
     defaults: Settings = field(default_factory=Settings)
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
-        """The paper's last feature, and streams from inside the target: on a small target all together foresee more."""
+        """The paper's last feature, and streams from inside the target: on a small target all together prefetch more."""
         depth = target.config.num_layers
         return tuple(settings.extra.get("taps", (*sorted({depth // 4, depth // 2, 3 * depth // 4}), FINAL)))
 
@@ -38,7 +38,7 @@ class Recurrent:
         return self.head(target, spec, words)
 
     def loss(self, head: RecurrentHead, lesson: Lesson, settings: Settings) -> Tensor:
-        return law_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
+        return distribution_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
 
     @torch.no_grad()
     def guess(self, head: RecurrentHead, lesson: Lesson, length: int) -> Tensor:

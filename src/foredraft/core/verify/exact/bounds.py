@@ -22,7 +22,7 @@ def alpha_star(p: ArrayLike, q: ArrayLike, count: int, replacement: bool = True)
     """Largest acceptance probability of `count` candidates drawn from q, with or without replacement.
 
     Exact up to rounding, but for more than two candidates without replacement from more than 1024 tokens: there rare
-    tokens share steps, which moved the result by 1e-6 on laws like a language model's and by 1e-4 on nearly flat ones.
+    tokens share steps, which moved the result by 1e-6 on distributions like a language model's and by 1e-4 on nearly flat ones.
     """
     p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
     inside = q > _NEVER  # a token that is never drawn only adds p to H
@@ -136,14 +136,14 @@ def _arrivals(x: Array, many: NDArray[np.bool_], count: int) -> Array:
     """[steps, terms, times] probabilities of 0, 1, .. arrivals in each step; two terms unless some step is shared."""
     terms = count if many.any() else min(2, count)
     none = np.exp(-x)
-    law = np.zeros((x.shape[0], terms, x.shape[1]))
-    law[:, 0], law[:, 1] = none, 1.0 - none
+    distribution = np.zeros((x.shape[0], terms, x.shape[1]))
+    distribution[:, 0], distribution[:, 1] = none, 1.0 - none
     poisson = none[many]
     for c in range(1, terms):
         with np.errstate(under="ignore"):
             poisson = poisson * x[many] / c
-        law[many, c] = poisson
-    return law
+        distribution[many, c] = poisson
+    return distribution
 
 
 def _times(a: Array, b: Array) -> Array:

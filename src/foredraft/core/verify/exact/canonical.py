@@ -2,8 +2,8 @@
 
 Two independent draws X1 ~ q1 and X2 ~ q2 become one token Y ~ q_I, kept so that sum min(p, q_I) is large; Y is tested
 against q_I like a single draft, and the residual is Nrm([p - q_I]+). More draws are folded in one after another, as a
-tournament: Y ~ q_I meets X3 ~ q, and so on. Which draw is kept changes how much is accepted, never the law, as long as
-q_I is exactly the law of Y.
+tournament: Y ~ q_I meets X3 ~ q, and so on. Which draw is kept changes how much is accepted, never the distribution, as long as
+q_I is exactly the distribution of Y.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Kind
-from ...distributions.tensors import DenseLaw
+from ...distributions.tensors import DenseDistribution
 from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
 from ..parameters import label
@@ -34,7 +34,7 @@ class Selection:
 
     rank: NDArray[np.int64]  # [V]
     weight: Array  # [s, s] probability of keeping X1 when its rank is the row and that of X2 the column
-    law: Array  # [V] q_I
+    distribution: Array  # [V] q_I
 
     def keep_first(self, first: int, second: int) -> float:
         """Probability of keeping X1 = first against X2 = second."""
@@ -54,14 +54,14 @@ def select(p: Array, q1: Array, q2: Array, free: int = 5, alphabet: int = 40) ->
     a, b = q1[order], q2[order]
     free = min(free, int(np.count_nonzero((a > 0) | (b > 0))))
     after_a, after_b = (np.append(np.cumsum(x[:0:-1])[::-1], 0.0) for x in (a, b))
-    law = a * b + a * after_b + b * after_a  # what the smaller rank alone would give
-    law[:free] = a[:free] * (b[:free] + b[free:].sum()) + b[:free] * a[free:].sum()
-    weight = _split(np.clip(p[order[:free]] - law[:free], 0.0, None), a[:free], b[:free])
+    distribution = a * b + a * after_b + b * after_a  # what the smaller rank alone would give
+    distribution[:free] = a[:free] * (b[:free] + b[free:].sum()) + b[:free] * a[free:].sum()
+    weight = _split(np.clip(p[order[:free]] - distribution[:free], 0.0, None), a[:free], b[:free])
     first = np.outer(a[:free], b[:free])
     np.fill_diagonal(first, 0.0)
-    law[:free] += (first * weight).sum(axis=1) + (first * (1.0 - weight)).sum(axis=0)
-    out = np.empty_like(law)
-    out[order] = law
+    distribution[:free] += (first * weight).sum(axis=1) + (first * (1.0 - weight)).sum(axis=0)
+    out = np.empty_like(distribution)
+    out[order] = distribution
     return Selection(rank, weight, out)
 
 
@@ -88,7 +88,7 @@ def _split(room: Array, a: Array, b: Array) -> Array:
 
 
 def _select(p: Array, q1: Array, q2: Array, free: int, alphabet: int) -> Selection:
-    """`select`, remembered for laws of few tokens: enumeration asks for the same ones again and again."""
+    """`select`, remembered for distributions of few tokens: enumeration asks for the same ones again and again."""
     if p.size > SMALL:
         return select(p, q1, q2, free, alphabet)
     return _remembered(p.tobytes(), q1.tobytes(), q2.tobytes(), free, alphabet)
@@ -103,50 +103,50 @@ def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
     if not node.children:
         return emit(node, node.p)
     p, q = node.p, node.draft()
-    kept, law = None, q
-    for turn, child in shuffled(node):
+    kept, distribution = None, q
+    for attempt, child in shuffled(node):
         if kept is None:
             kept = child
             continue
-        chosen = _select(p, law, q, free, alphabet)
-        law = chosen.law
+        chosen = _select(p, distribution, q, free, alphabet)
+        distribution = chosen.distribution
         if child is not kept:
             stay = chosen.keep_first(kept.token, child.token)
-            kept = kept if node.roll.flip(stay, Purpose.SELECT, node.index, turn) else child
+            kept = kept if node.roll.flip(stay, Purpose.SELECT, node.index, attempt) else child
     assert kept is not None
-    if node.roll.flip(ratio(p[kept.token], law[kept.token]), Purpose.ACCEPT, node.index):
+    if node.roll.flip(ratio(p[kept.token], distribution[kept.token]), Purpose.ACCEPT, node.index):
         return Step(kept, kept.token)
-    return emit_or_hit(node, residual(p, law))
+    return emit_or_hit(node, residual(p, distribution))
 
 
 def solve_canonical_batch(node: NodeBatch, free: int, alphabet: int) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
-    p, q = node.p.dense().double(), node.draft_law().dense().double()
-    law, kept = q.clone(), torch.zeros_like(node.index)
-    for turn, k, present in draw_order(node):
+    p, q = node.p.dense().double(), node.draft_distribution().dense().double()
+    distribution, kept = q.clone(), torch.zeros_like(node.index)
+    for attempt, k, present in draw_order(node):
         rival = k[:, 0]
-        if turn == 0:
+        if attempt == 0:
             kept = rival
             continue
         stay = torch.ones_like(kept, dtype=torch.float64)
         for b in torch.nonzero(present)[:, 0].tolist():  # flows are solved one by one, on the host
-            chosen = _select(p[b].cpu().numpy(), law[b].cpu().numpy(), q[b].cpu().numpy(), free, alphabet)
-            law[b] = torch.from_numpy(chosen.law).to(law.device)
+            chosen = _select(p[b].cpu().numpy(), distribution[b].cpu().numpy(), q[b].cpu().numpy(), free, alphabet)
+            distribution[b] = torch.from_numpy(chosen.distribution).to(distribution.device)
             if kept[b] != rival[b]:
                 stay[b] = chosen.keep_first(int(node.token[b, kept[b]]), int(node.token[b, rival[b]]))
-        kept = torch.where(node.dice.flip(stay, Purpose.SELECT, node.index, turn), kept, rival)
-    return _test_kept(node, p, law, kept)
+        kept = torch.where(node.rng.flip(stay, Purpose.SELECT, node.index, attempt), kept, rival)
+    return _test_kept(node, p, distribution, kept)
 
 
-def _test_kept(node: NodeBatch, p: Tensor, law: Tensor, kept: Tensor) -> StepBatch:
-    """The single-draft test of the kept draw against its own law."""
+def _test_kept(node: NodeBatch, p: Tensor, distribution: Tensor, kept: Tensor) -> StepBatch:
+    """The single-draft test of the kept draw against its own distribution."""
     token, drawn = node.token.gather(1, kept[:, None]).clamp(min=0), node.child[:, 0] >= 0
-    own = torch.where(drawn, law.gather(1, token)[:, 0], 0.0)
+    own = torch.where(drawn, distribution.gather(1, token)[:, 0], 0.0)
     slot = torch.where(flip_ratio(node, p.gather(1, token)[:, 0], own, node.index, 0), kept, -1)
-    rest = torch.relu(p - torch.where(drawn[:, None], law, 0.0))
+    rest = torch.relu(p - torch.where(drawn[:, None], distribution, 0.0))
     rest = torch.where(rest.sum(dim=1, keepdim=True) > 0, rest, p)
-    return emit_or_hit_batch(node, DenseLaw(rest), slot)
+    return emit_or_hit_batch(node, DenseDistribution(rest), slot)
 
 
 def canonical(free: int = 5, alphabet: int = 40) -> Rule:

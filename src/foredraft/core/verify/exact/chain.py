@@ -1,6 +1,6 @@
 """Rules for single chains of drawn tokens: the classical test and block verification.
 
-Both need q of every drafted position. Notation of the papers: x_i drawn from q_i, p_i the target's law at that place.
+Both need q of every drafted position. Notation of the papers: x_i drawn from q_i, p_i the target's distribution at that place.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ....types import Reason, TreeVerdict, Verdict
-from ...distributions.tensors import DenseLaw, normalise
-from ...rng.batched import rolled_ahead
+from ...distributions.tensors import DenseDistribution, normalise
+from ...rng.batched import batched_rng
 from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
 from .rejection import ONE_DRAW, ratio, residual
@@ -51,8 +51,8 @@ def verify_block(case: TreeCase) -> TreeVerdict:
         follow = case.roll.draw(p, Purpose.OWN, tau - 1)
         return TreeVerdict(path, follow, [Reason.STANDARD] * tau + [Reason.BONUS])
     rest = (joint[tau] * p - case.draft(tau)).clip(min=0.0)
-    law = rest / rest.sum() if rest.sum() > 0 else p
-    follow = case.roll.draw(law, Purpose.OWN, tau - 1)
+    distribution = rest / rest.sum() if rest.sum() > 0 else p
+    follow = case.roll.draw(distribution, Purpose.OWN, tau - 1)
     return TreeVerdict(path, follow, [Reason.STANDARD] * tau + [Reason.CORRECTED])
 
 
@@ -67,14 +67,14 @@ def _block_test(joint: float, p: Array, q: Array) -> float:
 
 
 def verify_chain_batch(case: BatchCase) -> Verdict:
-    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
     drafts, walk = case.drafts, _Rows(case)
     length = torch.zeros_like(drafts.length)
     running = torch.ones_like(length, dtype=torch.bool)
     for i in range(drafts.levels):
         p, q, node = *walk.probs(i), torch.full_like(length, i)
         prob = torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
-        accept = case.dice.flip(prob, Purpose.ACCEPT, node)
+        accept = case.rng.flip(prob, Purpose.ACCEPT, node)
         running = running & (i < drafts.length) & accept
         length += running.to(torch.int64)
         if walk.on_host and not bool(running.any()):
@@ -85,7 +85,7 @@ def verify_chain_batch(case: BatchCase) -> Verdict:
 
 
 def verify_block_batch(case: BatchCase) -> Verdict:
-    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
     drafts, walk = case.drafts, _Rows(case)
     batch, levels = drafts.batch, drafts.levels
     joint = torch.ones((batch, levels + 1), dtype=torch.float64, device=drafts.token.device)
@@ -104,7 +104,7 @@ def verify_block_batch(case: BatchCase) -> Verdict:
             bottom = z + 1 - here
             inner = torch.where(bottom > 0, z / bottom.clamp(min=1e-300), 1.0)
             h = torch.where(drafts.length == i, here, inner)
-        passed = case.dice.flip(h, Purpose.ACCEPT, torch.full_like(tau, i - 1)) & (i <= drafts.length)
+        passed = case.rng.flip(h, Purpose.ACCEPT, torch.full_like(tau, i - 1)) & (i <= drafts.length)
         tau = torch.where(passed, i, tau)
     p = case.target.at(tau).dense()
     weight = joint.gather(1, tau[:, None]).to(p.dtype)
@@ -125,31 +125,31 @@ class _Rows:
         return self.case.target.at(self._row(i)).dense()
 
     def q(self, i: int) -> Tensor:
-        laws = self.case.drafts.laws
-        if laws is None:
-            raise ValueError("this rule needs the draft's laws, and the drafter gave none")
-        return laws.at(self._row(i)).dense()
+        distributions = self.case.drafts.distributions
+        if distributions is None:
+            raise ValueError("this rule needs the draft's distributions, and the drafter gave none")
+        return distributions.at(self._row(i)).dense()
 
     def probs(self, i: int) -> tuple[Tensor, Tensor]:
         """p and q of the token drafted at position i, [B] float64; no row is written out for them."""
-        laws, row, token = self.case.drafts.laws, self._row(i), self.case.drafts.token[:, i]
-        if laws is None:
-            raise ValueError("this rule needs the draft's laws, and the drafter gave none")
-        return self.case.target.at(row).prob(token).double(), laws.at(row).prob(token).double()
+        distributions, row, token = self.case.drafts.distributions, self._row(i), self.case.drafts.token[:, i]
+        if distributions is None:
+            raise ValueError("this rule needs the draft's distributions, and the drafter gave none")
+        return self.case.target.at(row).prob(token).double(), distributions.at(row).prob(token).double()
 
     def q_at(self, length: Tensor) -> Tensor:
         """q behind each sequence's accepted prefix; rows past the end are read but not used."""
-        laws = self.case.drafts.laws
+        distributions = self.case.drafts.distributions
         last = max(self.case.drafts.levels - 1, 0)
-        if laws is None:
+        if distributions is None:
             return torch.zeros_like(self.case.target.at(length).dense())
-        return laws.at(length.clamp(max=last)).dense()
+        return distributions.at(length.clamp(max=last)).dense()
 
     def finish(self, length: Tensor, p: Tensor, rest: Tensor) -> Verdict:
-        drafts, dice = self.case.drafts, self.case.dice
+        drafts, rng = self.case.drafts, self.case.rng
         whole = length == drafts.length
         node = length - 1
-        token = dice.draw(DenseLaw(torch.where(whole[:, None], p, rest)), Purpose.OWN, node)
+        token = rng.draw(DenseDistribution(torch.where(whole[:, None], p, rest)), Purpose.OWN, node)
         column = torch.arange(drafts.levels + 1, device=length.device)[None, :]
         path = torch.where(column[:, :-1] < length[:, None], column[:, :-1], -1)
         end = torch.where(whole, int(Reason.BONUS), int(Reason.CORRECTED))

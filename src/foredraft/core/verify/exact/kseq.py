@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Kind
-from ...distributions.tensors import DenseLaw, pick_rows
+from ...distributions.tensors import DenseDistribution, pick_rows
 from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
 from ..parameters import label
@@ -69,8 +69,8 @@ def solve_kseq(node: Node, widest: bool = False) -> Step:
         return emit(node, node.p)
     p, q, draws = node.p, node.draft(), sum(child.multiplicity for child in node.children)
     rho = float(draws) if widest else best_rho(p, q, draws)
-    for turn, child in shuffled(node):
-        if node.roll.flip(ratio(p[child.token], rho * q[child.token]), Purpose.ACCEPT, node.index, turn):
+    for attempt, child in shuffled(node):
+        if node.roll.flip(ratio(p[child.token], rho * q[child.token]), Purpose.ACCEPT, node.index, attempt):
             return Step(child, child.token)
     b = overlap(p, q, rho)
     taken = (1 - (1 - b) ** draws) / b if b > 0 else 0.0
@@ -82,12 +82,12 @@ def solve_kseq_batch(node: NodeBatch, widest: bool = False) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
     p, draws = node.p.dense(), node.multiplicity().sum(dim=1).clamp(min=1)
-    q = node.draft_law().dense().to(p.dtype)
+    q = node.draft_distribution().dense().to(p.dtype)
     rho = draws.to(torch.float64) if widest else _best_rhos(p, q, draws)
     slot = torch.full_like(node.index, -1)
-    for turn, k, present in draw_order(node):
+    for attempt, k, present in draw_order(node):
         token = node.token.gather(1, k).clamp(min=0)
-        passed = flip_ratio(node, p.gather(1, token)[:, 0], rho * q.gather(1, token)[:, 0], node.index, turn)
+        passed = flip_ratio(node, p.gather(1, token)[:, 0], rho * q.gather(1, token)[:, 0], node.index, attempt)
         slot = torch.where((slot < 0) & present[:, 0] & passed, k[:, 0], slot)
         if node.settled(slot):
             return StepBatch(slot, slot)
@@ -96,8 +96,8 @@ def solve_kseq_batch(node: NodeBatch, widest: bool = False) -> StepBatch:
     taken = torch.where(b > 0, (1 - (1 - b).clamp(min=0) ** draws) / b, 0.0)
     taken = torch.where(node.child[:, 0] >= 0, taken, 0.0)
     rest = torch.relu_(torch.addcmul(p, kept, taken[:, None].to(p.dtype), value=-1))
-    law = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
-    return emit_or_hit_batch(node, DenseLaw(law), slot)
+    distribution = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
+    return emit_or_hit_batch(node, DenseDistribution(distribution), slot)
 
 
 def _best_rhos(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Rules that ask the target for its own token and look whether it was drafted.
 
-They need no draft law, so they are exact for any tree, however it was built or pruned.
+They need no draft distribution, so they are exact for any tree, however it was built or pruned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def solve_match(node: Node) -> Step:
 
 
 def solve_match_batch(node: NodeBatch) -> StepBatch:
-    y = node.dice.draw_at(node.p, node.depth)
+    y = node.rng.draw_at(node.p, node.depth)
     return _follow_batch(node, y)
 
 

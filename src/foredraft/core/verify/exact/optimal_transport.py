@@ -2,7 +2,7 @@
 
 Given the maximum flow S from candidate sets to tokens (`core.verify.exact.transport`), the set x is answered with its token i at
 probability S(i, x) / mu(x), otherwise with a token of Nrm(p - sum_x S(., x)). It accepts alpha* and is exact for every
-kind of drafts whose number does not depend on their tokens. For draft laws of few tokens: a real vocabulary has to be
+kind of drafts whose number does not depend on their tokens. For draft distributions of few tokens: a real vocabulary has to be
 cut first (top_k of the drafter).
 """
 
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 from ....types import Kind
-from ...distributions.tensors import DenseLaw
+from ...distributions.tensors import DenseDistribution
 from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from .rejection import ONE_DRAW, emit, emit_batch, walk_ahead
-from .transport import SMALL, Plan, set_law, transport
+from .transport import SMALL, Plan, set_distribution, transport
 
 
 def answer(p: Array, q: Array, kind: Kind, tokens: list[int], draws: int) -> tuple[Array, Array]:
-    """What to do with candidates `tokens`: a law over (each of them .., none), and the law if none."""
+    """What to do with candidates `tokens`: a distribution over (each of them .., none), and the distribution if none."""
     plan = _plan(p, q, kind, tuple(tokens) if _fixed(kind) else (0,) * len(tokens), draws)
     seen = tuple(sorted(tokens))
-    mass = plan.law.get(seen, 0.0)
+    mass = plan.distribution.get(seen, 0.0)
     share = dict(zip(seen, plan.flow[seen] / mass, strict=True)) if mass > 0 else dict.fromkeys(seen, 0.0)
     taken = np.array([share[token] for token in tokens])
     left = np.clip(plan.spare, 0.0, None)
@@ -35,20 +35,20 @@ def answer(p: Array, q: Array, kind: Kind, tokens: list[int], draws: int) -> tup
 
 
 def _fixed(kind: Kind) -> bool:
-    """Whether the law of the candidates depends on which tokens were seen."""
+    """Whether the distribution of the candidates depends on which tokens were seen."""
     return kind in (Kind.CHOSEN, Kind.TOP_THEN_SAMPLED)
 
 
 def _plan(p: Array, q: Array, kind: Kind, tokens: tuple[int, ...], draws: int) -> Plan:
     """The transport, remembered for small vocabularies: enumeration asks for the same one again and again."""
     if p.size > SMALL:
-        return transport(p, set_law(q, kind, tokens, draws))
+        return transport(p, set_distribution(q, kind, tokens, draws))
     return _remembered(p.tobytes(), q.tobytes(), kind, tokens, draws)
 
 
 @lru_cache(maxsize=256)
 def _remembered(p: bytes, q: bytes, kind: Kind, tokens: tuple[int, ...], draws: int) -> Plan:
-    return transport(np.frombuffer(p), set_law(np.frombuffer(q), kind, tokens, draws))
+    return transport(np.frombuffer(p), set_distribution(np.frombuffer(q), kind, tokens, draws))
 
 
 def solve_otm(node: Node) -> Step:
@@ -67,7 +67,7 @@ def solve_otm_batch(node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
     p = node.p.dense().double().cpu().numpy()
-    q = p if node.drafts.laws is None else node.draft_law().dense().double().cpu().numpy()
+    q = p if node.drafts.distributions is None else node.draft_distribution().dense().double().cpu().numpy()
     children, tokens = node.child.tolist(), node.token.tolist()
     draws, kinds = node.multiplicity().sum(dim=1).tolist(), _kinds(node)
     width = node.child.shape[1]
@@ -79,8 +79,8 @@ def solve_otm_batch(node: NodeBatch) -> StepBatch:
             ours, none[b] = answer(p[b], q[b], kinds[b], [row[k] for k in present], draws[b])
             taken[b, [*present, width]] = ours
     device = node.child.device
-    choice = node.dice.draw(DenseLaw(torch.from_numpy(taken).to(device)), Purpose.SELECT, node.index)
-    token = node.dice.draw(DenseLaw(torch.from_numpy(none).to(device)), Purpose.OWN, node.index)
+    choice = node.rng.draw(DenseDistribution(torch.from_numpy(taken).to(device)), Purpose.SELECT, node.index)
+    token = node.rng.draw(DenseDistribution(torch.from_numpy(none).to(device)), Purpose.OWN, node.index)
     return StepBatch(torch.where(choice < width, choice, -1), token)
 
 
@@ -93,7 +93,7 @@ def _kinds(node: NodeBatch) -> list[Kind]:
 
 OTM = Rule(
     name="otm",
-    summary="optimal transport between candidates and target; accepts most of all, for draft laws of few tokens",
+    summary="optimal transport between candidates and target; accepts most of all, for draft distributions of few tokens",
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_IN_TURN)) | ONE_DRAW,
     verify=partial(walk, solve_otm),
     verify_batch=partial(walk_ahead, solve_otm_batch),

@@ -1,6 +1,6 @@
-"""Rules that test candidates one after another against the target's residual law.
+"""Rules that test candidates one after another against the target's residual distribution.
 
-All are one loop: test candidate y with probability R(y) / S(y), where R is what is left of p and S is the law that y
+All are one loop: test candidate y with probability R(y) / S(y), where R is what is left of p and S is the distribution that y
 was drawn from; after a rejection R becomes the normalised positive part of R - S. They differ in S:
 
   one-hot                       S is the point mass at y (the candidate was chosen, not drawn)
@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....types import Kind, Law, Reason, Topology, Verdict
-from ...distributions.tensors import DenseLaw, pick_rows
-from ...rng.batched import first_pass, rolled_ahead
+from ....types import Distribution, Kind, Reason, Topology, Verdict
+from ...distributions.tensors import DenseDistribution, pick_rows
+from ...rng.batched import batched_rng, first_pass
 from ...rng.keyed import Purpose
 from ..base import EVERY_KIND, Array, BatchCase, Rule, pairs
 from ..tree_walk import BatchSolver, Child, Node, NodeBatch, Step, StepBatch, walk, walk_batch
@@ -55,9 +55,9 @@ def solve_one_hot(node: Node) -> Step:
 
 
 def point(token: int, vocab: int) -> Array:
-    law = np.zeros(vocab)
-    law[token] = 1.0
-    return law
+    distribution = np.zeros(vocab)
+    distribution[token] = 1.0
+    return distribution
 
 
 def solve_residual(node: Node) -> Step:
@@ -67,7 +67,7 @@ def solve_residual(node: Node) -> Step:
     r, s = node.p, node.draft() if node.children else node.p
     for child in node.children:
         if s[child.token] <= 0:
-            continue  # the draft law was used up: this cannot have been drawn, so it is no candidate
+            continue  # the draft distribution was used up: this cannot have been drawn, so it is no candidate
         if node.roll.flip(ratio(r[child.token], s[child.token]), Purpose.ACCEPT, child.node):
             return Step(child, child.token)
         r, s = residual(r, s), residual(s, s[child.token] * point(child.token, s.size))
@@ -81,21 +81,21 @@ def solve_iid(node: Node) -> Step:
     likely, so the order is drawn anew here. Testing equal draws in a row instead is biased from three draws on.
     """
     r, q = node.p, node.draft() if node.children else node.p
-    for turn, child in shuffled(node):
-        if node.roll.flip(ratio(r[child.token], q[child.token]), Purpose.ACCEPT, node.index, turn):
+    for attempt, child in shuffled(node):
+        if node.roll.flip(ratio(r[child.token], q[child.token]), Purpose.ACCEPT, node.index, attempt):
             return Step(child, child.token)
         r = residual(r, q)
     return emit(node, r)
 
 
 def shuffled(node: Node) -> Iterator[tuple[int, Child]]:
-    """(turn, child) of every independent draw, in a random order, drawn as it is asked for."""
+    """(attempt, child) of every independent draw, in a random order, drawn as it is asked for."""
     left = {child: child.multiplicity for child in node.children}
-    for turn in range(sum(left.values())):
+    for attempt in range(sum(left.values())):
         counts = np.array([float(n) for n in left.values()])
-        child = list(left)[node.roll.draw(counts / counts.sum(), Purpose.ORDER, node.index, turn)]
+        child = list(left)[node.roll.draw(counts / counts.sum(), Purpose.ORDER, node.index, attempt)]
         left[child] -= 1
-        yield turn, child
+        yield attempt, child
 
 
 def solve_one_hot_batch(node: NodeBatch) -> StepBatch:
@@ -105,18 +105,18 @@ def solve_one_hot_batch(node: NodeBatch) -> StepBatch:
     p, token, present = node.p.dense(), node.token.clamp(min=0), node.child >= 0
     own = p.gather(1, token).double() * present
     before = own.cumsum(dim=1) - own
-    slot = first_pass(node.dice, (own / (1 - before).clamp(min=1e-30)).clamp(max=1.0), node.child)
+    slot = first_pass(node.rng, (own / (1 - before).clamp(min=1e-30)).clamp(max=1.0), node.child)
     if node.settled(slot):
         return StepBatch(slot, slot)
     rest = p.scatter_add(1, token, -own.to(p.dtype)).clamp_(min=0)
     rest = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)
-    return StepBatch(slot, node.dice.draw(DenseLaw(rest), Purpose.OWN, node.index))
+    return StepBatch(slot, node.rng.draw(DenseDistribution(rest), Purpose.OWN, node.index))
 
 
 def solve_residual_batch(node: NodeBatch) -> StepBatch:
     if node.drafts.node_kind is None and node.drafts.kind == Kind.CHOSEN:
         return solve_one_hot_batch(node)
-    return reject_in_turn(node)
+    return reject_in_attempt(node)
 
 
 @dataclass(slots=True)
@@ -137,11 +137,11 @@ class Left:
     @classmethod
     def of(cls, node: NodeBatch) -> Left:
         p = node.p.dense()
-        q = None if node.drafts.laws is None else node.draft_law().dense().to(p.dtype)
+        q = None if node.drafts.distributions is None else node.draft_distribution().dense().to(p.dtype)
         one = torch.ones_like(p[:, :1])
         return cls(p, q, torch.zeros_like(one), one, one)
 
-    def law(self) -> Tensor:
+    def distribution(self) -> Tensor:
         """[B, V] R, not normalised."""
         return self.p if self.q is None else torch.relu_(torch.addcmul(self.p, self.beta, self.q, value=-1))
 
@@ -152,20 +152,20 @@ class Left:
         return torch.where(self.mass > 0, over.clamp(min=0) / self.mass, 0.0)[:, 0]
 
     def drop(self, token: Tensor, step: Tensor, gone: Tensor) -> None:
-        """After the rejection of `token` [B, 1], whose law was `step` * q; step 0 = the point mass at the token."""
+        """After the rejection of `token` [B, 1], whose distribution was `step` * q; step 0 = the point mass at the token."""
         self.beta, keep = torch.where(gone, self.beta + self.mass * step, self.beta), ~gone
         self.p.scatter_(1, token, self.p.gather(1, token) * keep)
         if self.q is not None:
             self.q.scatter_(1, token, self.q.gather(1, token) * keep)
             self.left = self.q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(self.q.dtype).tiny)
-        self.mass = self.law().sum(dim=1, keepdim=True)
+        self.mass = self.distribution().sum(dim=1, keepdim=True)
 
     def emit(self, node: NodeBatch, slot: Tensor, reason: Tensor | None = None) -> StepBatch:
         """The target's own token from what the tests left over; p itself where rounding left nothing."""
-        law = self.law()
-        if law.device.type != "cpu" or not bool((self.mass > 0).all()):
-            law = torch.where(self.mass > 0, law, node.p.dense())
-        return StepBatch(slot, node.dice.draw(DenseLaw(law), Purpose.OWN, node.index), reason)
+        distribution = self.distribution()
+        if distribution.device.type != "cpu" or not bool((self.mass > 0).all()):
+            distribution = torch.where(self.mass > 0, distribution, node.p.dense())
+        return StepBatch(slot, node.rng.draw(DenseDistribution(distribution), Purpose.OWN, node.index), reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Relax:
     boost: Callable[[Any], Any] = lambda r: r  # of a float or of a tensor
 
 
-def reject_in_turn(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
+def reject_in_attempt(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
     """The sequential test of `solve_residual` for a batch; chosen candidates are point masses."""
     if node.childless():
         return emit_batch(node, node.p)
@@ -208,27 +208,27 @@ def flip_rest(node: NodeBatch, r: Tensor, s: Tensor, relax: Relax, key: Tensor) 
     """The second part of a lowered test, for what the first part, r / s, let fall."""
     strict, wide = _quotient(r, s), _quotient(relax.boost(r.double()), relax.lenience * s.double())
     prob = ((wide - strict) / (1 - strict)).masked_fill_(strict >= 1, 0.0)
-    return node.dice.flip(prob, Purpose.ACCEPT, key, 1)
+    return node.rng.flip(prob, Purpose.ACCEPT, key, 1)
 
 
 def _draft_prob(node: NodeBatch, left: Left | None, token: Tensor) -> Tensor:
-    """[B] probability with which a token would be drawn next; 1 where the drafter gave no laws (chosen candidates)."""
-    if node.drafts.laws is None:
+    """[B] probability with which a token would be drawn next; 1 where the drafter gave no distributions (chosen candidates)."""
+    if node.drafts.distributions is None:
         return torch.ones_like(node.index, dtype=torch.float32)
     if left is None or left.q is None:
-        return node.draft_law().prob(token[:, 0])
+        return node.draft_distribution().prob(token[:, 0])
     return (left.q.gather(1, token) / left.left)[:, 0]
 
 
 def solve_iid_batch(node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
-    law, slot = node.draft_law(), torch.full_like(node.index, -1)
+    distribution, slot = node.draft_distribution(), torch.full_like(node.index, -1)
     left: Left | None = None
-    for turn, k, present in draw_order(node):
+    for attempt, k, present in draw_order(node):
         token = node.token.gather(1, k).clamp(min=0)
         r = node.p.prob(token[:, 0]) if left is None else left.at(token)  # the first test needs no dense row
-        passed = flip_ratio(node, r, law.prob(token[:, 0]), node.index, turn)
+        passed = flip_ratio(node, r, distribution.prob(token[:, 0]), node.index, attempt)
         slot = torch.where((slot < 0) & present[:, 0] & passed, k[:, 0], slot)
         if node.settled(slot):
             return StepBatch(slot, slot)
@@ -238,21 +238,23 @@ def solve_iid_batch(node: NodeBatch) -> StepBatch:
 
 
 def draw_order(node: NodeBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Independent draws in a random order: (turn, child column [B, 1], whether there is such a draw [B, 1])."""
+    """Independent draws in a random order: (attempt, child column [B, 1], whether there is such a draw [B, 1])."""
     left = node.multiplicity()
-    for turn in range(int(left.sum(dim=1).max())):
+    for attempt in range(int(left.sum(dim=1).max())):
         present = left.sum(dim=1, keepdim=True) > 0
         weight = torch.where(present, left, 1).to(torch.float64)
         k = torch.zeros_like(node.index)
         if left.shape[1] > 1:
-            k = node.dice.draw(DenseLaw(weight / weight.sum(dim=1, keepdim=True)), Purpose.ORDER, node.index, turn)
+            k = node.rng.draw(
+                DenseDistribution(weight / weight.sum(dim=1, keepdim=True)), Purpose.ORDER, node.index, attempt
+            )
         left = left.scatter_add(1, k[:, None], -present.to(torch.int64))
-        yield turn, k[:, None], present
+        yield attempt, k[:, None], present
 
 
-def flip_ratio(node: NodeBatch, r: Tensor, s: Tensor, key: Tensor, turn: int) -> Tensor:
+def flip_ratio(node: NodeBatch, r: Tensor, s: Tensor, key: Tensor, attempt: int) -> Tensor:
     """Accept with min(1, r / s); a candidate with s = 0 cannot have been drawn and is rejected."""
-    return node.dice.flip(_quotient(r, s), Purpose.ACCEPT, key, turn)
+    return node.rng.flip(_quotient(r, s), Purpose.ACCEPT, key, attempt)
 
 
 def _quotient(r: Tensor, s: Tensor) -> Tensor:
@@ -260,14 +262,14 @@ def _quotient(r: Tensor, s: Tensor) -> Tensor:
     return (r.double() / s.double()).clamp_(max=1.0).masked_fill_(s <= 0, 0.0)
 
 
-def emit_batch(node: NodeBatch, law: Law) -> StepBatch:
-    """Every sequence stops here with a token from `law`."""
-    return StepBatch(torch.full_like(node.index, -1), node.dice.draw(law, Purpose.OWN, node.index))
+def emit_batch(node: NodeBatch, distribution: Distribution) -> StepBatch:
+    """Every sequence stops here with a token from `distribution`."""
+    return StepBatch(torch.full_like(node.index, -1), node.rng.draw(distribution, Purpose.OWN, node.index))
 
 
 def walk_ahead(solve: BatchSolver, case: BatchCase) -> Verdict:
     """`walk_batch` with this round's rolls made cheap."""
-    return walk_batch(solve, replace(case, dice=rolled_ahead(case.dice, case.drafts.width)))
+    return walk_batch(solve, replace(case, rng=batched_rng(case.rng, case.drafts.width)))
 
 
 # With one child per node every sampled kind is the same thing: one draw from q.

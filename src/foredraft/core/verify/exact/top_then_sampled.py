@@ -13,26 +13,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ....types import Kind, Law
-from ...distributions.tensors import DenseLaw, pick_rows
-from ...rng.keyed import Dice, Purpose
+from ....types import Distribution, Kind
+from ...distributions.tensors import DenseDistribution, pick_rows
+from ...rng.keyed import Purpose, Rng
 from ..base import Rule, pairs
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
 
 
-def draw_top_then_sampled(law: Law, count: int, dice: Dice, node: Tensor) -> tuple[Tensor, Tensor]:
+def draw_top_then_sampled(distribution: Distribution, count: int, rng: Rng, node: Tensor) -> tuple[Tensor, Tensor]:
     """Candidates of one node of every sequence: (tokens [B, count], how many are valid [B]).
 
     `node` [B] keys the one roll (purpose DRAFT). The drawn token stands last; where Top holds all of q there is no
     draw, and a token that q cannot produce is no candidate.
     """
-    q = law.dense()
+    q = distribution.dense()
     top = q.topk(count - 1, dim=1)
     rest = q.scatter(1, top.indices, 0.0)
     mass = rest.sum(dim=1)
-    last = dice.draw(DenseLaw(torch.where(mass[:, None] > 0, rest, q)), Purpose.DRAFT, node)
+    last = rng.draw(DenseDistribution(torch.where(mass[:, None] > 0, rest, q)), Purpose.DRAFT, node)
     valid = (top.values > 0).sum(dim=1) + (mass > 0).to(torch.int64)
     return torch.cat([top.indices, last[:, None]], dim=1), valid
 
@@ -57,7 +57,7 @@ def solve_top_then_sampled_batch(node: NodeBatch) -> StepBatch:
     at = (count - 1).clamp(min=0)
     last, child = node.token.gather(1, at).clamp(min=0), node.child.gather(1, at)[:, 0]
     column = torch.arange(node.child.shape[1], device=at.device)[None, :]
-    q = _off_top(node.draft_law().dense(), torch.where(column < at, node.token, -1))
+    q = _off_top(node.draft_distribution().dense(), torch.where(column < at, node.token, -1))
     own = q.gather(1, last)
     # q' = scale * q; 0 where nothing was left to draw from: all candidates are chosen ones then
     scale = ((count > 0) & (own > 0)) / q.sum(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
@@ -68,7 +68,7 @@ def solve_top_then_sampled_batch(node: NodeBatch) -> StepBatch:
     p = node.p.dense()
     rest = torch.relu_(torch.addcmul(p, scale.to(p.dtype), q.to(p.dtype), value=-1))
     rest = pick_rows(rest.sum(dim=1, keepdim=True) > 0, rest, p)  # p == q' up to rounding
-    return emit_or_hit_batch(node, DenseLaw(rest), slot)
+    return emit_or_hit_batch(node, DenseDistribution(rest), slot)
 
 
 def _off_top(q: Tensor, top: Tensor) -> Tensor:

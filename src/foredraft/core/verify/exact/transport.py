@@ -1,9 +1,9 @@
 """Optimal transport between candidate sets and the target: the best any rule can do at one node.
 
-A node's candidates are a random set x with law mu(x). A rule hands S(i, x) of that mass to token i of x; what token i
+A node's candidates are a random set x with distribution mu(x). A rule hands S(i, x) of that mass to token i of x; what token i
 gets in all may not exceed p(i), and what set x gives may not exceed mu(x). Accepting as often as possible is a maximum
 flow from sets to tokens (SpecTr, Sun et al. 2023: transport with membership cost). Everything here is float64 on the
-host and meant for draft laws of few tokens: the number of sets grows like n^K / K!.
+host and meant for draft distributions of few tokens: the number of sets grows like n^K / K!.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ....errors import UsageError
 from ....types import Kind
 
 Array = NDArray[np.float64]
-SetLaw = dict[tuple[int, ...], float]  # sorted tokens -> probability that they are the candidates
+SetDistribution = dict[tuple[int, ...], float]  # sorted tokens -> probability that they are the candidates
 SMALL = 256  # vocabularies up to this size have their plans remembered
 MOST_DRAWS = 20_000  # sequences of draws that are listed before giving up
 
@@ -30,7 +30,7 @@ MOST_DRAWS = 20_000  # sequences of draws that are listed before giving up
 class Plan:
     """A transport: `flow[x][j]` of set x's mass goes to its j-th token. `spare[i]` is what p(i) has left."""
 
-    law: SetLaw
+    distribution: SetDistribution
     flow: dict[tuple[int, ...], Array]
     spare: Array
 
@@ -40,11 +40,11 @@ class Plan:
         return float(sum(flow.sum() for flow in self.flow.values()))
 
 
-# --- laws of candidate sets -----------------------------------------------------------------------------------------
+# --- distributions of candidate sets -----------------------------------------------------------------------------------------
 
 
-def set_law(q: Array, kind: Kind, candidates: Seq[int], draws: int) -> SetLaw:
-    """The law of the set of candidates, of which `candidates` (in draw order) is the outcome seen.
+def set_distribution(q: Array, kind: Kind, candidates: Seq[int], draws: int) -> SetDistribution:
+    """The distribution of the set of candidates, of which `candidates` (in draw order) is the outcome seen.
 
     `draws` counts independent draws with their repetitions. Chosen candidates could not have been others.
     """
@@ -63,32 +63,32 @@ def set_law(q: Array, kind: Kind, candidates: Seq[int], draws: int) -> SetLaw:
 def _refuse_many(sequences: int) -> None:
     if sequences > MOST_DRAWS:
         raise UsageError(
-            f"optimal transport would list {sequences} draws; cut the draft law to a few tokens (top_k) or use the rule"
+            f"optimal transport would list {sequences} draws; cut the draft distribution to a few tokens (top_k) or use the rule"
             " 'canonical' or 'k-seq'"
         )
 
 
-def _independent(q: Array, support: list[int], draws: int) -> SetLaw:
-    law: SetLaw = defaultdict(float)
+def _independent(q: Array, support: list[int], draws: int) -> SetDistribution:
+    distribution: SetDistribution = defaultdict(float)
     for multiset in combinations_with_replacement(support, draws):
         times = [multiset.count(v) for v in set(multiset)]
         ways = factorial(draws) / prod(factorial(n) for n in times)
-        law[tuple(sorted(set(multiset)))] += ways * float(np.prod(q[list(multiset)]))
-    return dict(law)
+        distribution[tuple(sorted(set(multiset)))] += ways * float(np.prod(q[list(multiset)]))
+    return dict(distribution)
 
 
-def _without_replacement(q: Array, support: list[int], count: int) -> SetLaw:
-    law: SetLaw = defaultdict(float)
+def _without_replacement(q: Array, support: list[int], count: int) -> SetDistribution:
+    distribution: SetDistribution = defaultdict(float)
     for sequence in permutations(support, count):
         chance = 1.0
         for k, v in enumerate(sequence):
             # Added up, not taken off 1: behind a token of nearly all mass the difference would be rounding alone.
             chance *= float(q[v]) / sum(float(q[u]) for u in support if u not in sequence[:k])
-        law[tuple(sorted(sequence))] += chance
-    return dict(law)
+        distribution[tuple(sorted(sequence))] += chance
+    return dict(distribution)
 
 
-def _last_drawn(q: Array, top: tuple[int, ...], last: int) -> SetLaw:
+def _last_drawn(q: Array, top: tuple[int, ...], last: int) -> SetDistribution:
     rest = q.copy()
     rest[list(top)] = 0.0
     if rest.sum() <= 0:  # nothing was left to draw: the last candidate was chosen like the others
@@ -103,25 +103,25 @@ Set = tuple[int, ...]
 Edge = tuple[Set, int, int]  # a set, a place in it, +1 = more flow there, -1 = less
 
 
-def transport(p: Array, law: SetLaw) -> Plan:
+def transport(p: Array, distribution: SetDistribution) -> Plan:
     """A maximum flow from sets to tokens, by shortest augmenting paths (Edmonds and Karp) after a greedy start."""
-    flow = _Flow(p, law)
-    for x in law:
+    flow = _Flow(p, distribution)
+    for x in distribution:
         for j in np.argsort(-flow.room[list(x)], kind="stable"):
             flow.push([(x, int(j), 1)])
     while (path := flow.augmenting()) is not None:
         flow.push(path)
-    return Plan(dict(law), flow.sent, flow.room)
+    return Plan(dict(distribution), flow.sent, flow.room)
 
 
 class _Flow:
     """A flow under construction: mass left in the sets, room left in the tokens."""
 
-    def __init__(self, p: Array, law: SetLaw) -> None:
-        self.sent = {x: np.zeros(len(x)) for x in law}
-        self.left, self.room = dict(law), p.astype(np.float64)
+    def __init__(self, p: Array, distribution: SetDistribution) -> None:
+        self.sent = {x: np.zeros(len(x)) for x in distribution}
+        self.left, self.room = dict(distribution), p.astype(np.float64)
         self.holders: dict[int, list[tuple[Set, int]]] = defaultdict(list)
-        for x in law:
+        for x in distribution:
             for j, token in enumerate(x):
                 self.holders[token].append((x, j))
 
@@ -155,17 +155,17 @@ class _Flow:
         return None
 
 
-def transport_lp(p: Array, law: SetLaw) -> float:
-    """The value of the same problem by a linear program: the slow twin.
+def transport_lp(p: Array, distribution: SetDistribution) -> float:
+    """The value of the same problem by a linear program: the reference.
 
     maximise sum S(i, x)  subject to  sum_x S(i, x) <= p(i),  sum_i S(i, x) <= mu(x),  S >= 0.
     """
     from scipy.optimize import linprog  # heavy to import, and only needed here
     from scipy.sparse import coo_matrix
 
-    pairs = [(n, token) for n, x in enumerate(law) for token in x]
+    pairs = [(n, token) for n, x in enumerate(distribution) for token in x]
     column = np.arange(len(pairs))
     row = np.concatenate([[token for _, token in pairs], [p.size + n for n, _ in pairs]])
-    matrix = coo_matrix((np.ones(2 * len(pairs)), (row, np.tile(column, 2))), (p.size + len(law), len(pairs)))
-    bound = np.concatenate([p, list(law.values())])
+    matrix = coo_matrix((np.ones(2 * len(pairs)), (row, np.tile(column, 2))), (p.size + len(distribution), len(pairs)))
+    bound = np.concatenate([p, list(distribution.values())])
     return float(-linprog(-np.ones(len(pairs)), A_ub=matrix.tocsr(), b_ub=bound, method="highs").fun)

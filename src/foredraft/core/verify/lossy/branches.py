@@ -2,7 +2,7 @@
 
 best-branch, as published: every first-level child is a draw of the target (or one of its likeliest tokens) with a
 drafted tail below it; all tails are tested, and the branch whose tail is accepted furthest wins. LOSSY: picking the
-longest tail bends the law of the first token. one-branch is the exact use of the same tree: the target draws one first
+longest tail bends the distribution of the first token. one-branch is the exact use of the same tree: the target draws one first
 token, and only the tail below it is tested.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ....types import Reason, TreeVerdict, Verdict
-from ...rng.batched import all_tests, rolled_ahead
+from ...rng.batched import all_tests, batched_rng
 from ...rng.keyed import Purpose
 from ..base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
 from ..exact.matching import solve_match, solve_match_batch
@@ -55,7 +55,7 @@ def verify_best_branch(case: TreeCase) -> TreeVerdict:
 
 def verify_best_branch_batch(case: BatchCase) -> Verdict:
     """Unlike a walk this reads every branch, row by row: that is its price."""
-    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
     drafts, table = case.drafts, case.drafts.child_table()
     # One spare column takes what absent children would write.
     alive = torch.zeros((drafts.batch, drafts.width + 2), dtype=torch.bool, device=drafts.token.device)
@@ -68,7 +68,7 @@ def verify_best_branch_batch(case: BatchCase) -> Verdict:
             continue
         passed = live[:, None] & (child >= 0)  # first tokens are the target's own and pass
         if row > 0:
-            passed = all_tests(case.dice, _ratios(case, row, child) * live[:, None], child)
+            passed = all_tests(case.rng, _ratios(case, row, child) * live[:, None], child)
         alive.scatter_(1, torch.where(child >= 0, child + 1, drafts.width + 1), passed)
     reason = torch.full((drafts.batch, drafts.levels), int(Reason.RELAXED), device=drafts.token.device)
     return finish_batch(case, deepest(case, alive[:, :-1]), reason, tested=True)
@@ -79,9 +79,9 @@ def _ratios(case: BatchCase, row: int, child: Tensor) -> Tensor:
     drafts, rows, node = case.drafts, torch.full_like(case.drafts.length, row), child.clamp(min=0)
     token = drafts.token.gather(1, node)
     p = case.target.at(rows).dense().gather(1, token).double()
-    if drafts.laws is None:
+    if drafts.distributions is None:
         return p
-    q = drafts.laws.at(rows).dense().gather(1, token).double()
+    q = drafts.distributions.at(rows).dense().gather(1, token).double()
     if some_chosen(case):
         q = torch.where(chosen_batch(case, node), 1.0, q)
     return (p / q).clamp_(max=1.0).masked_fill_(q <= 0, 0.0)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
-from ...rng.batched import rolled_ahead
+from ...rng.batched import batched_rng
 from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..exact.rejection import ratio
 from ..longest_path import drawn_from, finish, finish_batch, ratio_batch
 from ..parameters import label
-from ..second_chance import soft_law, soft_law_batch
+from ..second_chance import soft_distribution, soft_distribution_batch
 
 
 def gate_value(p: Array, top: int) -> float:
@@ -65,14 +65,14 @@ class _Fly:
     def _kept(self, case: TreeCase, native: list[bool], i: int) -> bool:
         if i + 1 + self.margin > len(native) or not all(native[i + 1 : i + 1 + self.behind]):
             return False
-        p = soft_law(case, i)
+        p = soft_distribution(case, i)
         return p[case.tree.token[i]] > 0 and gate_value(p, self.top) >= self.theta
 
     def verify_batch(self, case: BatchCase) -> Verdict:
         drafts = case.drafts
         if drafts.branching > 1:
             raise UsageError("rule 'fly' handles chains only")
-        case = replace(case, dice=rolled_ahead(case.dice, drafts.width))
+        case = replace(case, rng=batched_rng(case.rng, drafts.width))
         native, gate = self._scan(case)
         count = torch.nn.functional.pad(native.to(torch.int64).cumsum(dim=1), (1, self.behind))
         count[:, native.shape[1] + 1 :] = -1  # windows that reach behind the drafts never agree
@@ -95,13 +95,13 @@ class _Fly:
         ended = drafts.length == 0
         for i in range(drafts.levels):
             row = torch.full_like(drafts.length, i)
-            native[:, i] = case.dice.flip(ratio_batch(case, row, row), Purpose.ACCEPT, row)
+            native[:, i] = case.rng.flip(ratio_batch(case, row, row), Purpose.ACCEPT, row)
             missed = inside[:, i] & ~native[:, i]
             if on_host and not bool(missed.any()):
                 continue
             ended = ended | (missed & (i - last <= self.behind))
             if not on_host or bool((missed & ~ended).any()):
-                p = soft_law_batch(case, row).dense()
+                p = soft_distribution_batch(case, row).dense()
                 likely = p.gather(1, drafts.token[:, i : i + 1])[:, 0] > 0
                 gate[:, i] = missed & likely & (gate_value_batch(p, self.top) >= self.theta)
             last = torch.where(missed, i, last)
@@ -124,5 +124,5 @@ def fly(theta: float = 0.3, window: int = 6, gate: str = "paper") -> Rule:
         lossy=True,
         chains_only=True,
         reads_ahead=True,
-        needs_soft=True,
+        needs_temperature_one=True,
     )

@@ -1,4 +1,4 @@
-"""Divergence gates: where target and draft nearly agree as laws, the drafted token passes whatever it is. Lossy.
+"""Divergence gates: where target and draft nearly agree as distributions, the drafted token passes whatever it is. Lossy.
 
 kl-gate (JuDi): the standard test, or KL(p || q) <= threshold. fuzzy (Holsman et al. 2025): accept iff Div(p, q) is at
 most the threshold, otherwise the target draws for itself (or the standard test decides). All children of a node share
@@ -17,7 +17,15 @@ from ....errors import UsageError
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..exact.matching import solve_match, solve_match_batch
 from ..parameters import label
-from ..second_chance import NO, Opinion, soft_law, soft_law_batch, solve_standard, solve_standard_batch, with_opinion
+from ..second_chance import (
+    NO,
+    SecondChance,
+    soft_distribution,
+    soft_distribution_batch,
+    solve_standard,
+    solve_standard_batch,
+    with_second_chance,
+)
 from ..tree_walk import BatchSolver, Node, NodeBatch, Solver
 
 
@@ -61,28 +69,30 @@ FALLBACKS: dict[str, tuple[Solver, BatchSolver]] = {
 }
 
 
-def _gate(divergence: Divergence, threshold: float) -> Opinion:
+def _gate(divergence: Divergence, threshold: float) -> SecondChance:
     one, many = divergence
 
     def score(case: TreeCase, node: Node) -> Sequence[float]:
-        p = soft_law(case, node.index + 1)
+        p = soft_distribution(case, node.index + 1)
         if not one(p, node.draft()) <= threshold:
             return [NO] * len(node.children)
         return [float(p[child.token]) for child in node.children]
 
     def score_batch(case: BatchCase, node: NodeBatch) -> Tensor:
-        p = soft_law_batch(case, node.index + 1).dense()
-        passes = many(p, node.draft_law().dense().to(p.dtype)) <= threshold
+        p = soft_distribution_batch(case, node.index + 1).dense()
+        passes = many(p, node.draft_distribution().dense().to(p.dtype)) <= threshold
         return torch.where(passes[:, None], p.gather(1, node.token.clamp(min=0)).double(), NO)
 
-    return Opinion(score, score_batch)
+    return SecondChance(score, score_batch)
 
 
 def kl_gate(threshold: float = 0.5) -> Rule:
     """Standard test, or KL(p || q) <= threshold in nats; a threshold below 0 is the standard rule."""
     name = label("kl-gate", threshold=(threshold, 0.5))
-    summary = "the standard test, or the whole laws are within a KL threshold (lossy)"
-    return with_opinion(name, summary, _gate(DIVERGENCES["kl"], threshold), needs_soft=True, needs_laws=True)
+    summary = "the standard test, or the whole distributions are within a KL threshold (lossy)"
+    return with_second_chance(
+        name, summary, _gate(DIVERGENCES["kl"], threshold), needs_temperature_one=True, needs_distributions=True
+    )
 
 
 def fuzzy(threshold: float = 0.1, divergence: str = "js", otherwise: str = "target") -> Rule:
@@ -90,6 +100,8 @@ def fuzzy(threshold: float = 0.1, divergence: str = "js", otherwise: str = "targ
     if divergence not in DIVERGENCES or otherwise not in FALLBACKS:
         raise UsageError("fuzzy: divergence is 'js' or 'kl', otherwise is 'target' or 'standard'")
     name = label("fuzzy", threshold=(threshold, 0.1), divergence=(divergence, "js"), otherwise=(otherwise, "target"))
-    summary = "drafts pass wherever target and draft laws are close (lossy)"
+    summary = "drafts pass wherever target and draft distributions are close (lossy)"
     gate = _gate(DIVERGENCES[divergence], threshold)
-    return with_opinion(name, summary, gate, FALLBACKS[otherwise], needs_soft=True, needs_laws=True)
+    return with_second_chance(
+        name, summary, gate, FALLBACKS[otherwise], needs_temperature_one=True, needs_distributions=True
+    )

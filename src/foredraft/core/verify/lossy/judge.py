@@ -3,7 +3,7 @@ merely have phrased differently. Lossy.
 
 A drafted token passes by the standard test or if the head scores what it reads of the token above the threshold. A head
 reads one row of numbers, the parts that it asks for behind one another: the target's state with the token as input (row
-i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the evidence of the target's law that
+i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the evidence of the target's distribution that
 predicted the token (`core.distributions.token_features`). Control tokens and tokens that the target finds all but impossible pass by the
 standard test only.
 """
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason
-from ...distributions.token_features import evidence, look_ahead
+from ...distributions.token_features import evidence, features_of_rows
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..second_chance import NO, OpinionAhead, soft_law, soft_laws, with_opinion
+from ..second_chance import NO, BatchedSecondChance, soft_distribution, soft_distributions, with_second_chance
 from ..tree_walk import Child, Node
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def judge(
 
     `threshold` may hold one number per sequence of the batch, [B]; the head sees [B, n, D] and may differ by sequence
     too. +inf is the standard rule itself; -inf accepts every drafted token that is not forbidden. Floor and evidence
-    look at the law at temperature 1 where the request is greedy. `tap` names the target's state.
+    look at the distribution at temperature 1 where the request is greedy. `tap` names the target's state.
     """
     if not 0 <= floor <= 1:
         raise UsageError("judge: floor is a probability")
@@ -53,12 +53,14 @@ def judge(
     bench = _Bench(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
     summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
     kin = (head, bench.reads, bench.forbidden, floor, tap)
-    rule = with_opinion("judge", summary, OpinionAhead(bench.score, bench.scores, threshold, kin, Reason.JUDGE))
+    rule = with_second_chance(
+        "judge", summary, BatchedSecondChance(bench.score, bench.scores, threshold, kin, Reason.JUDGE)
+    )
     return replace(
         rule,
         tap=tap,
         needs_hidden=TARGET in reads,
-        needs_soft=floor > 0 or EVIDENCE in reads,
+        needs_temperature_one=floor > 0 or EVIDENCE in reads,
         needs_draft_states=DRAFT in reads,
     )
 
@@ -82,7 +84,7 @@ class _Bench:
             value = float(self.head(self._row(case, node, child)))
             passes = value > float(self.threshold) and child.token not in self.forbidden
             if self.floor > 0:
-                passes = passes and soft_law(case, node.index + 1)[child.token] >= self.floor
+                passes = passes and soft_distribution(case, node.index + 1)[child.token] >= self.floor
             scores.append(value if passes else NO)
         return scores
 
@@ -93,9 +95,9 @@ class _Bench:
             return torch.zeros_like(drafts.token, dtype=torch.float32)
         parts, passes, token = states_of(case, self.reads), drafts.used(), drafts.token.clamp(min=0)
         if EVIDENCE in self.reads or self.floor > 0:
-            law = look_ahead(soft_laws(case), torch.where(passes, drafts.parent + 1, 0), token)
-            parts += [law.evidence()] if EVIDENCE in self.reads else []
-            passes &= law.p >= self.floor
+            distribution = features_of_rows(soft_distributions(case), torch.where(passes, drafts.parent + 1, 0), token)
+            parts += [distribution.evidence()] if EVIDENCE in self.reads else []
+            passes &= distribution.p >= self.floor
         values = self.head(torch.cat(parts, dim=2))
         if self.forbidden:
             # Not `isin`, which may sort, and then waits for a device.
@@ -110,7 +112,7 @@ class _Bench:
         if DRAFT in self.reads:
             parts.append(_given(case.draft_states, "the drafter's states, and it gave none")(child.node))
         if EVIDENCE in self.reads:
-            p = torch.from_numpy(np.ascontiguousarray(soft_law(case, node.index + 1))).to(torch.float32)
+            p = torch.from_numpy(np.ascontiguousarray(soft_distribution(case, node.index + 1))).to(torch.float32)
             parts.append(evidence(p[None], torch.tensor([[child.token]]))[0, 0].double().numpy())
         return torch.from_numpy(np.concatenate(parts)).to(torch.float32)
 

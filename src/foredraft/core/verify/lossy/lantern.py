@@ -1,6 +1,6 @@
 """LANTERN (2024) and LANTERN++ (2025): neighbouring codes of a codebook count as one another. Lossy, for any modality.
 
-Image tokens have flat laws, so exact tests reject nearly everything. Here the probability of a candidate x is pooled
+Image tokens have flat distributions, so exact tests reject nearly everything. Here the probability of a candidate x is pooled
 with that of its nearest codes, nearest first, as long as the pooled mass stays within a budget: delta (LANTERN), or
 (lam - 1) R(x) (LANTERN++), R being what is left of p. A rejection takes S off R, but not off the neighbours of a
 pooled candidate. The neighbour table [V, k_max] lists for each code the others by distance.
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Kind, Reason
-from ...distributions.tensors import DenseLaw, normalise
+from ...distributions.tensors import DenseDistribution, normalise
 from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..exact.rejection import Relax, emit, emit_batch, flip_ratio, flip_rest, point, ratio, residual, walk_ahead
-from ..second_chance import NO, Opinion, soft_law, soft_law_batch, with_opinion
+from ..second_chance import NO, SecondChance, soft_distribution, soft_distribution_batch, with_second_chance
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from .lenience import two_part_test
 
@@ -36,7 +36,7 @@ def nearest_codes(codebook: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class TreeBuilder:
     """Neighbours, and the budget for pooling them: add + times * R(x)."""
 
     near: Tensor  # [V, k_max] int64
@@ -60,29 +60,29 @@ class Pool:
         return torch.where(sums <= budget, sums, 0.0).amax(dim=1)
 
 
-def solve_lantern(pool: Pool, node: Node) -> Step:
+def solve_lantern(builder: TreeBuilder, node: Node) -> Step:
     if not node.children:
         return emit(node, node.p)
     chosen = node.kind == Kind.CHOSEN
     r, q = node.p, node.p if chosen else node.draft()
     for child in node.children:
         y, s = child.token, point(child.token, r.size) if chosen else q
-        extra = pool.mass(r, y)
+        extra = builder.mass(r, y)
         step = two_part_test(node, child, ratio(r[y], s[y]), ratio(r[y] + extra, s[y]))
         if step is not None:
             return step
         off = s.copy()
         if extra > 0:  # chosen: the neighbours go with the candidate; drawn: they keep what they have
-            off[pool.table()[y, : pool.k + 1]] = 1.0 if chosen else 0.0
+            off[builder.table()[y, : builder.k + 1]] = 1.0 if chosen else 0.0
         r, q = residual(r, off), residual(q, q[y] * point(y, q.size))
     return emit(node, r)
 
 
-def solve_lantern_batch(pool: Pool, node: NodeBatch) -> StepBatch:
+def solve_lantern_batch(builder: TreeBuilder, node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
     r, chosen = node.p.dense(), node.chosen()[:, None]
-    q = torch.zeros_like(r) if node.drafts.laws is None else node.draft_law().dense().to(r.dtype)
+    q = torch.zeros_like(r) if node.drafts.distributions is None else node.draft_distribution().dense().to(r.dtype)
     slot, late = torch.full_like(node.index, -1), torch.zeros_like(node.index)
     for k in range(node.child.shape[1]):
         present, token = node.child[:, k] >= 0, node.token[:, k : k + 1].clamp(min=0)
@@ -91,47 +91,49 @@ def solve_lantern_batch(pool: Pool, node: NodeBatch) -> StepBatch:
         slot = torch.where((slot < 0) & present & passed, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot, late)
-        extra = pool.mass_batch(r, token[:, 0])
+        extra = builder.mass_batch(r, token[:, 0])
         wide = flip_rest(node, own, s, Relax(boost=extra.double().add), node.child[:, k])
         late = torch.where((slot < 0) & present & wide, int(Reason.RELAXED), late)
         slot = torch.where((slot < 0) & present & wide, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot, late)
-        r = _rest(pool, r, q, token, chosen, (extra > 0)[:, None], present[:, None])
-        if node.drafts.laws is not None:
+        r = _rest(builder, r, q, token, chosen, (extra > 0)[:, None], present[:, None])
+        if node.drafts.distributions is not None:
             q = normalise(q.scatter(1, token, q.gather(1, token) * ~present[:, None]), q)
-    return StepBatch(slot, node.dice.draw(DenseLaw(r), Purpose.OWN, node.index), late)
+    return StepBatch(slot, node.rng.draw(DenseDistribution(r), Purpose.OWN, node.index), late)
 
 
-def _rest(pool: Pool, r: Tensor, q: Tensor, token: Tensor, chosen: Tensor, pooled: Tensor, present: Tensor) -> Tensor:
+def _rest(
+    builder: TreeBuilder, r: Tensor, q: Tensor, token: Tensor, chosen: Tensor, pooled: Tensor, present: Tensor
+) -> Tensor:
     """[B, V] R after a rejection of `token` [B, 1]; r is not changed."""
     drawn = (present & ~chosen).to(r.dtype)
     rest = torch.relu_(torch.addcmul(r, drawn, q, value=-1))
     rest.scatter_(1, token, rest.gather(1, token) * ~(present & chosen))
-    near = pool.near.to(r.device)[token[:, 0], : pool.k + 1]
+    near = builder.near.to(r.device)[token[:, 0], : builder.k + 1]
     # Where the candidate was pooled, chosen: the neighbours go with it; drawn: they keep what they have.
     rest.scatter_(1, near, torch.where(present & pooled, r.gather(1, near) * drawn, rest.gather(1, near)))
     return normalise(rest, r)
 
 
-def _argmax_after_pooling(pool: Pool) -> Opinion:
+def _argmax_after_pooling(builder: TreeBuilder) -> SecondChance:
     """Greedy mode: x passes if its pooled probability is the largest of the row."""
 
     def score(case: TreeCase, node: Node) -> Sequence[float]:
-        p = soft_law(case, node.index + 1)
-        pooled = [float(p[child.token]) + pool.mass(p, child.token) for child in node.children]
+        p = soft_distribution(case, node.index + 1)
+        pooled = [float(p[child.token]) + builder.mass(p, child.token) for child in node.children]
         return [value if value >= p.max() else NO for value in pooled]
 
     def score_batch(case: BatchCase, node: NodeBatch) -> Tensor:
-        p = soft_law_batch(case, node.index + 1).dense()
+        p = soft_distribution_batch(case, node.index + 1).dense()
         token = node.token.clamp(min=0)
         pooled = [
-            p.gather(1, token[:, k : k + 1])[:, 0] + pool.mass_batch(p, token[:, k]) for k in range(token.shape[1])
+            p.gather(1, token[:, k : k + 1])[:, 0] + builder.mass_batch(p, token[:, k]) for k in range(token.shape[1])
         ]
         values = torch.stack(pooled, dim=1)
         return torch.where(values >= p.amax(dim=1, keepdim=True), values, NO)
 
-    return Opinion(score, score_batch)
+    return SecondChance(score, score_batch)
 
 
 def lantern(near: Tensor, k: int = 1000, delta: float = 0.1, greedy: bool = False) -> Rule:
@@ -140,13 +142,13 @@ def lantern(near: Tensor, k: int = 1000, delta: float = 0.1, greedy: bool = Fals
     greedy: the test for temperature 0, an argmax over pooled probabilities. delta 0 is the exact rule.
     """
     _check(near, delta >= 0, "lantern: delta is 0 or positive")
-    return _rule("lantern", Pool(near, k, add=delta), greedy)
+    return _rule("lantern", TreeBuilder(near, k, add=delta), greedy)
 
 
 def lantern_pp(near: Tensor, k: int = 10, lam: float = 5.0, greedy: bool = False) -> Rule:
     """LANTERN++: pooled probability at most lam times the token's own. lam 1 is the exact rule."""
     _check(near, lam >= 1, "lantern++: lam is at least 1")
-    return _rule("lantern++", Pool(near, k, times=lam - 1.0), greedy)
+    return _rule("lantern++", TreeBuilder(near, k, times=lam - 1.0), greedy)
 
 
 def _check(near: Tensor, fits: bool, message: str) -> None:
@@ -156,15 +158,15 @@ def _check(near: Tensor, fits: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def _rule(name: str, pool: Pool, greedy: bool) -> Rule:
+def _rule(name: str, builder: TreeBuilder, greedy: bool) -> Rule:
     summary = "a token may borrow the probability of its nearest codes, within a budget (lossy)"
     if greedy:
-        return with_opinion(name, summary, _argmax_after_pooling(pool), needs_soft=True)
+        return with_second_chance(name, summary, _argmax_after_pooling(builder), needs_temperature_one=True)
     return Rule(
         name=name,
         summary=summary,
         exact_for=frozenset(),
-        verify=partial(walk, partial(solve_lantern, pool)),
-        verify_batch=partial(walk_ahead, partial(solve_lantern_batch, pool)),
+        verify=partial(walk, partial(solve_lantern, builder)),
+        verify_batch=partial(walk_ahead, partial(solve_lantern_batch, builder)),
         lossy=True,
     )

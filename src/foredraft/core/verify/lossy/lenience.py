@@ -15,7 +15,7 @@ from ....errors import UsageError
 from ....types import Kind, Reason
 from ...rng.keyed import Purpose
 from ..base import Rule
-from ..exact.rejection import Relax, emit, point, ratio, reject_in_turn, residual, walk_ahead
+from ..exact.rejection import Relax, emit, point, ratio, reject_in_attempt, residual, walk_ahead
 from ..parameters import label
 from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
@@ -47,7 +47,7 @@ def two_part_test(node: Node, child: Child, strict: float, wide: float) -> Step 
 
 
 def solve_relaxed_batch(relax: Relax, node: NodeBatch) -> StepBatch:
-    return reject_in_turn(node, relax)
+    return reject_in_attempt(node, relax)
 
 
 def _rule(name: str, summary: str, relax: Relax) -> Rule:

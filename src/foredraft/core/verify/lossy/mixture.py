@@ -1,4 +1,4 @@
-"""Rules that aim at a law between target and draft, and reach that law exactly. Lossy against the target alone.
+"""Rules that aim at a distribution between target and draft, and reach that distribution exactly. Lossy against the target alone.
 
 ensemble: v = w p + (1 - w) q. Accepts beta + (1 - w)(1 - beta) at a distortion of (1 - w) TV(p, q): no rule accepts
 more at that distortion, so it is what other lossy rules have to beat. mentored (Tran-Thien 2023): the v that accepts
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason
-from ...distributions.tensors import DenseLaw, pick_rows
+from ...distributions.tensors import DenseDistribution, pick_rows
 from ..base import Array, Rule
 from ..exact.rejection import walk_ahead
 from ..parameters import label
@@ -42,8 +42,8 @@ def solve_blend_batch(blend: Callable[[Tensor, Tensor], Tensor], node: NodeBatch
         return solve_standard_batch(node)
     p = node.p.dense()
     drafted = (node.child >= 0).any(dim=1)
-    v = pick_rows(drafted[:, None], blend(p, node.draft_law().dense().to(p.dtype)), p)
-    step = solve_standard_batch(replace(node, p=DenseLaw(v)))
+    v = pick_rows(drafted[:, None], blend(p, node.draft_distribution().dense().to(p.dtype)), p)
+    step = solve_standard_batch(replace(node, p=DenseDistribution(v)))
     return replace(step, reason=torch.full_like(step.slot, int(Reason.RELAXED)))
 
 
@@ -65,7 +65,7 @@ def ensemble(weight: float = 0.8) -> Rule:
         verify=partial(walk, partial(solve_blend, mix)),
         verify_batch=partial(walk_ahead, partial(solve_blend_batch, mix_batch)),
         lossy=True,
-        needs_laws=True,
+        needs_distributions=True,
     )
 
 
@@ -73,20 +73,22 @@ def mentored(divergence: float = 0.1) -> Rule:
     """divergence: the bound D on KL(p || v) in nats; 0 is the exact rule."""
     if not divergence >= 0:
         raise UsageError("mentored: divergence is 0 or positive")
-    clip = partial(mentor_law, bound=divergence)
+    clip = partial(mentor_distribution, bound=divergence)
 
     return Rule(
         name=label("mentored", divergence=(divergence, 0.1)),
         summary="accepts as much as a bound on KL(target || output) allows (lossy)",
         exact_for=frozenset(),
         verify=partial(walk, partial(solve_blend, clip)),
-        verify_batch=partial(walk_ahead, partial(solve_blend_batch, partial(mentor_law_batch, bound=divergence))),
+        verify_batch=partial(
+            walk_ahead, partial(solve_blend_batch, partial(mentor_distribution_batch, bound=divergence))
+        ),
         lossy=True,
-        needs_laws=True,
+        needs_distributions=True,
     )
 
 
-def mentor_law(p: Array, q: Array, bound: float) -> Array:
+def mentor_distribution(p: Array, q: Array, bound: float) -> Array:
     """argmax over v of sum min(v, q) subject to KL(p || v) <= bound: v = clip(q, b p, a p), row by row."""
     if bound == 0:
         return p.copy()
@@ -144,8 +146,8 @@ def _mentor_row(p: Array, q: Array, bound: float) -> Array:
     return np.asarray(v / v.sum())
 
 
-def mentor_law_batch(p: Tensor, q: Tensor, bound: float) -> Tensor:
-    """`mentor_law` without a sort wherever a few passes over the row settle it."""
+def mentor_distribution_batch(p: Tensor, q: Tensor, bound: float) -> Tensor:
+    """`mentor_distribution` without a sort wherever a few passes over the row settle it."""
     if bound == 0:
         return p
     rows = [_mentor_fast(p_row, q_row, bound) for p_row, q_row in zip(p, q, strict=True)]

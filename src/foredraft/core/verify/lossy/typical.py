@@ -1,7 +1,7 @@
 """Deterministic tests, and the longest drafted path that passes them all. Lossy.
 
 typical acceptance (Medusa, Cai et al. 2024): p(x) > min(eps, delta exp(-H(p))). top-k acceptance: x is among the k
-likeliest tokens of p. No dice decide about drafts; the token behind the path is drawn from p.
+likeliest tokens of p. No rng decide about drafts; the token behind the path is drawn from p.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
-from ...rng.batched import rolled_ahead
+from ...rng.batched import batched_rng
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..longest_path import deepest, finish, finish_batch
 from ..parameters import label
-from ..second_chance import soft_law, soft_law_batch
+from ..second_chance import soft_distribution, soft_distribution_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def verify_longest(bar: Bar, case: TreeCase) -> TreeVerdict:
     depth: dict[int, int] = {-1: 0}  # of nodes whose whole path passes
     for parent in range(-1, len(tree.token)):
         children = tree.children(parent) if parent in depth else []
-        p = soft_law(case, parent + 1) if children else np.zeros(0)
+        p = soft_distribution(case, parent + 1) if children else np.zeros(0)
         for node in children:
             if p[tree.token[node]] > bar.one(p):
                 depth[node] = depth[parent] + 1
@@ -45,7 +45,7 @@ def verify_longest(bar: Bar, case: TreeCase) -> TreeVerdict:
 
 def verify_longest_batch(bar: Bar, case: BatchCase) -> Verdict:
     """Rows in order; the host skips rows that no passing path leads to, and stops at the bottom of the tree."""
-    case = replace(case, dice=rolled_ahead(case.dice, case.drafts.width))
+    case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
     drafts = case.drafts
     table, who = drafts.child_table(), torch.arange(drafts.batch, device=drafts.token.device)
     # One spare column takes what absent children would write.
@@ -60,7 +60,7 @@ def verify_longest_batch(bar: Bar, case: BatchCase) -> Verdict:
             if bool(done.all()):
                 break
             continue
-        p = soft_law_batch(case, torch.full_like(who, row)).dense()
+        p = soft_distribution_batch(case, torch.full_like(who, row)).dense()
         token = drafts.token.gather(1, child.clamp(min=0))
         passes = (p.gather(1, token) > bar.many(p)[:, None]) & (child >= 0) & live[:, None]
         alive.scatter_(1, torch.where(child >= 0, child + 1, drafts.width + 1), passes)
@@ -78,7 +78,7 @@ def _rule(name: str, summary: str, bar: Bar) -> Rule:
         verify=lambda case: verify_longest(bar, case),
         verify_batch=lambda case: verify_longest_batch(bar, case),
         lossy=True,
-        needs_soft=True,
+        needs_temperature_one=True,
     )
 
 
