@@ -139,7 +139,7 @@ def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None
     for each in requests:
         told = [(drafted, accepted) for id, drafted, accepted in rule.told if id == each.id]
         limits = [limit for id, limit in rule.asked if id == each.id]
-        depth = len(shape.counts) if isinstance(shape, StaticTree) else getattr(shape, "depth", shape.nodes)
+        depth = len(shape.spec) if isinstance(shape, StaticTree) else getattr(shape, "depth", shape.nodes)
         hoped = [min((i + 1) % 4, limit, depth) for i, limit in enumerate(limits)]
         assert [drafted for drafted, _ in told][: len(limits)] == hoped
         assert sum(accepted for _, accepted in told) + len(told) >= 24  # every round adds one token of its own
