@@ -11,13 +11,13 @@ import pytest
 
 from foredraft.audit.analyze.closed_forms import FORMS, acceptance, optimum
 from foredraft.audit.analyze.nodes import Node, analyse, answer
-from foredraft.audit.enumerate.rule_acceptance import accepted_given
 from foredraft.audit.enumerate.table_drafts import candidates
 from foredraft.audit.enumerate.table_model import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
 from foredraft.cli.app import run
 from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.verify import RULES
 from foredraft.types import Kind
+from tests.kit.rule_acceptance import accepted_given
 
 P, Q = G1_TARGET.next_distribution(), G1_DRAFT.next_distribution()
 GOLDEN = {

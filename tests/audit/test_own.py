@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foredraft.audit.enumerate.methods import CHAINS, PROMPT, enumerate_method
 from foredraft.audit.enumerate.table_executor import TableExecutor
+from foredraft.audit.enumerate.table_methods import CHAINS, PROMPT, enumerate_method
 from foredraft.audit.enumerate.table_model import TableModel, dirichlet
 from foredraft.audit.greedy_identity import greedy_identity
 from foredraft.audit.own_engine import EngineSubject

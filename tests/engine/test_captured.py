@@ -107,7 +107,7 @@ def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: p
     """Batches of one to three share the recordings of four, in which the others have no rows."""
     expected, _, before = run(eager, kind, shape)
     monkeypatch.setattr("foredraft.engine.greedy.captured.BATCHES", (4,))
-    monkeypatch.setattr("foredraft.draft.neural.captured.BATCHES", (4,))
+    monkeypatch.setattr("foredraft.draft.neural.captured_drafts.BATCHES", (4,))
     found, engine, after = run(taped, kind, shape)
     assert found == expected
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foredraft.core.distributions.tensors import sure_token
 from foredraft.core.shapes.base import Step, Vocabulary
-from foredraft.draft.neural.captured import sure_block
+from foredraft.draft.neural.captured_drafts import sure_block
 from foredraft.draft.neural.native_step import NativeStep
 from foredraft.kernels.top_k_search import IMPOSSIBLE
 from foredraft.models import native

@@ -11,9 +11,9 @@ from ..models import Progress as Loading
 from ..models import Tokenizer, resolve
 from ..recipes import LLM, Options
 from ..types import SamplingParams
-from .black_box.compare import audit_endpoint
 from .black_box.endpoint import Server
-from .enumerate.methods import enumerate_method
+from .black_box.endpoint_audit import audit_endpoint
+from .enumerate.table_methods import enumerate_method
 from .greedy_identity import greedy_identity
 from .mutation import audit_mutation
 from .own_engine import EngineSubject

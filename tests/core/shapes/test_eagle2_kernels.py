@@ -14,7 +14,7 @@ from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Frontier, Step, Vocabulary
 from foredraft.core.shapes.eagle2_kernels import Growth
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
-from foredraft.draft.neural.captured import sure_block
+from foredraft.draft.neural.captured_drafts import sure_block
 from foredraft.types import Budget
 
 pytest.importorskip("triton")

@@ -13,7 +13,7 @@ from foredraft.control.cost_aware_tree import PricedTree
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Frontier, Step
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
-from foredraft.draft.neural.captured import sure_block
+from foredraft.draft.neural.captured_drafts import sure_block
 from foredraft.types import Budget, DraftBatch
 
 CPU = torch.device("cpu")

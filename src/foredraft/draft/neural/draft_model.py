@@ -18,7 +18,7 @@ from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.native.executor import NativeExecutor
 from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
 from ..base import QuietDrafter, Round
-from .captured import (
+from .captured_drafts import (
     OWNERS,
     Recorded,
     can_capture,

@@ -30,7 +30,7 @@ from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ...types.drafts import empty_drafts
 from ..base import Round
-from .captured import can_capture, capture_round, cut_to_budgets, filled, shape_for, sure_block
+from .captured_drafts import can_capture, capture_round, cut_to_budgets, filled, shape_for, sure_block
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 
 

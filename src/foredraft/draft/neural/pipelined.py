@@ -19,7 +19,7 @@ from ...core.shapes.base import Shape
 from ...runtime.cuda.executor import BATCHES, GraphExecutor
 from ...runtime.row_layout import pinned
 from ...types import Verdict
-from .captured import READS, Recorded, key_of
+from .captured_drafts import READS, Recorded, key_of
 
 MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
 

@@ -2,7 +2,7 @@
 
 The rule itself is run, over all outcomes of its tests: given the candidates the result is exact at any vocabulary size,
 because a draw from what is left matters only as far as it hits a candidate. Only the order in which independent draws
-are tried is drawn, once per seed. Nothing here knows what a rule does; `forms` does, and is held to this.
+are tried is drawn, once per seed. Nothing here knows what a rule does; `audit.analyze.closed_forms` does, and is held to this.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.distributions.tensors import DenseDistribution
-from ...core.rng.enumerating import EnumeratingRng, outcomes
-from ...core.rng.keyed import Purpose
-from ...core.verify import PlainRng, Rule, TreeCase
-from ...types import Distribution, DraftTree, Kind
-from .table_drafts import Candidates
-from .table_model import Array
+from foredraft.audit.enumerate.table_drafts import Candidates
+from foredraft.audit.enumerate.table_model import Array
+from foredraft.core.distributions.tensors import DenseDistribution
+from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
+from foredraft.core.rng.keyed import Purpose
+from foredraft.core.verify import PlainRng, Rule, TreeCase
+from foredraft.types import Distribution, DraftTree, Kind
 
 
 @dataclass(slots=True)
@@ -30,20 +30,20 @@ class NodeRng:
     tokens: list[int]
     rng: np.random.Generator
 
-    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+    def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         if purpose is Purpose.SELECT:
             return torch.tensor([bool(self.rng.random() < float(prob.reshape(-1)[0]))])
-        return self.exact.flip(prob, purpose, node, turn)
+        return self.exact.flip(prob, purpose, node, attempt)
 
-    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, turn: int = 0) -> Tensor:
+    def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         probs = distribution.dense()[0].double()
         if purpose is Purpose.ORDER:
             return torch.tensor([int(self.rng.choice(probs.shape[0], p=(probs / probs.sum()).numpy()))])
         if purpose is Purpose.SELECT:
-            return self.exact.draw(distribution, purpose, node, turn)
+            return self.exact.draw(distribution, purpose, node, attempt)
         hits = probs[self.tokens]
         other = (probs.sum() - hits.sum()).clamp(min=0.0)[None]
-        place = int(self.exact.draw(DenseDistribution(torch.cat((hits, other))[None]), purpose, node, turn)[0])
+        place = int(self.exact.draw(DenseDistribution(torch.cat((hits, other))[None]), purpose, node, attempt)[0])
         return torch.tensor([self.tokens[place] if place < len(self.tokens) else self._elsewhere()])
 
     def _elsewhere(self) -> int:
