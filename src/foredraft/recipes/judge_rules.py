@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..core.spec import PartTable
 from ..core.verify import Rule
 from ..core.verify.lossy.judge import DRAFT, judge
-from ..core.verify.parameters import parse
 from ..draft import Drafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..errors import UsageError
@@ -111,8 +111,7 @@ class SeatedJudge:
         ) -> Terms:
             return Terms(threshold, floor, control)
 
-        params = text.partition(":")[2]
-        return parse("judge", params, make) if params else make()
+        return PartTable("rule", {"judge": make}).make(text)
 
     def rule(self, terms: Terms) -> Rule:
         spec = self.judge.spec

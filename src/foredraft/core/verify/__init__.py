@@ -1,15 +1,16 @@
 """Verification rules: pure functions from drafts, distributions and rng to a verdict. `RULES` is the table of names.
 
-`FACTORIES` makes the rules that have parameters; each stands in `RULES` with its defaults, and `find_rule` reads others
-as `name:value,..` or `name:key=value,..`. Rules that need a trained part are made by their factory only.
+`FACTORIES` makes the rules that have parameters; `RULES` holds each with its defaults, and `find_rule` reads others as
+`core.spec` spells them. Rules that need a trained part are made by their factory only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...errors import BiasedPairError, UsageError, unknown_name
+from ...errors import BiasedPairError, UsageError
 from ...types import Kind, Topology
+from ..spec import PartTable
 from .base import BatchCase, PlainRng, Rule, TreeCase, tree_case
 from .exact.canonical import canonical
 from .exact.chain import BLOCK, CHAIN
@@ -26,7 +27,6 @@ from .lossy.lantern import lantern, lantern_pp
 from .lossy.lenience import cactus, lenience
 from .lossy.mixture import ensemble, mentored
 from .lossy.typical import top_k, typical
-from .parameters import parse
 
 FACTORIES: dict[str, Callable[..., Rule]] = {
     "k-seq": k_seq,
@@ -47,10 +47,10 @@ _FIXED += [TOP_THEN_SAMPLED, OTM, ONE_BRANCH, BEST_BRANCH]
 RULES: dict[str, Rule] = {rule.name: rule for rule in _FIXED} | {name: make() for name, make in FACTORIES.items()}
 
 # Rules that a name alone cannot make, and what they need.
-_NEEDS = {
-    "judge": "a trained head: --judge FOLDER, or core.rules.judge(head, threshold)",
-    "lantern": "a codebook: core.rules.lantern(nearest_codes(codebook, k))",
-    "lantern++": "a codebook: core.rules.lantern_pp(nearest_codes(codebook, k))",
+NEEDS = {
+    "judge": "a trained head: --judge FOLDER, or core.verify.judge(head, threshold)",
+    "lantern": "a codebook: core.verify.lantern(nearest_codes(codebook, k))",
+    "lantern++": "a codebook: core.verify.lantern_pp(nearest_codes(codebook, k))",
 }
 
 # What goes wrong when a rule meets drafts that it does not expect; part of the refusal.
@@ -59,28 +59,29 @@ _BIAS = {
     Kind.SAMPLED_WITHOUT_REPLACEMENT: "siblings drawn without replacement do not follow q one by one",
     Kind.SAMPLED_IID: "independent draws may repeat, which this rule does not account for",
     Kind.TOP_THEN_SAMPLED: "all but the last sibling were chosen and the last came from a cut distribution",
-    Kind.SAMPLED_IN_TURN: "how many siblings there are depends on their tokens, and this rule takes it for given",
+    Kind.SAMPLED_IN_TURN: "how many siblings there are depends on their tokens, and this rule takes it as given",
 }
+
+
+def _always(rule: Rule) -> Callable[[], Rule]:
+    return lambda: rule
+
+
+SPELLINGS = PartTable("rule", {name: FACTORIES.get(name, _always(rule)) for name, rule in RULES.items()})
 
 
 def find_rule(name: str) -> Rule:
     """The rule of that name; `name:value,..` or `name:key=value,..` sets the parameters of one that has some."""
-    base, sign, params = name.partition(":")
-    if base in _NEEDS:
-        raise UsageError(f"rule {base!r} needs {_NEEDS[base]}")
-    if base not in RULES:
-        raise unknown_name("rule", base, RULES)
-    if not sign:
-        return RULES[base]
-    if base not in FACTORIES:
-        raise UsageError(f"rule {base!r} takes no parameters")
-    return parse(base, params, FACTORIES[base])
+    base = name.partition(":")[0].strip()
+    if base in NEEDS:
+        raise UsageError(f"rule {base!r} needs {NEEDS[base]}")
+    return RULES[name] if name in RULES else SPELLINGS.make(name)
 
 
 def default_rule(kinds: frozenset[Kind], topology: Topology) -> Rule:
     """The rule that accepts most among the cheap ones that are exact for such drafts, as enumeration shows.
 
-    On independent draws `k-seq` and `canonical` accept more, for the price of a search at every node: ask for them.
+    On independent draws `k-seq` and `canonical` accept more, at the cost of a search at every node: name them for it.
     """
     if kinds == {Kind.CHOSEN}:
         return SAMPLE_AND_MATCH
@@ -92,7 +93,10 @@ def default_rule(kinds: frozenset[Kind], topology: Topology) -> Rule:
 
 
 def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
-    """Refuse a rule that would change the target's distribution with such drafts (DESIGN invariant 1). Lossy rules are asked for."""
+    """Refuse a rule that would change the target's distribution with such drafts (DESIGN invariant 1).
+
+    Lossy rules change it by design: whoever names one has asked for that.
+    """
     if rule.lossy:
         return _check_lossy(rule, kinds, topology)
     if rule.exact_with(kinds, topology):
@@ -107,7 +111,7 @@ def check_pair(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
 
 
 def _check_lossy(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None:
-    """A lossy rule bends the distribution by design, but it must be able to look at what it needs."""
+    """A lossy rule changes the distribution by design, but what it reads must be there."""
     if rule.chains_only and topology is Topology.TREE:
         raise UsageError(f"rule {rule.name!r} handles chains only, and these drafts are trees")
     if rule.needs_distributions and Kind.CHOSEN in kinds:
@@ -118,7 +122,9 @@ def _check_lossy(rule: Rule, kinds: frozenset[Kind], topology: Topology) -> None
 
 __all__ = [
     "FACTORIES",
+    "NEEDS",
     "RULES",
+    "SPELLINGS",
     "BatchCase",
     "PlainRng",
     "Rule",

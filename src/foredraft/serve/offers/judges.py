@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...core.spec import label
 from ...core.verify import Rule
-from ...core.verify.parameters import label
 from ...errors import UsageError
 from ...recipes import LLM
 from ...recipes.judge_rules import OFF, SeatedJudge, Terms, seat_judge

@@ -20,8 +20,8 @@ from ....errors import UsageError
 from ....types import Kind
 from ...distributions.tensors import DenseDistribution
 from ...rng.keyed import Purpose
+from ...spec import label
 from ..base import Array, Rule, pairs
-from ..parameters import label
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, residual, shuffled, walk_ahead

@@ -18,10 +18,10 @@ from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
 from ...rng.batched import batched_rng
 from ...rng.keyed import Purpose
+from ...spec import label
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..exact.rejection import ratio
 from ..longest_path import drawn_from, finish, finish_batch, ratio_batch
-from ..parameters import label
 from ..second_chance import soft_distribution, soft_distribution_batch
 
 

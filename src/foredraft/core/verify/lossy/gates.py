@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ....errors import UsageError
+from ...spec import label
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..exact.matching import solve_match, solve_match_batch
-from ..parameters import label
 from ..second_chance import (
     NO,
     SecondChance,

@@ -14,9 +14,9 @@ from typing import Any
 from ....errors import UsageError
 from ....types import Kind, Reason
 from ...rng.keyed import Purpose
+from ...spec import label
 from ..base import Rule
 from ..exact.rejection import Relax, emit, point, ratio, reject_in_attempt, residual, walk_ahead
-from ..parameters import label
 from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from ....errors import UsageError
 from ....types import Reason
 from ...distributions.tensors import DenseDistribution, pick_rows
+from ...spec import label
 from ..base import Array, Rule
 from ..exact.rejection import walk_ahead
-from ..parameters import label
 from ..second_chance import solve_standard, solve_standard_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
 from ...rng.batched import batched_rng
+from ...spec import label
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..longest_path import deepest, finish, finish_batch
-from ..parameters import label
 from ..second_chance import soft_distribution, soft_distribution_batch
 
 
