@@ -2,13 +2,13 @@
 
 from foredraft import LLM, Kind, SamplingParams
 from foredraft.core.verify import find_rule
-from foredraft.draft.base import QuietDrafter
+from foredraft.draft import Drafter
 from foredraft.engine import Method
 from foredraft.types import Topology
 from foredraft.types.drafts import chains
 
 
-class Stutter(QuietDrafter):
+class Stutter(Drafter):
     name, nodes, topology, kinds = "stutter", 2, Topology.CHAIN, frozenset({Kind.CHOSEN})
 
     def propose(self, sequences, rng):

@@ -16,7 +16,7 @@ from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
-from foredraft.draft.base import QuietDrafter
+from foredraft.draft.base import Drafter
 from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
@@ -77,7 +77,7 @@ def test_a_greedy_batch_writes_what_plain_decoding_writes(kind: str) -> None:
     assert trust is None or not (trust.claims or trust.own)
 
 
-class Scripted(QuietDrafter):
+class Scripted(Drafter):
     """Drafts what follows in a known text, each token right with a set regularity; for a price of its own."""
 
     def __init__(self, name: str, text: list[int], wrong_every: int) -> None:

@@ -135,7 +135,7 @@ def test_a_lonely_request_and_an_engine_without_costs_are_left_in_peace() -> Non
 
 def test_drafters_that_weigh_costs_themselves_are_left_in_peace() -> None:
     class Weighing(PromptLookup):
-        weighs_costs = True
+        cost_aware = True
 
     guarded = GuardedDrafter(Weighing(), lambda sequence, error: None)
     for drafter, drafts in ((Weighing(), True), (guarded, True), (PromptLookup(), False)):

@@ -75,9 +75,8 @@ def generate(
 
 def print_choices(llm: LLM) -> None:
     """What a method that chooses has chosen, on stderr."""
-    told = getattr(llm.method.drafter, "explain", None)
-    lines = told() if told is not None else [f"method {llm.method.name!r} has nothing to choose; use --method auto"]
-    for line in lines:
+    lines = llm.method.drafter.explain() if llm.method.drafter is not None else []
+    for line in lines or [f"method {llm.method.name!r} has nothing to choose; use --method auto"]:
         print(line, file=sys.stderr)
 
 

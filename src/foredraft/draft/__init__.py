@@ -1,5 +1,5 @@
 """Drafters: whatever guesses the next tokens. They see sequences and target states, never the engine."""
 
-from .base import Drafter, Round
+from .base import Drafter, Round, WrappedDrafter
 
-__all__ = ["Drafter", "Round"]
+__all__ = ["Drafter", "Round", "WrappedDrafter"]

@@ -1,7 +1,11 @@
-"""The contract of a drafter, and the record of a round that it may learn from."""
+"""What every drafter can be asked, the record of a round that it may learn from, and the wrapper around a drafter.
+
+Knows no drafter by name, and nothing of the engine.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,70 +29,93 @@ class Round:
 
 
 class Drafter(Protocol):
-    """Proposes drafts for a batch of sequences of different lengths."""
+    """Proposes drafts for a batch of sequences of different lengths.
+
+    To write one, derive from this class, set the first four attributes and define `propose`; the rest has defaults.
+    """
 
     name: str
     kinds: frozenset[Kind]  # kinds of sibling groups that it makes: decides which rules are exact with it
     topology: Topology
-    taps: frozenset[int]  # target states that it wants to see (runtime.FINAL, or a layer's entry)
     nodes: int  # most nodes that it ever drafts for a sequence
-    max_length: int  # longest text that it can follow; sequences beyond it go on without drafts
+    taps: frozenset[int] = frozenset()  # target states that it wants to see (runtime.FINAL, or a layer's entry)
+    max_length: int = 1 << 30  # longest text that it can follow; sequences beyond it go on without drafts
+    cost_aware: bool = False  # sizes its drafts by what they cost and bring, so the budget planner leaves it alone
+
+    @property
+    def gives_states(self) -> bool:
+        """Whether its drafts come with its own hidden states, which some rules read."""
+        return False
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         """New requests; their prompts are in `tokens`."""
+        return
 
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         """Tapped target states of prompt tokens from begin[b] on, [tokens, d] per tap.
 
         All prompt tokens but the last come by here, in one call or in several; the last one comes with a round.
         """
+        return
 
+    @abstractmethod
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         """Drafts within each sequence's `budget`; none is always allowed."""
 
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
+        """Start on what `observe` will need while the device still computes it; no value may be read here."""
+        return
+
+    def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
+        """Start on the next drafts before the host knows the verdict on the last; no value may be read here."""
+        return
+
     def observe(self, round: Round) -> None:
-        """TokenFeatures at a verified round: called after every round of its sequences, also where it drafted nothing."""
+        """A verified round: called after every round of its sequences, also where it drafted nothing."""
+        return
 
     def end(self, sequences: Seq[Sequence]) -> None:
         """Requests that are over, finished or cancelled; forget what belongs to them."""
+        return
+
+    def explain(self) -> list[str]:
+        """What it chose so far and what came of it, a line each; nothing where there was nothing to choose."""
+        return []
 
 
-class QuietDrafter:
-    """The verbs that many drafters leave empty."""
+class WrappedDrafter(Drafter):
+    """Forwards every attribute and every verb to another drafter; derive from it and change what differs."""
 
-    taps: frozenset[int] = frozenset()
-    max_length: int = 1 << 30
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.name, self.kinds, self.topology = inner.name, inner.kinds, inner.topology
+        self.nodes, self.taps, self.max_length = inner.nodes, inner.taps, inner.max_length
+        self.cost_aware = inner.cost_aware
+
+    @property
+    def gives_states(self) -> bool:
+        return self.inner.gives_states  # a rule may switch it on later
 
     def begin(self, sequences: Seq[Sequence]) -> None:
-        pass
+        self.inner.begin(sequences)
 
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
-        pass
+        self.inner.observe_prefill(sequences, begin, hidden)
+
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        return self.inner.propose(sequences, rng)
+
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
+        self.inner.prefetch(sequences, out, verdict)
+
+    def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
+        self.inner.draft_ahead(sequences, verdict)
 
     def observe(self, round: Round) -> None:
-        pass
+        self.inner.observe(round)
 
     def end(self, sequences: Seq[Sequence]) -> None:
-        pass
+        self.inner.end(sequences)
 
-
-def prefetch(drafter: Drafter, out: Output, verdict: Verdict) -> None:
-    """Let a drafter begin with what it will observe, while the device still works on it; few have use for that.
-
-    Nobody may look at values here: the host has not waited for them yet.
-    """
-    early = getattr(drafter, "prefetch", None)
-    if early is not None:
-        early(out, verdict)
-
-
-def draft_ahead(drafter: Drafter, sequences: Seq[Sequence], verdict: Verdict) -> None:
-    """Let a drafter begin with its next drafts before the host knows the verdict on the last; few can do that."""
-    begin = getattr(drafter, "draft_ahead", None)
-    if begin is not None:
-        begin(sequences, verdict)
-
-
-def weighs_costs(drafter: Drafter) -> bool:
-    """Whether a drafter chooses the size of its drafts by what they cost and bring; few do, so few say so."""
-    return bool(getattr(drafter, "weighs_costs", False))
+    def explain(self) -> list[str]:
+        return self.inner.explain()

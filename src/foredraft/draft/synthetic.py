@@ -14,10 +14,10 @@ import torch
 from ..core.rng.keyed import Purpose, Rng
 from ..types import DraftBatch, Kind, Sequence, Topology
 from ..types.drafts import chains
-from .base import QuietDrafter
+from .base import Drafter
 
 
-class SyntheticDrafter(QuietDrafter):
+class SyntheticDrafter(Drafter):
     """Chains of a fixed length; a wrong token ends the useful part of a chain."""
 
     def __init__(

@@ -22,7 +22,6 @@ from ..control.draft_timing import DraftTiming
 from ..control.throughput_probe import DEAR, ThroughputProbe
 from ..core.trees.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
-from ..draft.base import weighs_costs
 from ..draft.combine.paced import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
@@ -151,7 +150,7 @@ class BudgetPlanner:
     def _is_planned(self, request: Request) -> bool:
         """Only what is known to the record can be planned: the first draft of a drafter is free."""
         drafter = request.method.drafter
-        if drafter is None or drafter.name not in self._timings or weighs_costs(drafter):
+        if drafter is None or drafter.name not in self._timings or drafter.cost_aware:
             return False
         return self._timings[drafter.name].rounds > 0
 

@@ -17,7 +17,6 @@ from ..core.rng.keyed import KeyedRng, LazyRng, Rng
 from ..core.trees.editing import move, part
 from ..core.verify import BatchCase, check_pair
 from ..draft import Drafter, Round
-from ..draft.base import draft_ahead, prefetch
 from ..runtime import Executor, Output, Rows
 from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence
@@ -132,9 +131,9 @@ class Engine:
         )  # pass and verdict at once, where that can be
         for group in groups:
             if group.summary is not None and group.method.drafter is not None:
-                prefetch(group.method.drafter, group.out, group.verdict)  # while the device is busy
+                group.method.drafter.prefetch(group.sequences, group.out, group.verdict)  # while the device is busy
                 if steady:
-                    draft_ahead(group.method.drafter, group.sequences, group.verdict)
+                    group.method.drafter.draft_ahead(group.sequences, group.verdict)
         groups = [group for group in groups if group.summary is None]
         for group in groups:
             root = torch.tensor([s.tokens[-1] for s in group.sequences], device=self.executor.device)

@@ -24,7 +24,7 @@ class Method:
             check_pair(self.rule, self.drafter.kinds, self.drafter.topology)
         else:
             check_pair(self.rule, frozenset({Kind.CHOSEN}), Topology.CHAIN)
-        if self.rule.needs_draft_states and not getattr(self.drafter, "gives_states", False):
+        if self.rule.needs_draft_states and (self.drafter is None or not self.drafter.gives_states):
             raise UsageError(
                 f"rule {self.rule.name!r} reads the drafter's states, and method {self.name!r} drafts without any; "
                 "use a draft model with shape chain"

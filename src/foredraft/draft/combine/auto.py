@@ -44,7 +44,7 @@ GRAFTED = "+lookup"  # behind the name of a head whose tree carried something th
 class AutoDrafter(Team):
     """A drafter of drafters."""
 
-    weighs_costs = True
+    cost_aware = True
 
     def __init__(
         self,

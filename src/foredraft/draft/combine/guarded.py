@@ -13,55 +13,55 @@ import torch
 from torch import Tensor
 
 from ...core.rng.keyed import Rng
-from ...types import DraftBatch, Sequence
+from ...runtime import Output
+from ...types import DraftBatch, Sequence, Verdict
 from ...types.drafts import empty_drafts
-from ..base import Drafter, Round, weighs_costs
+from ..base import Drafter, Round, WrappedDrafter
 
 OnLoss = Callable[[Sequence, Exception], None]
 
 
-class GuardedDrafter:
+class GuardedDrafter(WrappedDrafter):
     """Passes everything on to a drafter. `on_loss` hears of every sequence that it has lost, once, and should take
     the sequence away from it: until then, whoever shares a batch with a lost one gets no drafts either.
     """
 
     def __init__(self, drafter: Drafter, on_loss: OnLoss) -> None:
-        self.drafter, self._on_loss = drafter, on_loss
-        self.name, self.kinds, self.topology = drafter.name, drafter.kinds, drafter.topology
-        self.taps, self.nodes, self.max_length = drafter.taps, drafter.nodes, drafter.max_length
-        self.weighs_costs = weighs_costs(drafter)
+        super().__init__(drafter)
+        self._on_loss = on_loss
         self._lost: set[int] = set()
-
-    @property
-    def gives_states(self) -> bool:
-        """Whether its drafts come with its own states; a judge may switch that on later."""
-        return bool(getattr(self.drafter, "gives_states", False))
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            self._try([sequence], self.drafter.begin, [sequence])
+            self._try([sequence], self.inner.begin, [sequence])
 
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         for sequence, place, states in zip(sequences, begin, hidden, strict=True):
             if sequence.id not in self._lost:
-                self._try([sequence], self.drafter.observe_prefill, [sequence], [place], [states])
+                self._try([sequence], self.inner.observe_prefill, [sequence], [place], [states])
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         nothing = empty_drafts(len(sequences))
         if any(sequence.id in self._lost for sequence in sequences):
             return nothing
         try:
-            return self.drafter.propose(sequences, rng)
+            return self.inner.propose(sequences, rng)
         except Exception as error:
             self._find_culprits(sequences, rng, error)
             return nothing
 
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
+        self._try(sequences, self.inner.prefetch, sequences, out, verdict)
+
+    def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
+        self._try(sequences, self.inner.draft_ahead, sequences, verdict)
+
     def observe(self, round: Round) -> None:
-        self._try(round.sequences, self.drafter.observe, round)
+        self._try(round.sequences, self.inner.observe, round)
 
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            self._try([sequence], self.drafter.end, [sequence])
+            self._try([sequence], self.inner.end, [sequence])
             self._lost.discard(sequence.id)
 
     def _find_culprits(self, sequences: Seq[Sequence], rng: Rng, error: Exception) -> None:
@@ -69,7 +69,7 @@ class GuardedDrafter:
         known = len(self._lost)
         for b, sequence in enumerate(sequences):
             if len(sequences) > 1:
-                self._try([sequence], self.drafter.propose, [sequence], rng.choose(torch.tensor([b])))
+                self._try([sequence], self.inner.propose, [sequence], rng.choose(torch.tensor([b])))
         if len(self._lost) == known:
             self._lose(sequences, error)
 

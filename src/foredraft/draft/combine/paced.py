@@ -8,28 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import torch
-from torch import Tensor
 
 from ...control.lengths.base import LengthRule
 from ...core.rng.keyed import Rng
 from ...types import Budget, DraftBatch, Sequence, Topology
 from ...types.drafts import empty_drafts
-from ..base import Drafter, Round
+from ..base import Drafter, Round, WrappedDrafter
 
 
-class PacedDrafter:
+class PacedDrafter(WrappedDrafter):
     """Passes everything on to a drafter. A rule that is a stop rule too goes into the drafter's chain as well."""
 
     def __init__(self, inner: Drafter, rule: LengthRule) -> None:
-        self.inner, self.rule = inner, rule
-        self.name, self.kinds, self.topology = inner.name, inner.kinds, inner.topology
-        self.taps, self.nodes, self.max_length = inner.taps, inner.nodes, inner.max_length
-
-    def begin(self, sequences: Seq[Sequence]) -> None:
-        self.inner.begin(sequences)
-
-    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
-        self.inner.observe_prefill(sequences, begin, hidden)
+        super().__init__(inner)
+        self.rule = rule
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         before = [sequence.budget for sequence in sequences]

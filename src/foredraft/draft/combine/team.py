@@ -11,12 +11,13 @@ from torch import Tensor
 from ...core.rng.keyed import Rng
 from ...core.trees.editing import cut, move, part
 from ...core.trees.fuse import own_nodes
-from ...types import Budget, Distribution, Distributions, DraftBatch, Sequence
+from ...runtime import Output
+from ...types import Budget, Distribution, Distributions, DraftBatch, Sequence, Verdict
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round
 
 
-class Team:
+class Team(Drafter):
     """The verbs of a drafter of drafters, all but `propose`.
 
     A member sees the whole tree that was verified, whoever wrote its nodes, with `source` in its own numbers: -1 where
@@ -39,6 +40,10 @@ class Team:
         for member in self.members:
             if member.taps:
                 member.observe_prefill(sequences, begin, hidden)
+
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
+        for member in self.members:
+            member.prefetch(sequences, out, verdict)
 
     def observe(self, round: Round) -> None:
         for index, member in enumerate(self.members):

@@ -17,7 +17,7 @@ from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.native.executor import NativeExecutor
 from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
-from ..base import QuietDrafter, Round
+from ..base import Drafter, Round
 from .captured_drafts import (
     OWNERS,
     Recorded,
@@ -38,7 +38,7 @@ TREE_TEMPERATURE = 0.6
 CATCH_UP = 32
 
 
-class ModelDrafter(QuietDrafter):
+class ModelDrafter(Drafter):
     """Keeps the draft model's K/V in step with the committed text and lets the shape grow drafts on top.
 
     `vocab_size` is the target's. Models of one tokenizer may pad their vocabularies to different sizes.

@@ -154,7 +154,7 @@ class EagleDrafter(ModelDrafter):
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
         if round.out.lasting and isinstance(self.executor, GraphExecutor):
-            padded = self._padded_features(round.out, round.verdict)
+            padded = self._padded_features(round)
             news = [padded[b, : n + 1] for b, n in enumerate(round.accepted)]
         else:
             rows, counts = accepted_rows(round)
@@ -164,7 +164,7 @@ class EagleDrafter(ModelDrafter):
             self._keep(sequence.id, new)
 
     @torch.no_grad()
-    def prefetch(self, out: Output, verdict: Verdict) -> None:
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
         """The features of accepted paths before the host knows them; for outputs that stay where they are."""
         if out.lasting and isinstance(self.executor, GraphExecutor):
             self._prefetched = [
@@ -172,9 +172,10 @@ class EagleDrafter(ModelDrafter):
                 (out, self._recorded_features(self.executor.recorder, out, verdict)),
             ]
 
-    def _padded_features(self, out: Output, verdict: Verdict) -> Tensor:
+    def _padded_features(self, round: Round) -> Tensor:
+        out = round.out
         if len(self._others(out)) == len(self._prefetched):  # whoever runs the round does not let drafters prefetch
-            self.prefetch(out, verdict)
+            self.prefetch(round.sequences, out, round.verdict)
         found = next(features for seen, features in self._prefetched if seen is out)
         self._prefetched = self._others(out)
         return found

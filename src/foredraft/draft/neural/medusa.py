@@ -13,12 +13,12 @@ from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import empty_drafts
-from ..base import QuietDrafter, Round
+from ..base import Drafter, Round
 from .draft_model import draft_params
 from .eagle import accepted_rows
 
 
-class MedusaDrafter(QuietDrafter):
+class MedusaDrafter(Drafter):
     """Remembers the target's state before the pending token of every sequence and lets the shape grow from it."""
 
     def __init__(self, head: RecurrentHead, shape: Shape, vocabulary: Vocabulary, name: str) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Sequence as Seq
 from ...core.rng.keyed import Rng
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
-from ..base import QuietDrafter
+from ..base import Drafter
 from .bigrams import Bigrams
 from .suffix_automaton import SuffixAutomaton
 
 
-class MaxGram(QuietDrafter):
+class MaxGram(Drafter):
     """Learns the pairs of all prompts and outputs that it sees; `bigrams` may bring others along."""
 
     def __init__(self, max_nodes: int = 10, bigrams: Bigrams | None = None, name: str = "max-gram") -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 from ...core.rng.keyed import Rng
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
-from ..base import QuietDrafter
+from ..base import Drafter
 
 
-class PromptLookup(QuietDrafter):
+class PromptLookup(Drafter):
     """Tries the longest n-gram first; the most recent occurrence wins. A miss drafts nothing."""
 
     def __init__(self, max_nodes: int = 10, max_ngram: int = 3, name: str = "prompt-lookup") -> None:

@@ -16,7 +16,7 @@ from ...core.rng.keyed import Rng
 from ...core.trees.layout import trees
 from ...types import Budget, DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
-from ..base import QuietDrafter
+from ..base import Drafter
 from .suffix_automaton import ROOT, SuffixAutomaton
 
 END = -1  # stands between the outputs of different requests; never drafted
@@ -48,7 +48,7 @@ class _Request:
     shared_age: int = 0  # which generation of the shared automaton the pointer belongs to
 
 
-class SuffixDrafter(QuietDrafter):
+class SuffixDrafter(Drafter):
     """Frequency-scored suffix matches, as a chain or as a tree."""
 
     def __init__(
