@@ -83,9 +83,9 @@ def test_the_greedy_walk_is_the_rule_at_temperature_zero(batch: int, chain: bool
     for seed in range(12):
         case, choice = greedy_case(seed, batch, chain, kind, twins=kind == Kind.CHOSEN)
         best = torch.zeros_like(choice, dtype=torch.float32)
-        assert rule.opinion is not None and off.opinion is not None
+        assert rule.second_chance is not None and off.second_chance is not None
         for asked, expected in ((rule, rule.verify_batch(case)), (off, RULES["residual"].verify_batch(case))):
-            table = asked.opinion.ahead(case)  # type: ignore[union-attr]
+            table = asked.second_chance.passing_scores(case)  # type: ignore[union-attr]
             for decide in (decide_on_host, decide_reference):
                 made = decide(case.drafts, choice, best, table, Reason.JUDGE)
                 assert_equal(made.verdict, expected)

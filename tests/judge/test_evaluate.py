@@ -101,7 +101,7 @@ def test_a_threshold_that_was_asked_for_goes_before_the_judges_own(company: Comp
     assert off.name == all_.name == "judge"
     texts = {bar: [a.output for a in court.answers(arm, problems)] for bar, arm in (("off", off), ("all", all_))}
     assert texts["off"] == [a.output for a in court.answers(company.target(), problems)] != texts["all"]
-    assert off.method.rule.opinion.kin == company.judging(0.3).method.rule.opinion.kin  # type: ignore[union-attr]
+    assert off.method.rule.second_chance.shared_key == company.judging(0.3).method.rule.second_chance.shared_key  # type: ignore[union-attr]
 
 
 def test_the_drafter_alone_is_the_drafter(company: Company) -> None:

@@ -90,18 +90,18 @@ def test_the_table_of_opinions_is_what_the_readable_form_says() -> None:
     """Node by node, with every part, a floor and forbidden tokens; NO on padding, and without rows behind it."""
     rule = judge(lambda rows: torch.sin(3 * rows.sum(dim=-1)), 0.0, {4}, 0.02, EVERYTHING)
     case = random_case(12, 7, Kind.CHOSEN, 2)
-    assert rule.opinion is not None and case.hidden is not None
-    table = rule.opinion.ahead(case)
+    assert rule.second_chance is not None and case.hidden is not None
+    table = rule.second_chance.passing_scores(case)
     for b in range(12):
         tree = tree_case(case, b)
         for node in (-1, 0):
             children = [Child(i, tree.tree.token[i]) for i in tree.tree.children(node)]
-            here = Node(tree.target(node + 1), children, Kind.CHOSEN, 1, node, partial(tree.draft, 0), tree.roll)
-            expected = torch.tensor(rule.opinion.score(tree, here))
+            here = Node(tree.target(node + 1), children, Kind.CHOSEN, 1, node, partial(tree.draft, 0), tree.rng)
+            expected = torch.tensor(rule.second_chance.score(tree, here))
             torch.testing.assert_close(table[b, [child.node for child in children]], expected, atol=1e-5, rtol=1e-5)
     assert bool((table == NO).any()) and bool((table > NO).any())
     short = replace(case.drafts, length=torch.full((12,), 2), lengths_host=(2,) * 12)
-    few = rule.opinion.ahead(replace(case, drafts=short, hidden=case.hidden[:, :3]))
+    few = rule.second_chance.passing_scores(replace(case, drafts=short, hidden=case.hidden[:, :3]))
     assert torch.equal(few[:, :2], table[:, :2]) and bool((few[:, 2:] == NO).all())
 
 
@@ -125,7 +125,7 @@ def random_case(batch: int, seed: int, kind: Kind, branching: int) -> BatchCase:
     key = torch.arange(batch) + seed
     point = torch.zeros_like(p).scatter_(2, p.argmax(dim=2, keepdim=True), 1.0)  # a greedy request
     hidden = torch.randn(batch, 5, 6, generator=generator)
-    return BatchCase(drafts, TableDistributions(point), KeyedRng(key, key, key), hidden, soft=TableDistributions(p))
+    return BatchCase(drafts, TableDistributions(point), KeyedRng(key, key, key), hidden, temperature_one=TableDistributions(p))
 
 
 @pytest.mark.parametrize("reads", [("target",), ("target", "draft"), ("evidence",), EVERYTHING], ids="+".join)
@@ -149,7 +149,7 @@ def test_both_forms_agree(reads: tuple[str, ...], branching: int, floor: float) 
 def test_a_floor_looks_at_the_alternatives_of_a_greedy_request() -> None:
     """The distribution itself is a point mass at temperature 0: by it a floor would forbid everything."""
     case = random_case(1, 0, Kind.CHOSEN, 1)
-    token, p = case.drafts.token[0, 0], case.soft.at(torch.tensor([0])).dense()[0]  # type: ignore[union-attr]
+    token, p = case.drafts.token[0, 0], case.temperature_one.at(torch.tensor([0])).dense()[0]  # type: ignore[union-attr]
     wrong = int(p.argmax()) == int(token)
     assert not wrong, "the case must need the judge"
     likely = float(p[token])

@@ -67,7 +67,7 @@ def accepted_given(rule: Rule, p: Array, q: Array, kind: Kind, found: Candidates
     sure[0] = 1.0  # whatever follows an accepted candidate is of no interest
 
     def run(rng: EnumeratingRng) -> bool:
-        roll = PlainRng(NodeRng(rng, tokens, np.random.default_rng(seed)))
-        return bool(rule.verify(TreeCase(tree, lambda row: sure if row else p, lambda row: q, roll)).path)
+        plain = PlainRng(NodeRng(rng, tokens, np.random.default_rng(seed)))
+        return bool(rule.verify(TreeCase(tree, lambda row: sure if row else p, lambda row: q, plain)).path)
 
     return sum(weight for weight, accepted in outcomes(run) if accepted)

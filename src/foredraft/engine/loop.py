@@ -174,8 +174,8 @@ class Engine:
         rule = group.method.rule
         group.rows = rows = self.sampler.rows(group.requests, group.drafts, group.out)
         hidden = group.out.states(rule.tap) if rule.needs_hidden else None
-        soft = temperature_one_view(rows) if rule.needs_temperature_one else None
-        return BatchCase(group.drafts, rows, self._rng(group.sequences), hidden, soft)
+        temperature_one = temperature_one_view(rows) if rule.needs_temperature_one else None
+        return BatchCase(group.drafts, rows, self._rng(group.sequences), hidden, temperature_one)
 
     def commit(self, groups: list[MethodGroup]) -> None:
         for group in groups:

@@ -14,7 +14,7 @@ from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.rng.enumerating import EnumeratingRng, distribution_of_outcomes
 from foredraft.core.rng.keyed import KeyedRng, Purpose
 from foredraft.core.shapes.base import Step, Vocabulary
-from foredraft.core.trees.candidates import Candidates, drawn, likeliest
+from foredraft.core.trees.candidates import Candidates, drawn_candidates, top_candidates
 from foredraft.types import Distribution, SamplingParams
 from tests.kit.chance import chance_of
 
@@ -67,7 +67,7 @@ def test_fast_draws_are_the_slow_ones(vocab: int, sharpness: float) -> None:
     """Also where distributions run out of tokens, and where they have next to nothing left."""
     for seed in range(6):
         step, rng = random_step(vocab, sharpness, seed), dice_for(BATCH, seed)
-        fast, slow = drawn(step, 7, rng, nodes()), drawn(step, 7, Plain(rng), nodes())  # type: ignore[arg-type]
+        fast, slow = drawn_candidates(step, 7, rng, nodes()), drawn_candidates(step, 7, Plain(rng), nodes())  # type: ignore[arg-type]
         assert same(fast, slow)
         assert fast.token.shape == (BATCH, WIDTH, 7)
         for row in torch.where(torch.isfinite(fast.score), fast.token, -1).flatten(0, 1).tolist():
@@ -80,11 +80,11 @@ def test_draws_end_where_their_value_falls_below_the_floor() -> None:
     step, rng = random_step(50, 2.0, 1), dice_for(BATCH)
     value = torch.rand((BATCH, WIDTH), generator=torch.Generator().manual_seed(5))
     floor = torch.tensor([[0.1], [0.3], [0.9]])
-    whole = drawn(step, 50, rng, nodes())
+    whole = drawn_candidates(step, 50, rng, nodes())
     wanted = value[:, :, None] * whole.left >= floor[:, :, None]
     for some in (
-        drawn(step, 50, rng, nodes(), value, floor),
-        drawn(step, 50, Plain(rng), nodes(), value, floor),  # type: ignore[arg-type]
+        drawn_candidates(step, 50, rng, nodes(), value, floor),
+        drawn_candidates(step, 50, Plain(rng), nodes(), value, floor),  # type: ignore[arg-type]
     ):
         count = some.score.shape[2]
         assert count < 50
@@ -95,10 +95,10 @@ def test_draws_end_where_their_value_falls_below_the_floor() -> None:
 def test_draws_belong_to_their_node() -> None:
     """The same distribution behind several nodes gives different draws, and the same node the same ones in any company."""
     step = step_of(torch.zeros((BATCH, WIDTH, 40)))
-    all_of_them = drawn(step, 5, dice_for(BATCH), nodes())
+    all_of_them = drawn_candidates(step, 5, dice_for(BATCH), nodes())
     assert len({tuple(row) for row in all_of_them.token.flatten(0, 1).tolist()}) == BATCH * WIDTH
     alone = step_of(torch.zeros((1, 1, 40)))
-    mine = drawn(alone, 3, dice_for(BATCH).choose(torch.tensor([1])), nodes()[:1, 2:3])
+    mine = drawn_candidates(alone, 3, dice_for(BATCH).choose(torch.tensor([1])), nodes()[:1, 2:3])
     assert mine.token[0, 0].tolist() == all_of_them.token[1, 2, :3].tolist()
 
 
@@ -120,7 +120,7 @@ def test_the_interpreter_sees_draws_without_replacement() -> None:
     step = step_of(torch.from_numpy(DISTRIBUTION).log().float()[None, None])
 
     def run(rng: EnumeratingRng) -> tuple[int, ...]:
-        return tuple(drawn(step, 3, rng, nodes(1, 1)).token[0, 0].tolist())
+        return tuple(drawn_candidates(step, 3, rng, nodes(1, 1)).token[0, 0].tolist())
 
     distribution, expected = distribution_of_outcomes(run), without_replacement(DISTRIBUTION, 3)
     assert len(distribution) == 24
@@ -130,7 +130,7 @@ def test_the_interpreter_sees_draws_without_replacement() -> None:
 def test_keyed_draws_follow_the_same_distribution() -> None:
     count = 60_000
     step = step_of(torch.from_numpy(DISTRIBUTION).log().float().expand(count, 1, -1))
-    token = drawn(step, 3, dice_for(count), nodes(count, 1)).token[:, 0]
+    token = drawn_candidates(step, 3, dice_for(count), nodes(count, 1)).token[:, 0]
     cell = (token * torch.tensor([16, 4, 1])).sum(dim=1)
     assert chance_of(cell, without_replacement(DISTRIBUTION, 3)) > 1e-3
     assert chance_of(cell, without_replacement(np.array([0.5, 0.05, 0.25, 0.2]), 3)) < 1e-3
@@ -140,7 +140,7 @@ def test_the_tail_of_a_sure_distribution_is_drawn_as_it_is() -> None:
     """Behind a token of probability one minus a millionth the next draw still tells 6 from 4."""
     count = 20_000
     distribution = torch.tensor([1 - 1e-6, 0.6e-6, 0.4e-6])
-    found = drawn(step_of(distribution.log().expand(count, 1, -1)), 2, dice_for(count), nodes(count, 1))
+    found = drawn_candidates(step_of(distribution.log().expand(count, 1, -1)), 2, dice_for(count), nodes(count, 1))
     assert chance_of(found.token[:, 0, 1] - 1, np.array([0.6, 0.4])) > 1e-3
     assert chance_of(found.token[:, 0, 1] - 1, np.array([0.5, 0.5])) < 1e-3
 
@@ -150,16 +150,16 @@ def test_tokens_come_in_target_ids() -> None:
     ids = torch.tensor([7, 2, 4])
     index[ids] = torch.arange(3)
     step = step_of(torch.tensor([[[0.0, 1.0, 3.0]]]), 1.0, Vocabulary(ids, index))
-    for found in (drawn(step, 3, dice_for(1), nodes(1, 1)), likeliest(step, 3)):
+    for found in (drawn_candidates(step, 3, dice_for(1), nodes(1, 1)), top_candidates(step, 3)):
         assert sorted(found.token[0, 0].tolist()) == [2, 4, 7]
         distribution = step.distribution(0)
         chances = [float(distribution.prob(token[None])) for token in found.token[0, 0]]
         assert found.score[0, 0].exp().tolist() == pytest.approx(chances, rel=1e-5)
-    assert likeliest(step, 3).token[0, 0].tolist() == [4, 2, 7]
+    assert top_candidates(step, 3).token[0, 0].tolist() == [4, 2, 7]
 
 
 def test_the_likeliest_of_a_small_vocabulary() -> None:
-    found = likeliest(step_of(torch.tensor([[[0.0, 1.0]]])), 4)
+    found = top_candidates(step_of(torch.tensor([[[0.0, 1.0]]])), 4)
     assert found.token.shape == (1, 1, 4)
     assert torch.isfinite(found.score)[0, 0].tolist() == [True, True, False, False]
     assert found.left[0, 0].tolist() == pytest.approx([1.0, 1 - 0.7310586, 0.0, 0.0], abs=1e-6)

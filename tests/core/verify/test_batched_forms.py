@@ -44,22 +44,22 @@ def random_case(
 ) -> BatchCase:
     """A few sequences with ragged drafts, some empty, cut anywhere, each level of one of the kinds.
 
-    Every fourth seed makes a batch large enough for the tensor form of rolls, others are rolled by plain integers.
+    Every fourth seed makes a batch large enough for the tensor form of the hash, others hash plain integers.
     """
-    rng = np.random.default_rng(seed)
-    batch = 18 if seed % 4 == 2 else int(rng.integers(1, 8))
+    numpy_rng = np.random.default_rng(seed)
+    batch = 18 if seed % 4 == 2 else int(numpy_rng.integers(1, 8))
     drafter = dirichlet(VOCAB, seed, 0.1, support=6 if rule.name == "otm" else None)  # it lists all sets of draws
     target = mixed(drafter, dirichlet(VOCAB, seed + 1, 0.1), 0.6)
     rng = dice_of(seed, batch)
     drafts: list[Draft] = []
     for b in range(batch):
-        depth = int(rng.integers(0, 4))
-        shape = [1 if topology is Topology.CHAIN else int(rng.integers(1, 4)) for _ in range(depth)]
-        levels = [Kind(int(rng.choice(kinds))) for _ in range(depth)]
+        depth = int(numpy_rng.integers(0, 4))
+        shape = [1 if topology is Topology.CHAIN else int(numpy_rng.integers(1, 4)) for _ in range(depth)]
+        levels = [Kind(int(numpy_rng.choice(kinds))) for _ in range(depth)]
         drafts.append(draft_tree(drafter, shape, levels, rng.choose(torch.tensor([b]))))
     model = at_temperature_zero(target) if rule.greedy_only or seed % 5 == 0 else target
     case = batch_case_of(drafts, model, drafter, dtype)(rng)
-    limits = [int(rng.integers(0, 12)) for _ in range(batch)]
+    limits = [int(numpy_rng.integers(0, 12)) for _ in range(batch)]
     return replace(case, drafts=cut(case.drafts, limits))
 
 

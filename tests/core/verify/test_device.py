@@ -28,13 +28,15 @@ def on_device(case: BatchCase) -> BatchCase:
     )
     names = ("token", "parent", "depth", "order", "length", "multiplicity", "node_kind")
     columns = {name: None if getattr(drafts, name) is None else getattr(drafts, name).cuda() for name in names}
-    soft = case.soft if case.soft is None else TableDistributions(case.soft.probs.cuda())  # type: ignore[attr-defined]
+    view = (
+        case.temperature_one if case.temperature_one is None else TableDistributions(case.temperature_one.probs.cuda())
+    )  # type: ignore[attr-defined]
     return BatchCase(
         replace(drafts, **columns, distributions=TableDistributions(drafts.distributions.probs.cuda())),
         TableDistributions(case.target.probs.cuda()),
         KeyedRng(rng.seed.cuda(), rng.round.cuda(), rng.position.cuda()),
         None if case.hidden is None else case.hidden.cuda(),
-        soft,
+        view,
     )
 
 

@@ -97,8 +97,8 @@ def test_greedy_mode_takes_a_pooled_argmax() -> None:
     for delta, accepted in ((0.5, True), (0.3, False)):
         rule = lantern(near, k=1, delta=delta, greedy=True)
         case = tree_case_of(draft, at_temperature_zero(target), drafter)(Ledger())
-        soft = type(case)(case.tree, case.target, case.draft, case.roll, None, lambda row: p)
-        verdict = rule.verify(soft)
+        view = type(case)(case.tree, case.target, case.draft, case.rng, None, lambda row: p)
+        verdict = rule.verify(view)
         assert (verdict.path == [0]) == accepted
         assert not accepted or verdict.reasons[0] == Reason.RELAXED
 

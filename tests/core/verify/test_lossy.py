@@ -155,11 +155,11 @@ def test_typical_threshold_of_g1() -> None:
         assert (verdict.path == [0]) == passes
 
 
-def run(rule: Rule, draft: Draft, target: TableModel, soft: TableModel | None = None) -> TreeVerdict:
+def run(rule: Rule, draft: Draft, target: TableModel, temperature_one: TableModel | None = None) -> TreeVerdict:
     """A verdict without luck: every test fails, and draws give the likeliest token."""
     case = tree_case_of(draft, target, fixed([1 / target.vocab] * target.vocab))(Ledger())
-    if soft is not None:
-        case = replace(case, soft=lambda row: soft.next_distribution(draft.prefix(row - 1)))
+    if temperature_one is not None:
+        case = replace(case, temperature_one=lambda row: temperature_one.next_distribution(draft.prefix(row - 1)))
     return rule.verify(case)
 
 
@@ -175,25 +175,25 @@ def test_top_k_accepts_the_k_likeliest(k: int, passing: set[int]) -> None:
     assert found == passing
 
 
-def test_at_temperature_zero_soft_distributions_make_the_difference() -> None:
-    """A point mass knows no second-best token; the distributions behind it do."""
+def test_at_temperature_zero_the_temperature_one_view_makes_the_difference() -> None:
+    """A point mass has no second-best token; the distribution at temperature 1 does."""
     greedy, draft = at_temperature_zero(G1_TARGET), Draft((1,), (-1,), (1,), (CHOSEN,))
     for rule in (typical(), top_k(2), kl_gate(1.0)):
         assert rule.needs_temperature_one
         assert run(rule, draft, greedy).path == []
-        assert run(rule, draft, greedy, soft=G1_TARGET).path == [0]
+        assert run(rule, draft, greedy, temperature_one=G1_TARGET).path == [0]
 
 
-def test_soft_distributions_are_those_of_temperature_one() -> None:
+def test_the_view_of_greedy_rows_has_temperature_one() -> None:
     logits = torch.randn((2, 7), generator=torch.Generator().manual_seed(0))
     block = ParamBlock.of([SamplingParams(), SamplingParams(temperature=0.5)], 7)
     distributions = LogitDistributions(logits, torch.tensor([[0], [1]]), block)
-    hard, soft = (
+    greedy, temperature_one = (
         distributions.at(torch.tensor([0, 0])).dense(),
         temperature_one_view(distributions).at(torch.tensor([0, 0])).dense(),
     )
-    assert hard[0].max() == 1 and torch.allclose(hard[1], soft[1])
-    assert torch.allclose(soft[0], torch.softmax(logits[0], dim=0))
+    assert greedy[0].max() == 1 and torch.allclose(greedy[1], temperature_one[1])
+    assert torch.allclose(temperature_one[0], torch.softmax(logits[0], dim=0))
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Sure(Ledger):
 def fly_path(rule: Rule, *tokens: int) -> TreeVerdict:
     """A greedy target that always writes 0, with an unsure distribution behind it."""
     case = tree_case_of(chain(*tokens), at_temperature_zero(UNSURE), UNSURE)(Sure())
-    return rule.verify(replace(case, soft=lambda row: UNSURE.next_distribution()))
+    return rule.verify(replace(case, temperature_one=lambda row: UNSURE.next_distribution()))
 
 
 def test_fly_keeps_a_mismatch_that_the_target_recovers_from() -> None:

@@ -1,4 +1,4 @@
-"""Invariant 3 for lossy rules: batched and readable forms agree on ragged batches, states and soft distributions included."""
+"""Invariant 3 for lossy rules: batched and readable forms agree on ragged batches, states and temperature-1 views included."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def full_case(rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int
     case = random_case(rule, kinds, topology, seed)
     make = torch.Generator().manual_seed(seed)
     assert isinstance(case.target, TableDistributions)
-    soft = torch.softmax(torch.log(case.target.probs + 1e-3), dim=2) if rule.needs_temperature_one else None
+    view = torch.softmax(torch.log(case.target.probs + 1e-3), dim=2) if rule.needs_temperature_one else None
     hidden = torch.rand((case.drafts.batch, case.drafts.width + 1, 4), generator=make)
-    return replace(case, hidden=hidden, soft=None if soft is None else TableDistributions(soft))
+    return replace(case, hidden=hidden, temperature_one=None if view is None else TableDistributions(view))
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)

@@ -64,12 +64,12 @@ def _one_level(case: TreeCase, turns: Iterable[int], q: Array, shrink: bool = Tr
     r, s = case.target(0), q
     for i in turns:
         y = case.tree.token[i]
-        if case.roll.flip(ratio(r[y], s[y]), Purpose.ACCEPT, i):
-            follow = case.roll.draw(case.target(i + 1), Purpose.OWN, i)
+        if case.rng.flip(ratio(r[y], s[y]), Purpose.ACCEPT, i):
+            follow = case.rng.draw(case.target(i + 1), Purpose.OWN, i)
             return TreeVerdict([i], follow, [Reason.STANDARD, Reason.BONUS])
         r = residual(r, s)
         s = residual(s, np.where(np.arange(s.size) == y, s, 0.0)) if shrink else s
-    return TreeVerdict([], case.roll.draw(r, Purpose.OWN, -1), [Reason.CORRECTED])
+    return TreeVerdict([], case.rng.draw(r, Purpose.OWN, -1), [Reason.CORRECTED])
 
 
 # --- block verification: B6 and B7 ----------------------------------------------------------------------------------
@@ -94,14 +94,14 @@ def _block(case: TreeCase, stop: bool = False, weigh: bool = True) -> TreeVerdic
         if i < last:
             over = float(np.clip(joint[i] * case.target(i) - case.draft(i), 0, None).sum())
             test = over / (over + 1 - joint[i]) if over + 1 - joint[i] > 0 else 1.0
-        if case.roll.flip(test, Purpose.ACCEPT, i - 1):
+        if case.rng.flip(test, Purpose.ACCEPT, i - 1):
             tau = i
         elif stop:
             break
     p = case.target(tau)
     distribution = p if tau == last else residual(joint[tau] * p if weigh else p, case.draft(tau))
     reasons = [Reason.STANDARD] * tau + [Reason.BONUS if tau == last else Reason.CORRECTED]
-    return TreeVerdict(list(range(tau)), case.roll.draw(distribution, Purpose.OWN, tau - 1), reasons)
+    return TreeVerdict(list(range(tau)), case.rng.draw(distribution, Purpose.OWN, tau - 1), reasons)
 
 
 def wrong_rule(judge: Judge, target: TableModel, drafter: TableModel, shape: tuple[int, ...], kind: Kind) -> Method:
@@ -180,11 +180,11 @@ def other_token(case: TreeCase) -> TreeVerdict:
     row; here it gets a fresh draw from the right one, the kinder reading.
     """
     p, x = case.target(0), case.tree.token[0]
-    own = case.roll.draw(p, Purpose.EMIT, -1)
+    own = case.rng.draw(p, Purpose.EMIT, -1)
     chance = (np.floor(100 * ratio(case.draft(0)[x], p[own])) + 1) / 101
-    if case.roll.flip(min(1.0, float(chance)), Purpose.ACCEPT, 0):
-        return TreeVerdict([0], case.roll.draw(case.target(1), Purpose.OWN, 0), [Reason.STANDARD, Reason.BONUS])
-    return TreeVerdict([], case.roll.draw(p, Purpose.OWN, -1), [Reason.CORRECTED])
+    if case.rng.flip(min(1.0, float(chance)), Purpose.ACCEPT, 0):
+        return TreeVerdict([0], case.rng.draw(case.target(1), Purpose.OWN, 0), [Reason.STANDARD, Reason.BONUS])
+    return TreeVerdict([], case.rng.draw(p, Purpose.OWN, -1), [Reason.CORRECTED])
 
 
 # --- the table ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder, most_nodes, tightened
-from ..trees.candidates import Candidates, drawn, likeliest
+from ..trees.candidates import Candidates, drawn_candidates, top_candidates
 from .step import Frontier, Step, Stepper
 
 
@@ -42,7 +42,7 @@ class Drawing:
     ) -> tuple[Candidates, Tensor]:
         """Candidates behind nodes with log values [B, w], and v of each, 0 where there is none."""
         value = value.exp()
-        found = drawn(step, most, rng, node, value, floor) if self.drawn else likeliest(step, most)
+        found = drawn_candidates(step, most, rng, node, value, floor) if self.drawn else top_candidates(step, most)
         return found, torch.where(torch.isfinite(found.score), value[:, :, None] * found.left, 0.0)
 
 

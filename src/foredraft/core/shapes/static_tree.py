@@ -18,7 +18,7 @@ from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder, tightened
-from ..trees.candidates import Candidates, drawn, likeliest
+from ..trees.candidates import Candidates, drawn_candidates, top_candidates
 from ..trees.layout import depths_of, sibling_ranks, static_tree
 from .step import Step, Stepper
 
@@ -122,7 +122,7 @@ class FixedTree:
         return self._finish(builder, lengths, step.logits.shape[1])
 
     def _children(self, step: Step, most: int, rng: Rng, node: Tensor) -> Candidates:
-        return drawn(step, most, rng, node) if self.drawn else likeliest(step, most)
+        return drawn_candidates(step, most, rng, node) if self.drawn else top_candidates(step, most)
 
     def _finish(self, builder: TreeBuilder, lengths: list[int], words: int) -> DraftBatch:
         """The first nodes of every sequence, whatever their tokens are (invariant 5), without those that do not exist."""

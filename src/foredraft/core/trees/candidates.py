@@ -36,7 +36,7 @@ class Candidates:
     left: Tensor  # mass of q without the earlier candidates: the chance that a verifier looks at this one, if p were q
 
 
-def likeliest(step: Step, most: int) -> Candidates:
+def top_candidates(step: Step, most: int) -> Candidates:
     """The `most` likeliest tokens behind every node; probabilities are those of temperature 1."""
     score, token = step.top(most)
     score = torch.nan_to_num(score, nan=IMPOSSIBLE)  # a broken drafter guesses too
@@ -46,7 +46,7 @@ def likeliest(step: Step, most: int) -> Candidates:
     return Candidates(token, score, (1 - F.pad(gone[:, :, :-1], (1, 0))).clamp(min=0))
 
 
-def drawn(
+def drawn_candidates(
     step: Step, most: int, rng: Rng, node: Tensor, value: Tensor | None = None, floor: Tensor | float = 0.0
 ) -> Candidates:
     """Up to `most` tokens drawn without replacement behind every node. node [B, w] keys the rng, -1 = root.

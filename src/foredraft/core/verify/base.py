@@ -1,6 +1,6 @@
-"""What a verification rule is: two forms of one distribution, and a declaration of where it is exact.
+"""What a verification rule is: one function in two forms, and a declaration of where it is exact.
 
-`verify` is the readable form over one tree in plain Python; `verify_batch` is its twin on padded tensors. Both see
+`verify` is the reference over one tree in plain Python; `verify_batch` is the same on padded tensors. Both see
 probabilities and rng only: no model, no cache, no clock. A rule may be used with a drafter when every kind of sibling
 group that the drafter makes, on its topology, is in `exact_for`; other pairs are refused (DESIGN invariant 1).
 """
@@ -36,9 +36,8 @@ class BatchCase:
     target: Distributions  # p of every row
     rng: Rng
     hidden: Tensor | None = None  # [B, N + 1, d] target states of every row, for judges
-    soft: Distributions | None = (
-        None  # p at temperature 1 where the request is greedy, for lossy rules; None = as `target`
-    )
+    # p at temperature 1 where the request is greedy, for lossy rules; None = as `target`
+    temperature_one: Distributions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,15 @@ class TreeCase:
     tree: DraftTree
     target: Callable[[int], Array]  # row -> p
     draft: Callable[[int], Array]  # row -> q
-    roll: PlainRng
+    rng: PlainRng
     hidden: Callable[[int], Array] | None = None
-    soft: Callable[[int], Array] | None = None
+    temperature_one: Callable[[int], Array] | None = None
     draft_states: Callable[[int], Array] | None = None  # node -> the drafter's state with it as input
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRng:
-    """Rng for one sequence, in plain numbers."""
+    """The rng of one sequence, in plain numbers."""
 
     rng: Rng
 
@@ -90,18 +89,16 @@ class Rule:
     lossy: bool = False  # changes the output distribution by design
     greedy_only: bool = False  # exact at temperature 0 alone
     seed_stable: bool = False  # a seed gives the same text with speculation on, off or batched
-    reads_ahead: bool = False  # looks at rows behind the emitted token, so lengths must not depend on them
+    reads_ahead: bool = False  # looks at rows after the emitted token, so lengths must not depend on them
     needs_hidden: bool = False  # looks at the target's states ...
     tap: int = -1  # ... at this tap (runtime.FINAL, or the entry of a layer)
-    needs_distributions: bool = (
-        False  # looks at the draft's distributions even of chosen tokens, for which drafters give none
-    )
+    needs_distributions: bool = False  # reads draft distributions even of chosen tokens, for which drafters give none
     chains_only: bool = False  # means nothing on trees; exact rules say so by `exact_for` already
-    needs_temperature_one: bool = False  # weighs alternatives: at temperature 0 a point mass tells it nothing (`core.distributions.temperature_one`)
+    # Weighs alternatives, of which a point mass has none: see `core.distributions.temperature_one`.
+    needs_temperature_one: bool = False
     needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
-    opinion: BatchedSecondChance | None = (
-        None  # the rule is an exact one or this: then greedy requests need no walk of distributions
-    )
+    # The rule is the exact one with this second chance: greedy requests are then verified from argmax and scores alone.
+    second_chance: BatchedSecondChance | None = None
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)
@@ -112,7 +109,7 @@ def pairs(kinds: tuple[Kind, ...], topologies: tuple[Topology, ...] = ANY_TOPOLO
 
 
 def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
-    """One sequence of a batch in the readable form; its rng are that sequence's own."""
+    """One sequence of a batch in the readable form; its rng is that sequence's own."""
     which = torch.tensor([index])
 
     def rows(distributions: Distributions | None) -> Callable[[int], Array]:
@@ -128,8 +125,7 @@ def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
     states = None if hidden is None else (lambda row: hidden[index, row].double().cpu().numpy())
     own = case.drafts.states
     drafted = None if own is None else (lambda node: own[index, node].double().cpu().numpy())
-    roll = PlainRng(case.rng.choose(which))
-    soft = None if case.soft is None else rows(case.soft)
-    return TreeCase(
-        case.drafts.tree(index), rows(case.target), rows(case.drafts.distributions), roll, states, soft, drafted
-    )
+    rng = PlainRng(case.rng.choose(which))
+    temperature_one = None if case.temperature_one is None else rows(case.temperature_one)
+    tree, draft = case.drafts.tree(index), rows(case.drafts.distributions)
+    return TreeCase(tree, rows(case.target), draft, rng, states, temperature_one, drafted)

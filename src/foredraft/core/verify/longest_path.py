@@ -33,7 +33,7 @@ def finish(case: TreeCase, node: int, reasons: list[Reason], tested: bool) -> Tr
     """The verdict that ends at `node`. tested: a drafted next token failed a p/q test."""
     p, missed = case.target(node + 1), case.tree.children(node)
     distribution = residual(p, drawn_from(case, missed[0])) if missed and tested else p
-    token = case.roll.draw(distribution, Purpose.OWN, node)
+    token = case.rng.draw(distribution, Purpose.OWN, node)
     return TreeVerdict(path_to(case.tree, node), token, [*reasons, Reason.CORRECTED if missed else Reason.BONUS])
 
 

@@ -17,7 +17,7 @@ from .tree_walk import Child, Node, NodeBatch, Step, StepBatch
 
 def emit_or_hit(node: Node, distribution: Array) -> Step:
     """Draw from `distribution`; follow the child that carries the token, if there is one."""
-    y = node.roll.draw(distribution, Purpose.OWN, node.index)
+    y = node.rng.draw(distribution, Purpose.OWN, node.index)
     return Step(child_of(node, y), y)
 
 

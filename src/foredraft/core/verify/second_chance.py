@@ -1,7 +1,8 @@
-"""The standard test or a second opinion: the shape of every rule that lets good tokens pass (judges, gates).
+"""Second-chance acceptance: the form of every lossy rule that keeps tokens which the exact test rejects (judges, gates).
 
 At a node the standard rule for the kind of its children decides first. Only where it would emit a token of its own, the
-walk goes down to the child with the best opinion instead, if any child passes. Without opinions this is the exact rule.
+walk goes down to the child with the best score instead, if any child passes. Where no child passes this is the exact
+rule.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from ...types import Distribution, Distributions, Kind, Reason, TreeVerdict, Verdict
 from .base import Array, BatchCase, Rule, TreeCase
-from .exact.rejection import solve_residual, solve_residual_batch, walk_ahead
+from .exact.rejection import solve_residual, solve_residual_batch, walk_with_batched_rng
 from .exact.top_then_sampled import solve_top_then_sampled, solve_top_then_sampled_batch
 from .tree_walk import BatchSolver, Node, NodeBatch, Solver, Step, StepBatch, walk
 
-NO = -float("inf")  # the opinion of a child that does not pass
+NO = -float("inf")  # the score of a child that does not pass
 Score = Callable[[TreeCase, Node], Sequence[float]]  # of the children of a node, in the readable form
 
 
@@ -27,7 +28,7 @@ Score = Callable[[TreeCase, Node], Sequence[float]]  # of the children of a node
 class SecondChance:
     """Scores of the children of a node, `NO` where one does not pass; in both forms.
 
-    For opinions that are dear to form, so formed at visited nodes only.
+    For scores that are costly, so computed at visited nodes only.
     """
 
     score: Score
@@ -46,26 +47,28 @@ class BatchedSecondChance:
     """
 
     score: Score
-    scores: Callable[
-        [BatchCase], Tensor
-    ]  # [B, N], `NO` where none would do; looks at neither rng nor greedy distributions
-    bar: float | Tensor = NO  # a node passes where its score is higher; [B] = one for each sequence
-    kin: Hashable = None  # opinions that differ in nothing but their bars say the same here
+    scores: Callable[[BatchCase], Tensor]  # [B, N], `NO` = never passes; reads neither rng nor greedy distributions
+    threshold: float | Tensor = NO  # a node passes where its score is higher; [B] = one for each sequence
+    shared_key: Hashable = None  # equal for second chances that differ in nothing but their thresholds
     reason: Reason = Reason.RELAXED
 
-    def ahead(self, case: BatchCase) -> Tensor:
+    def passing_scores(self, case: BatchCase) -> Tensor:
         """[B, N] scores, `NO` where a node does not pass."""
-        bar = self.bar.to(case.drafts.token.device) if isinstance(self.bar, Tensor) else self.bar
-        return above(self.scores(case), bar)
+        threshold = (
+            self.threshold.to(case.drafts.token.device) if isinstance(self.threshold, Tensor) else self.threshold
+        )
+        return above(self.scores(case), threshold)
 
     def scorer(self, case: BatchCase) -> Callable[[NodeBatch], Tensor]:
-        table = cache(lambda: self.ahead(case))  # a walk that the standard test settles never asks
+        table = cache(lambda: self.passing_scores(case))  # not computed where the standard test accepts throughout
         return lambda node: table().gather(1, node.child.clamp(min=0))
 
 
-def above(scores: Tensor, bar: float | Tensor) -> Tensor:
-    """[B, N] scores, `NO` where one is not above the bar, of all or of each sequence [B]."""
-    return torch.where(scores > (bar.reshape(-1, 1).to(scores.dtype) if isinstance(bar, Tensor) else bar), scores, NO)
+def above(scores: Tensor, threshold: float | Tensor) -> Tensor:
+    """[B, N] scores, `NO` where one is not above the threshold, of all or of each sequence [B]."""
+    if isinstance(threshold, Tensor):
+        threshold = threshold.reshape(-1, 1).to(scores.dtype)
+    return torch.where(scores > threshold, scores, NO)
 
 
 def solve_standard(node: Node) -> Step:
@@ -87,24 +90,24 @@ def solve_standard_batch(node: NodeBatch) -> StepBatch:
     return StepBatch(torch.where(top, other.slot, step.slot), torch.where(top, other.token, step.token))
 
 
-def ask(standard: Solver, opinion: SecondChance | BatchedSecondChance, case: TreeCase) -> TreeVerdict:
-    """The walk with a second opinion, over one tree."""
+def verify_tree(standard: Solver, second_chance: SecondChance | BatchedSecondChance, case: TreeCase) -> TreeVerdict:
+    """The walk with second chances, over one tree."""
 
     def solve(node: Node) -> Step:
         step = standard(node)
         if step.child is not None or not node.children:
             return step
-        scores = opinion.score(case, node)
+        scores = second_chance.score(case, node)
         best = max(range(len(scores)), key=lambda k: scores[k])
         if scores[best] == NO:
             return step
-        return Step(node.children[best], node.children[best].token, opinion.reason)
+        return Step(node.children[best], node.children[best].token, second_chance.reason)
 
     return walk(solve, case)
 
 
-def ask_batch(standard: BatchSolver, opinion: SecondChance | BatchedSecondChance, case: BatchCase) -> Verdict:
-    scorer = opinion.scorer(case)
+def verify_batch(standard: BatchSolver, second_chance: SecondChance | BatchedSecondChance, case: BatchCase) -> Verdict:
+    scorer = second_chance.scorer(case)
 
     def solve(node: NodeBatch) -> StepBatch:
         step = standard(node)
@@ -113,44 +116,44 @@ def ask_batch(standard: BatchSolver, opinion: SecondChance | BatchedSecondChance
         scores = torch.where(node.child >= 0, scorer(node), NO)
         best, slot = scores.max(dim=1)
         over = (step.slot < 0) & (best > NO)
-        reason = torch.where(over, int(opinion.reason), int(Reason.STANDARD))
+        reason = torch.where(over, int(second_chance.reason), int(Reason.STANDARD))
         return StepBatch(torch.where(over, slot, step.slot), step.token, reason)
 
-    return walk_ahead(solve, case)
+    return walk_with_batched_rng(solve, case)
 
 
 def with_second_chance(
     name: str,
     summary: str,
-    opinion: SecondChance | BatchedSecondChance,
+    second_chance: SecondChance | BatchedSecondChance,
     standard: tuple[Solver, BatchSolver] = (solve_standard, solve_standard_batch),
     needs_hidden: bool = False,
     needs_temperature_one: bool = False,
     needs_distributions: bool = False,
 ) -> Rule:
-    """A lossy rule: `standard` or the opinion."""
+    """A lossy rule: the standard test, then the second chance."""
     return Rule(
         name=name,
         summary=summary,
         exact_for=frozenset(),
-        verify=lambda case: ask(standard[0], opinion, case),
-        verify_batch=lambda case: ask_batch(standard[1], opinion, case),
+        verify=lambda case: verify_tree(standard[0], second_chance, case),
+        verify_batch=lambda case: verify_batch(standard[1], second_chance, case),
         lossy=True,
         needs_hidden=needs_hidden,
         needs_temperature_one=needs_temperature_one,
         needs_distributions=needs_distributions,
-        opinion=opinion if isinstance(opinion, BatchedSecondChance) else None,
+        second_chance=second_chance if isinstance(second_chance, BatchedSecondChance) else None,
     )
 
 
-def soft_distribution(case: TreeCase, row: int) -> Array:
-    """The target's distribution of a row with its alternatives, also at temperature 0 where the caller gave them."""
-    return case.target(row) if case.soft is None else case.soft(row)
+def temperature_one_row(case: TreeCase, row: int) -> Array:
+    """The target's distribution of a row for weighing alternatives: at temperature 1 where the request is greedy."""
+    return case.target(row) if case.temperature_one is None else case.temperature_one(row)
 
 
-def soft_distribution_batch(case: BatchCase, row: Tensor) -> Distribution:
-    return soft_distributions(case).at(row)
+def temperature_one_row_batch(case: BatchCase, row: Tensor) -> Distribution:
+    return temperature_one_rows(case).at(row)
 
 
-def soft_distributions(case: BatchCase) -> Distributions:
-    return case.target if case.soft is None else case.soft
+def temperature_one_rows(case: BatchCase) -> Distributions:
+    return case.target if case.temperature_one is None else case.temperature_one

@@ -37,7 +37,7 @@ class Node:
     depth: int  # of the children
     index: int  # the node itself, -1 = root
     draft: Callable[[], Array]  # q; raises where the drafter gave no distribution
-    roll: PlainRng
+    rng: PlainRng
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def walk(solve: Solver, case: TreeCase) -> TreeVerdict:
         children = [Child(i, tree.token[i], tree.multiplicity[i]) for i in tree.children(node)]
         kind = tree.kind[children[0].node] if children else Kind.CHOSEN
         row = node + 1
-        step = solve(Node(case.target(row), children, kind, len(path) + 1, node, partial(case.draft, row), case.roll))
+        step = solve(Node(case.target(row), children, kind, len(path) + 1, node, partial(case.draft, row), case.rng))
         if step.child is None:
             reasons.append(Reason.CORRECTED if children else Reason.BONUS)
             return TreeVerdict(path, step.token, reasons)

@@ -78,8 +78,8 @@ def verify_greedy(group: MethodGroup, case: Callable[[MethodGroup], BatchCase]) 
         return False
     best, choice = quick_top_k(group.out.logits, 1)
     judge = decide_on_host if choice.device.type == "cpu" else decide
-    opinion = group.method.rule.opinion
-    scores = None if opinion is None or not group.drafts.width else opinion.ahead(case(group))
+    opinion = group.method.rule.second_chance
+    scores = None if opinion is None or not group.drafts.width else opinion.passing_scores(case(group))
     reason = Reason.STANDARD if opinion is None else opinion.reason
     made = judge(group.drafts, choice[:, 0][group.out.index], best[:, 0][group.out.index], scores, reason)
     group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
@@ -90,7 +90,7 @@ def is_greedy(group: MethodGroup) -> bool:
     """Whether the likeliest tokens decide, alone or with an opinion that can be had ahead."""
     rule = group.method.rule
     exact = not rule.lossy and not rule.needs_hidden
-    return (exact or rule.opinion is not None) and all(_is_plain(request) for request in group.requests)
+    return (exact or rule.second_chance is not None) and all(_is_plain(request) for request in group.requests)
 
 
 def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
@@ -102,17 +102,17 @@ def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
 def _is_told(group: MethodGroup) -> bool:
     """Whether an opinion, if there is one, needs nothing but states, softmax(logits) and one number for a bar."""
     rule = group.method.rule
-    if rule.opinion is None:
+    if rule.second_chance is None:
         return True
     every = (request.sequence.params for request in group.requests)
     whole = all((params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0) for params in every)
-    return whole and not rule.needs_draft_states and isinstance(rule.opinion.bar, float)
+    return whole and not rule.needs_draft_states and isinstance(rule.second_chance.threshold, float)
 
 
 def _kin(group: MethodGroup) -> Hashable:
     """Turns that share it differ in the bars of their opinions at most; exact rules are all alike here."""
-    opinion = group.method.rule.opinion
-    return None if opinion is None else opinion.kin or opinion
+    opinion = group.method.rule.second_chance
+    return None if opinion is None else opinion.shared_key or opinion
 
 
 def _has_room(groups: Seq[MethodGroup]) -> bool:
@@ -217,8 +217,8 @@ def _table(
 
 def _bar(group: MethodGroup) -> int:
     """The bits of a number, so that it can travel among whole ones."""
-    opinion = group.method.rule.opinion
-    return 0 if opinion is None else int(np.float64(opinion.bar).view(np.int64))
+    opinion = group.method.rule.second_chance
+    return 0 if opinion is None else int(np.float64(opinion.threshold).view(np.int64))
 
 
 def _hand_out(groups: Seq[MethodGroup], out: Output, verdict: Verdict, summary: AsyncCopy) -> None:
@@ -286,14 +286,14 @@ def _round(
 
 def _opinions(rule: Rule, drafts: DraftBatch, out: Output, bar: Tensor) -> tuple[Tensor | None, Reason]:
     """The rule's opinion of every node, if it has any; it looks at distributions of temperature 1, and nobody throws rng."""
-    if rule.opinion is None or not drafts.width:
+    if rule.second_chance is None or not drafts.width:
         return None, Reason.STANDARD
     distributions = LogitDistributions(out.logits, out.index, _warm(drafts.batch, bar.device))
     hidden = out.states(rule.tap) if rule.needs_hidden else None
     rng = KeyedRng(drafts.length, drafts.length, drafts.length)
     return above(
-        rule.opinion.scores(BatchCase(drafts, distributions, rng, hidden, distributions)), bar
-    ), rule.opinion.reason
+        rule.second_chance.scores(BatchCase(drafts, distributions, rng, hidden, distributions)), bar
+    ), rule.second_chance.reason
 
 
 @cache

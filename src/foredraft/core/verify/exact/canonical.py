@@ -24,7 +24,17 @@ from ...spec import label
 from ..base import Array, Rule, pairs
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
-from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, residual, shuffled, walk_ahead
+from .rejection import (
+    ONE_DRAW,
+    draw_order,
+    emit,
+    emit_batch,
+    flip_ratio,
+    ratio,
+    residual,
+    shuffled,
+    walk_with_batched_rng,
+)
 from .transport import SMALL, transport
 
 
@@ -112,9 +122,9 @@ def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
         distribution = chosen.distribution
         if child is not kept:
             stay = chosen.keep_first(kept.token, child.token)
-            kept = kept if node.roll.flip(stay, Purpose.SELECT, node.index, attempt) else child
+            kept = kept if node.rng.flip(stay, Purpose.SELECT, node.index, attempt) else child
     assert kept is not None
-    if node.roll.flip(ratio(p[kept.token], distribution[kept.token]), Purpose.ACCEPT, node.index):
+    if node.rng.flip(ratio(p[kept.token], distribution[kept.token]), Purpose.ACCEPT, node.index):
         return Step(kept, kept.token)
     return emit_or_hit(node, residual(p, distribution))
 
@@ -158,5 +168,5 @@ def canonical(free: int = 5, alphabet: int = 40) -> Rule:
         summary="select one of several independent draws, then test it alone; optimal for two (weighted importance)",
         exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
         verify=partial(walk, partial(solve_canonical, free=free, alphabet=alphabet)),
-        verify_batch=partial(walk_ahead, partial(solve_canonical_batch, free=free, alphabet=alphabet)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_canonical_batch, free=free, alphabet=alphabet)),
     )

@@ -23,11 +23,11 @@ def verify_chain(case: TreeCase) -> TreeVerdict:
     path: list[int] = []
     for i, token in enumerate(case.tree.token):
         p, q = case.target(i), case.draft(i)
-        if not case.roll.flip(ratio(p[token], q[token]), Purpose.ACCEPT, i):
-            follow = case.roll.draw(residual(p, q), Purpose.OWN, i - 1)
+        if not case.rng.flip(ratio(p[token], q[token]), Purpose.ACCEPT, i):
+            follow = case.rng.draw(residual(p, q), Purpose.OWN, i - 1)
             return TreeVerdict(path, follow, [Reason.STANDARD] * len(path) + [Reason.CORRECTED])
         path.append(i)
-    follow = case.roll.draw(case.target(len(path)), Purpose.OWN, len(path) - 1)
+    follow = case.rng.draw(case.target(len(path)), Purpose.OWN, len(path) - 1)
     return TreeVerdict(path, follow, [Reason.STANDARD] * len(path) + [Reason.BONUS])
 
 
@@ -44,15 +44,15 @@ def verify_block(case: TreeCase) -> TreeVerdict:
     tau = 0
     for i in range(1, len(tokens) + 1):
         h = joint[i] if i == len(tokens) else _block_test(joint[i], case.target(i), case.draft(i))
-        if case.roll.flip(h, Purpose.ACCEPT, i - 1):
+        if case.rng.flip(h, Purpose.ACCEPT, i - 1):
             tau = i
     p, path = case.target(tau), list(range(tau))
     if tau == len(tokens):
-        follow = case.roll.draw(p, Purpose.OWN, tau - 1)
+        follow = case.rng.draw(p, Purpose.OWN, tau - 1)
         return TreeVerdict(path, follow, [Reason.STANDARD] * tau + [Reason.BONUS])
     rest = (joint[tau] * p - case.draft(tau)).clip(min=0.0)
     distribution = rest / rest.sum() if rest.sum() > 0 else p
-    follow = case.roll.draw(distribution, Purpose.OWN, tau - 1)
+    follow = case.rng.draw(distribution, Purpose.OWN, tau - 1)
     return TreeVerdict(path, follow, [Reason.STANDARD] * tau + [Reason.CORRECTED])
 
 

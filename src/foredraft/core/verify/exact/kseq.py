@@ -24,7 +24,7 @@ from ...spec import label
 from ..base import Array, Rule, pairs
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
-from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_ahead
+from .rejection import ONE_DRAW, draw_order, emit, emit_batch, flip_ratio, ratio, shuffled, walk_with_batched_rng
 
 Sums = Callable[[float], tuple[float, float]]  # rho -> sum [p - rho q]+, and q of the tokens where that is positive
 
@@ -70,7 +70,7 @@ def solve_kseq(node: Node, widest: bool = False) -> Step:
     p, q, draws = node.p, node.draft(), sum(child.multiplicity for child in node.children)
     rho = float(draws) if widest else best_rho(p, q, draws)
     for attempt, child in shuffled(node):
-        if node.roll.flip(ratio(p[child.token], rho * q[child.token]), Purpose.ACCEPT, node.index, attempt):
+        if node.rng.flip(ratio(p[child.token], rho * q[child.token]), Purpose.ACCEPT, node.index, attempt):
             return Step(child, child.token)
     b = overlap(p, q, rho)
     taken = (1 - (1 - b) ** draws) / b if b > 0 else 0.0
@@ -125,5 +125,5 @@ def k_seq(rho: str = "best") -> Rule:
         summary="independent draws, each tested against p / (rho q); a cheap rule near the optimum (SpecTr)",
         exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
         verify=partial(walk, partial(solve_kseq, widest=widest)),
-        verify_batch=partial(walk_ahead, partial(solve_kseq_batch, widest=widest)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_kseq_batch, widest=widest)),
     )

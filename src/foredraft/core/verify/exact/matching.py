@@ -16,7 +16,7 @@ from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk, walk_batch
 
 def solve_match(node: Node) -> Step:
     """Draw y ~ p once; if a child carries y go there, else emit y."""
-    y = node.roll.draw_at(node.p, node.depth)
+    y = node.rng.draw_at(node.p, node.depth)
     return _follow(node, y)
 
 

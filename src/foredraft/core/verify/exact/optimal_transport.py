@@ -18,7 +18,7 @@ from ...distributions.tensors import DenseDistribution
 from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
-from .rejection import ONE_DRAW, emit, emit_batch, walk_ahead
+from .rejection import ONE_DRAW, emit, emit_batch, walk_with_batched_rng
 from .transport import SMALL, Plan, set_distribution, transport
 
 
@@ -57,7 +57,7 @@ def solve_otm(node: Node) -> Step:
     q = node.p if node.kind == Kind.CHOSEN else node.draft()
     tokens = [child.token for child in node.children]
     taken, none = answer(node.p, q, node.kind, tokens, sum(child.multiplicity for child in node.children))
-    choice = node.roll.draw(taken, Purpose.SELECT, node.index)
+    choice = node.rng.draw(taken, Purpose.SELECT, node.index)
     if choice < len(tokens):
         return Step(node.children[choice], tokens[choice])
     return emit(node, none)
@@ -96,5 +96,5 @@ OTM = Rule(
     summary="optimal transport between candidates and target; accepts most of all, for draft distributions of few tokens",
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_IN_TURN)) | ONE_DRAW,
     verify=partial(walk, solve_otm),
-    verify_batch=partial(walk_ahead, solve_otm_batch),
+    verify_batch=partial(walk_with_batched_rng, solve_otm_batch),
 )

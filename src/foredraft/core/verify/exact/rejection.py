@@ -41,14 +41,14 @@ def ratio(r: float, s: float) -> float:
 
 def emit(node: Node, r: Array) -> Step:
     """The target's own token from what the tests left over."""
-    return Step(None, node.roll.draw(r, Purpose.OWN, node.index))
+    return Step(None, node.rng.draw(r, Purpose.OWN, node.index))
 
 
 def solve_one_hot(node: Node) -> Step:
     """Accept y with probability R(y); else take y out of R."""
     r = node.p
     for child in node.children:
-        if node.roll.flip(float(r[child.token]), Purpose.ACCEPT, child.node):
+        if node.rng.flip(float(r[child.token]), Purpose.ACCEPT, child.node):
             return Step(child, child.token)
         r = residual(r, point(child.token, r.size))
     return emit(node, r)
@@ -68,7 +68,7 @@ def solve_residual(node: Node) -> Step:
     for child in node.children:
         if s[child.token] <= 0:
             continue  # the draft distribution was used up: this cannot have been drawn, so it is no candidate
-        if node.roll.flip(ratio(r[child.token], s[child.token]), Purpose.ACCEPT, child.node):
+        if node.rng.flip(ratio(r[child.token], s[child.token]), Purpose.ACCEPT, child.node):
             return Step(child, child.token)
         r, s = residual(r, s), residual(s, s[child.token] * point(child.token, s.size))
     return emit(node, r)
@@ -82,7 +82,7 @@ def solve_iid(node: Node) -> Step:
     """
     r, q = node.p, node.draft() if node.children else node.p
     for attempt, child in shuffled(node):
-        if node.roll.flip(ratio(r[child.token], q[child.token]), Purpose.ACCEPT, node.index, attempt):
+        if node.rng.flip(ratio(r[child.token], q[child.token]), Purpose.ACCEPT, node.index, attempt):
             return Step(child, child.token)
         r = residual(r, q)
     return emit(node, r)
@@ -93,7 +93,7 @@ def shuffled(node: Node) -> Iterator[tuple[int, Child]]:
     left = {child: child.multiplicity for child in node.children}
     for attempt in range(sum(left.values())):
         counts = np.array([float(n) for n in left.values()])
-        child = list(left)[node.roll.draw(counts / counts.sum(), Purpose.ORDER, node.index, attempt)]
+        child = list(left)[node.rng.draw(counts / counts.sum(), Purpose.ORDER, node.index, attempt)]
         left[child] -= 1
         yield attempt, child
 
@@ -267,7 +267,7 @@ def emit_batch(node: NodeBatch, distribution: Distribution) -> StepBatch:
     return StepBatch(torch.full_like(node.index, -1), node.rng.draw(distribution, Purpose.OWN, node.index))
 
 
-def walk_ahead(solve: BatchSolver, case: BatchCase) -> Verdict:
+def walk_with_batched_rng(solve: BatchSolver, case: BatchCase) -> Verdict:
     """`walk_batch` with this round's rolls made cheap."""
     return walk_batch(solve, replace(case, rng=batched_rng(case.rng, case.drafts.width)))
 
@@ -280,7 +280,7 @@ ONE_HOT = Rule(
     summary="test candidates one after another with their own probability; exact for any tree",
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_one_hot),
-    verify_batch=partial(walk_ahead, solve_one_hot_batch),
+    verify_batch=partial(walk_with_batched_rng, solve_one_hot_batch),
 )
 
 RESIDUAL = Rule(
@@ -289,7 +289,7 @@ RESIDUAL = Rule(
     # Merged i.i.d. draws in order of first sight are draws without replacement, of which there may be fewer.
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.TOP_THEN_SAMPLED)) | ONE_DRAW,
     verify=partial(walk, solve_residual),
-    verify_batch=partial(walk_ahead, solve_residual_batch),
+    verify_batch=partial(walk_with_batched_rng, solve_residual_batch),
 )
 
 RESIDUAL_IID = Rule(
@@ -297,5 +297,5 @@ RESIDUAL_IID = Rule(
     summary="p/q tests on independent draws, the residual updated after each (SpecInfer)",
     exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
     verify=partial(walk, solve_iid),
-    verify_batch=partial(walk_ahead, solve_iid_batch),
+    verify_batch=partial(walk_with_batched_rng, solve_iid_batch),
 )

@@ -19,7 +19,7 @@ from ...rng.keyed import Purpose, Rng
 from ..base import Rule, pairs
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
-from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_ahead
+from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_with_batched_rng
 
 
 def draw_top_then_sampled(distribution: Distribution, count: int, rng: Rng, node: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def solve_top_then_sampled(node: Node) -> Step:
     if q[last.token] <= 0:  # nothing was left to draw from: all candidates are chosen ones
         return emit_or_hit(node, node.p)
     q = q / q.sum()
-    if node.roll.flip(ratio(node.p[last.token], q[last.token]), Purpose.ACCEPT, last.node):
+    if node.rng.flip(ratio(node.p[last.token], q[last.token]), Purpose.ACCEPT, last.node):
         return Step(last, last.token)
     return emit_or_hit(node, residual(node.p, q))
 
@@ -83,5 +83,5 @@ TOP_THEN_SAMPLED = Rule(
     # Given its elder siblings, the last of several draws without replacement is such a draw too.
     exact_for=pairs((Kind.TOP_THEN_SAMPLED, Kind.SAMPLED_WITHOUT_REPLACEMENT)) | ONE_DRAW,
     verify=partial(walk, solve_top_then_sampled),
-    verify_batch=partial(walk_ahead, solve_top_then_sampled_batch),
+    verify_batch=partial(walk_with_batched_rng, solve_top_then_sampled_batch),
 )

@@ -20,7 +20,7 @@ from ...rng.batched import all_tests, batched_rng
 from ...rng.keyed import Purpose
 from ..base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
 from ..exact.matching import solve_match, solve_match_batch
-from ..exact.rejection import ratio, walk_ahead
+from ..exact.rejection import ratio, walk_with_batched_rng
 from ..longest_path import chosen_batch, deepest, drawn_from, finish, finish_batch, some_chosen
 from ..second_chance import solve_standard, solve_standard_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
@@ -37,7 +37,7 @@ def verify_one_branch_batch(case: BatchCase) -> Verdict:
     def solve(node: NodeBatch) -> StepBatch:
         return next(solvers)(node)
 
-    return walk_ahead(solve, case)
+    return walk_with_batched_rng(solve, case)
 
 
 def verify_best_branch(case: TreeCase) -> TreeVerdict:
@@ -47,7 +47,7 @@ def verify_best_branch(case: TreeCase) -> TreeVerdict:
         for node in tree.children(parent) if parent in depth else []:
             token = tree.token[node]
             prob = 1.0 if parent < 0 else ratio(case.target(parent + 1)[token], drawn_from(case, node)[token])
-            if case.roll.flip(prob, Purpose.ACCEPT, node):
+            if case.rng.flip(prob, Purpose.ACCEPT, node):
                 depth[node] = depth[parent] + 1
                 best = node if depth[node] > depth[best] else best
     return finish(case, best, [Reason.RELAXED] * depth[best], tested=True)

@@ -22,7 +22,7 @@ from ...spec import label
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..exact.rejection import ratio
 from ..longest_path import drawn_from, finish, finish_batch, ratio_batch
-from ..second_chance import soft_distribution, soft_distribution_batch
+from ..second_chance import temperature_one_row, temperature_one_row_batch
 
 
 def gate_value(p: Array, top: int) -> float:
@@ -54,7 +54,7 @@ class _Fly:
         if any(parent != i - 1 for i, parent in enumerate(case.tree.parent)):
             raise UsageError("rule 'fly' handles chains only")
         ratios = [ratio(case.target(i)[token], drawn_from(case, i)[token]) for i, token in enumerate(tokens)]
-        native = [case.roll.flip(prob, Purpose.ACCEPT, i) for i, prob in enumerate(ratios)]
+        native = [case.rng.flip(prob, Purpose.ACCEPT, i) for i, prob in enumerate(ratios)]
         reasons: list[Reason] = []
         for i in range(len(tokens)):
             if not native[i] and not self._kept(case, native, i):
@@ -65,7 +65,7 @@ class _Fly:
     def _kept(self, case: TreeCase, native: list[bool], i: int) -> bool:
         if i + 1 + self.margin > len(native) or not all(native[i + 1 : i + 1 + self.behind]):
             return False
-        p = soft_distribution(case, i)
+        p = temperature_one_row(case, i)
         return p[case.tree.token[i]] > 0 and gate_value(p, self.top) >= self.theta
 
     def verify_batch(self, case: BatchCase) -> Verdict:
@@ -101,7 +101,7 @@ class _Fly:
                 continue
             ended = ended | (missed & (i - last <= self.behind))
             if not on_host or bool((missed & ~ended).any()):
-                p = soft_distribution_batch(case, row).dense()
+                p = temperature_one_row_batch(case, row).dense()
                 likely = p.gather(1, drafts.token[:, i : i + 1])[:, 0] > 0
                 gate[:, i] = missed & likely & (gate_value_batch(p, self.top) >= self.theta)
             last = torch.where(missed, i, last)

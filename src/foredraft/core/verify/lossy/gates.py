@@ -20,10 +20,10 @@ from ..exact.matching import solve_match, solve_match_batch
 from ..second_chance import (
     NO,
     SecondChance,
-    soft_distribution,
-    soft_distribution_batch,
     solve_standard,
     solve_standard_batch,
+    temperature_one_row,
+    temperature_one_row_batch,
     with_second_chance,
 )
 from ..tree_walk import BatchSolver, Node, NodeBatch, Solver
@@ -73,13 +73,13 @@ def _gate(divergence: Divergence, threshold: float) -> SecondChance:
     one, many = divergence
 
     def score(case: TreeCase, node: Node) -> Sequence[float]:
-        p = soft_distribution(case, node.index + 1)
+        p = temperature_one_row(case, node.index + 1)
         if not one(p, node.draft()) <= threshold:
             return [NO] * len(node.children)
         return [float(p[child.token]) for child in node.children]
 
     def score_batch(case: BatchCase, node: NodeBatch) -> Tensor:
-        p = soft_distribution_batch(case, node.index + 1).dense()
+        p = temperature_one_row_batch(case, node.index + 1).dense()
         passes = many(p, node.draft_distribution().dense().to(p.dtype)) <= threshold
         return torch.where(passes[:, None], p.gather(1, node.token.clamp(min=0)).double(), NO)
 

@@ -24,7 +24,7 @@ from ....errors import UsageError
 from ....types import Reason
 from ...distributions.token_features import evidence, features_of_rows
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..second_chance import NO, BatchedSecondChance, soft_distribution, soft_distributions, with_second_chance
+from ..second_chance import NO, BatchedSecondChance, temperature_one_row, temperature_one_rows, with_second_chance
 from ..tree_walk import Child, Node
 
 T = TypeVar("T")
@@ -52,9 +52,9 @@ def judge(
         raise UsageError(f"judge: a head reads some of {', '.join(PARTS)}, in this order")
     bench = _Bench(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
     summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
-    kin = (head, bench.reads, bench.forbidden, floor, tap)
+    shared_key = (head, bench.reads, bench.forbidden, floor, tap)
     rule = with_second_chance(
-        "judge", summary, BatchedSecondChance(bench.score, bench.scores, threshold, kin, Reason.JUDGE)
+        "judge", summary, BatchedSecondChance(bench.score, bench.scores, threshold, shared_key, Reason.JUDGE)
     )
     return replace(
         rule,
@@ -84,7 +84,7 @@ class _Bench:
             value = float(self.head(self._row(case, node, child)))
             passes = value > float(self.threshold) and child.token not in self.forbidden
             if self.floor > 0:
-                passes = passes and soft_distribution(case, node.index + 1)[child.token] >= self.floor
+                passes = passes and temperature_one_row(case, node.index + 1)[child.token] >= self.floor
             scores.append(value if passes else NO)
         return scores
 
@@ -95,7 +95,9 @@ class _Bench:
             return torch.zeros_like(drafts.token, dtype=torch.float32)
         parts, passes, token = states_of(case, self.reads), drafts.used(), drafts.token.clamp(min=0)
         if EVIDENCE in self.reads or self.floor > 0:
-            distribution = features_of_rows(soft_distributions(case), torch.where(passes, drafts.parent + 1, 0), token)
+            distribution = features_of_rows(
+                temperature_one_rows(case), torch.where(passes, drafts.parent + 1, 0), token
+            )
             parts += [distribution.evidence()] if EVIDENCE in self.reads else []
             passes &= distribution.p >= self.floor
         values = self.head(torch.cat(parts, dim=2))
@@ -112,7 +114,7 @@ class _Bench:
         if DRAFT in self.reads:
             parts.append(_given(case.draft_states, "the drafter's states, and it gave none")(child.node))
         if EVIDENCE in self.reads:
-            p = torch.from_numpy(np.ascontiguousarray(soft_distribution(case, node.index + 1))).to(torch.float32)
+            p = torch.from_numpy(np.ascontiguousarray(temperature_one_row(case, node.index + 1))).to(torch.float32)
             parts.append(evidence(p[None], torch.tensor([[child.token]]))[0, 0].double().numpy())
         return torch.from_numpy(np.concatenate(parts)).to(torch.float32)
 

@@ -22,8 +22,18 @@ from ....types import Kind, Reason
 from ...distributions.tensors import DenseDistribution, normalise
 from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..exact.rejection import Relax, emit, emit_batch, flip_ratio, flip_rest, point, ratio, residual, walk_ahead
-from ..second_chance import NO, SecondChance, soft_distribution, soft_distribution_batch, with_second_chance
+from ..exact.rejection import (
+    Relax,
+    emit,
+    emit_batch,
+    flip_ratio,
+    flip_rest,
+    point,
+    ratio,
+    residual,
+    walk_with_batched_rng,
+)
+from ..second_chance import NO, SecondChance, temperature_one_row, temperature_one_row_batch, with_second_chance
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from .lenience import two_part_test
 
@@ -120,12 +130,12 @@ def _argmax_after_pooling(builder: TreeBuilder) -> SecondChance:
     """Greedy mode: x passes if its pooled probability is the largest of the row."""
 
     def score(case: TreeCase, node: Node) -> Sequence[float]:
-        p = soft_distribution(case, node.index + 1)
+        p = temperature_one_row(case, node.index + 1)
         pooled = [float(p[child.token]) + builder.mass(p, child.token) for child in node.children]
         return [value if value >= p.max() else NO for value in pooled]
 
     def score_batch(case: BatchCase, node: NodeBatch) -> Tensor:
-        p = soft_distribution_batch(case, node.index + 1).dense()
+        p = temperature_one_row_batch(case, node.index + 1).dense()
         token = node.token.clamp(min=0)
         pooled = [
             p.gather(1, token[:, k : k + 1])[:, 0] + builder.mass_batch(p, token[:, k]) for k in range(token.shape[1])
@@ -167,6 +177,6 @@ def _rule(name: str, builder: TreeBuilder, greedy: bool) -> Rule:
         summary=summary,
         exact_for=frozenset(),
         verify=partial(walk, partial(solve_lantern, builder)),
-        verify_batch=partial(walk_ahead, partial(solve_lantern_batch, builder)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_lantern_batch, builder)),
         lossy=True,
     )

@@ -16,7 +16,7 @@ from ....types import Kind, Reason
 from ...rng.keyed import Purpose
 from ...spec import label
 from ..base import Rule
-from ..exact.rejection import Relax, emit, point, ratio, reject_in_attempt, residual, walk_ahead
+from ..exact.rejection import Relax, emit, point, ratio, reject_in_attempt, residual, walk_with_batched_rng
 from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
 
@@ -39,9 +39,9 @@ def solve_relaxed(relax: Relax, node: Node) -> Step:
 
 def two_part_test(node: Node, child: Child, strict: float, wide: float) -> Step | None:
     """Accept with probability `wide`, as STANDARD with the part `strict` of it."""
-    if node.roll.flip(strict, Purpose.ACCEPT, child.node):
+    if node.rng.flip(strict, Purpose.ACCEPT, child.node):
         return Step(child, child.token)
-    if node.roll.flip((wide - strict) / (1 - strict) if strict < 1 else 0.0, Purpose.ACCEPT, child.node, 1):
+    if node.rng.flip((wide - strict) / (1 - strict) if strict < 1 else 0.0, Purpose.ACCEPT, child.node, 1):
         return Step(child, child.token, Reason.RELAXED)
     return None
 
@@ -56,7 +56,7 @@ def _rule(name: str, summary: str, relax: Relax) -> Rule:
         summary=summary,
         exact_for=frozenset(),
         verify=partial(walk, partial(solve_relaxed, relax)),
-        verify_batch=partial(walk_ahead, partial(solve_relaxed_batch, relax)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_relaxed_batch, relax)),
         lossy=True,
     )
 

@@ -21,7 +21,7 @@ from ....types import Reason
 from ...distributions.tensors import DenseDistribution, pick_rows
 from ...spec import label
 from ..base import Array, Rule
-from ..exact.rejection import walk_ahead
+from ..exact.rejection import walk_with_batched_rng
 from ..second_chance import solve_standard, solve_standard_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 
@@ -63,7 +63,7 @@ def ensemble(weight: float = 0.8) -> Rule:
         summary="samples exactly from a mixture of target and draft (lossy)",
         exact_for=frozenset(),
         verify=partial(walk, partial(solve_blend, mix)),
-        verify_batch=partial(walk_ahead, partial(solve_blend_batch, mix_batch)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_blend_batch, mix_batch)),
         lossy=True,
         needs_distributions=True,
     )
@@ -81,7 +81,7 @@ def mentored(divergence: float = 0.1) -> Rule:
         exact_for=frozenset(),
         verify=partial(walk, partial(solve_blend, clip)),
         verify_batch=partial(
-            walk_ahead, partial(solve_blend_batch, partial(mentor_distribution_batch, bound=divergence))
+            walk_with_batched_rng, partial(solve_blend_batch, partial(mentor_distribution_batch, bound=divergence))
         ),
         lossy=True,
         needs_distributions=True,

@@ -19,7 +19,7 @@ from ...rng.batched import batched_rng
 from ...spec import label
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..longest_path import deepest, finish, finish_batch
-from ..second_chance import soft_distribution, soft_distribution_batch
+from ..second_chance import temperature_one_row, temperature_one_row_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def verify_longest(bar: Bar, case: TreeCase) -> TreeVerdict:
     depth: dict[int, int] = {-1: 0}  # of nodes whose whole path passes
     for parent in range(-1, len(tree.token)):
         children = tree.children(parent) if parent in depth else []
-        p = soft_distribution(case, parent + 1) if children else np.zeros(0)
+        p = temperature_one_row(case, parent + 1) if children else np.zeros(0)
         for node in children:
             if p[tree.token[node]] > bar.one(p):
                 depth[node] = depth[parent] + 1
@@ -60,7 +60,7 @@ def verify_longest_batch(bar: Bar, case: BatchCase) -> Verdict:
             if bool(done.all()):
                 break
             continue
-        p = soft_distribution_batch(case, torch.full_like(who, row)).dense()
+        p = temperature_one_row_batch(case, torch.full_like(who, row)).dense()
         token = drafts.token.gather(1, child.clamp(min=0))
         passes = (p.gather(1, token) > bar.many(p)[:, None]) & (child >= 0) & live[:, None]
         alive.scatter_(1, torch.where(child >= 0, child + 1, drafts.width + 1), passes)
