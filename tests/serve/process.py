@@ -43,7 +43,7 @@ def serve(*argv: str) -> Iterator[Process]:
     listener = Thread(target=process.listen)
     listener.start()
     try:
-        assert process.ready.wait(120)
+        assert process.ready.wait(300)
         assert process.url, "".join(process.said)
         yield process
     finally:

@@ -146,7 +146,7 @@ def test_prompts_beyond_the_context(server: Running) -> None:
 
 
 def test_smaller_limits(tiny: Path) -> None:
-    limits = Limits(body_bytes=1000, prompt_tokens=5, new_tokens=7, choices=2, seconds=2.0)
+    limits = Limits(body_bytes=1000, prompt_tokens=5, new_tokens=7, choices=2)
     with serving(tiny_llm(tiny), limits) as server:
         error(server.post("completions", prompt="x" * 1000), 413)
         assert "5 at most" in error(server.post("completions", prompt=[1] * 6), 400)["message"]
@@ -160,13 +160,19 @@ def test_smaller_limits(tiny: Path) -> None:
         with contextlib.suppress(httpx.TransportError):  # an endless body is hung up on
             error(server.client.post("/v1/completions", content=itertools.repeat(b"x" * 65536)), 413)
         server.wait(lambda: server.metric("refusals_total", status="413") == 3)
-        with closing(socket.create_connection(server.url.removeprefix("http://").split(":"))) as trickle:
-            trickle.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-            assert trickle.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_that_does_not_come(tiny: Path) -> None:
+    with (
+        serving(tiny_llm(tiny), Limits(seconds=0.5)) as server,
+        closing(socket.create_connection(server.url.removeprefix("http://").split(":"))) as trickle,
+    ):
+        trickle.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        assert trickle.recv(100).startswith(b"HTTP/1.1 408")
 
 
 def test_a_full_server_says_when_to_come_back(tiny: Path) -> None:
-    with serving(tiny_llm(tiny, slots=1, pause=0.05), Limits(queue=1)) as server, httpx.Client() as other:
+    with serving(tiny_llm(tiny, slots=1, pause=0.05), Limits(queue=1)) as server, httpx.Client(timeout=120) as other:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
         url = f"{server.url}/v1/completions"
         with other.stream("POST", url, json=body) as first, other.stream("POST", url, json=body) as second:
@@ -182,7 +188,7 @@ def test_a_full_server_says_when_to_come_back(tiny: Path) -> None:
 
 
 def test_too_many_open_replies(tiny: Path) -> None:
-    with serving(tiny_llm(tiny, pause=0.05), Limits(open_replies=1)) as server, httpx.Client() as other:
+    with serving(tiny_llm(tiny, pause=0.05), Limits(open_replies=1)) as server, httpx.Client(timeout=120) as other:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
         with other.stream("POST", f"{server.url}/v1/completions", json=body) as first:
             assert first.status_code == 200
@@ -191,7 +197,7 @@ def test_too_many_open_replies(tiny: Path) -> None:
 
 
 def test_time_is_limited(tiny: Path) -> None:
-    with serving(tiny_llm(tiny, pause=0.05), Limits(seconds=0.6)) as server:
+    with serving(tiny_llm(tiny, pause=0.1), Limits(seconds=1.5)) as server:  # a whole answer takes ten seconds
         said = error(server.post("completions", prompt="x", max_tokens=100, ignore_eos=True), 504)
         assert said["code"] == "timeout"
         with server.client.stream(

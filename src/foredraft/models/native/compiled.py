@@ -118,7 +118,8 @@ def _built() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             parts = Path(folder) / "decoder.o", Path(folder) / "decoder.so"
-            _run([compiler, *FLAGS, "-c", str(HERE / "decoder.cpp"), "-o", str(parts[0])])
+            # Stop at the first error: a CPU that cannot run this is refused in the first line, not seconds later.
+            _run([compiler, *FLAGS, "-Wfatal-errors", "-c", str(HERE / "decoder.cpp"), "-o", str(parts[0])])
             # Linked without OpenMP: the runtime is the one that torch has loaded, so both share one set of threads.
             _run([compiler, "-shared", str(parts[0]), "-o", str(parts[1])])
             parts[1].replace(path)
