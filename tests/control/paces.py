@@ -15,17 +15,6 @@ from torch import Tensor
 
 from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
 from foredraft.control.lengths.expected import Expected
-from foredraft.control.lengths.pacing import (
-    Course,
-    Runner,
-    Times,
-    calibration,
-    linear_times,
-    mixed,
-    steady,
-    stretches,
-    sweep,
-)
 from foredraft.control.lengths.predicted import Predicted, PredictedOrConfident
 from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
 from foredraft.core.shapes.base import Stop
@@ -36,6 +25,17 @@ from foredraft.core.shapes.stops import (
     Entropy,
     PathConfidence,
     PredictedRejection,
+)
+from tests.kit.length_races import (
+    Course,
+    Runner,
+    Times,
+    calibration,
+    linear_times,
+    mixed,
+    steady,
+    stretches,
+    sweep,
 )
 
 LONGEST, REQUESTS, TOKENS = 12, 60, 400
@@ -87,8 +87,8 @@ RULES: dict[str, Callable[[RowLayout], Made]] = {
     "heuristic +2 / -1": lambda g: (Heuristic(), None),
     "Thompson, coins (EESD)": lambda g: (Thompson(), None),
     "Thompson, coins and confidence (EESD)": lambda g: _both(CalibratedThompson(calibrate=g.calibrate)),
-    "Thompson over lengths": lambda g: (CostThompson(times=g.times), None),
-    "cost model": lambda g: (Expected(g.times), None),
+    "Thompson over lengths": lambda g: (CostThompson(seconds=g.times), None),
+    "cost model": lambda g: (Expected(seconds=g.times), None),
     "confidence 0.6 (Kangaroo)": lambda g: (WHOLE, Confidence(0.6)),
     "adaptive confidence (Draft & Verify)": lambda g: _both(AdaptiveConfidence()),
     "entropy 1.5": lambda g: (WHOLE, Entropy(1.5)),

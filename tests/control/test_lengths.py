@@ -13,7 +13,6 @@ from torch import Tensor
 from foredraft.control.cost import best_count
 from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
 from foredraft.control.lengths.expected import Expected
-from foredraft.control.lengths.pacing import Runner, calibration, linear_times, runs_of, steady, sweep
 from foredraft.control.lengths.predicted import Predicted, PredictedOrConfident
 from foredraft.control.lengths.thompson import Belief, CalibratedThompson, CostThompson, Logistic, Thompson
 from foredraft.core.distributions.sampling import ParamBlock
@@ -27,6 +26,7 @@ from foredraft.core.verify import RULES
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Topology
 from tests.kit.exactness import distortion
 from tests.kit.growing import PLENTY, TableStepper, grown_method
+from tests.kit.length_races import Runner, calibration, linear_times, runs_of, steady, sweep
 from tests.kit.tables import TableModel, dirichlet, mixed
 
 from . import paces
@@ -94,11 +94,11 @@ def test_coins_fall_with_the_mean_of_the_belief() -> None:
 
 
 def test_thompson_over_lengths_drafts_what_is_best_at_a_rate_that_it_believes() -> None:
-    known = CostThompson(Belief(85000.0, 15000.0), times=paces.TIMES)
+    known = CostThompson(Belief(85000.0, 15000.0), seconds=paces.TIMES)
     assert known.longest(0, 12) == best_count([0.85**i for i in range(1, 13)], paces.TIMES)[0] == 7
     assert known.longest(0, 4) == 4 and known.longest(0, 0) == 0
-    assert CostThompson(Belief(1.0, 9999.0), times=paces.TIMES).longest(0, 12) == 0
-    doubtful = [CostThompson(seed=seed, times=paces.TIMES) for seed in range(3000)]
+    assert CostThompson(Belief(1.0, 9999.0), seconds=paces.TIMES).longest(0, 12) == 0
+    doubtful = [CostThompson(seed=seed, seconds=paces.TIMES) for seed in range(3000)]
     lengths = np.array([rule.longest(0, 12) for rule in doubtful])
     rates = np.random.default_rng(0).beta(4, 2, 3000)
     hoped = np.array([best_count([r**i for i in range(1, 13)], paces.TIMES)[0] for r in rates])
@@ -131,7 +131,7 @@ def test_a_logistic_calibration_is_the_identity_unless_fitted() -> None:
 
 def test_the_cost_model_drafts_what_pays() -> None:
     """Before anything is known a draft is right with 0.6; a request of its own record leaves that."""
-    rule = Expected(linear_times(0.1, 0.01))
+    rule = Expected(seconds=linear_times(0.1, 0.01))
     assert rule.longest(0, 12) == best_count([0.6**i for i in range(1, 13)], linear_times(0.1, 0.01))[0] == 3
     for _ in range(40):
         rule.observe(0, 8, 8)
@@ -140,7 +140,7 @@ def test_the_cost_model_drafts_what_pays() -> None:
 
 
 def test_the_cost_model_tries_again_where_nothing_pays() -> None:
-    rule = Expected(linear_times(0.5, 0.2), probe=5)
+    rule = Expected(seconds=linear_times(0.5, 0.2), probe=5)
     for _ in range(30):
         rule.observe(0, 1, 0)
     tried = []
@@ -204,7 +204,7 @@ def test_a_threshold_follows_the_acceptance_rate() -> None:
     assert lengths_of(rule, 0.7, 0.59, 0.7, ids=(1,)) == 2
 
 
-# --- none of them bends the distribution -------------------------------------------------------------------------------------
+# --- none of them bends the distribution -----------------------------------------------------------------------------
 
 TARGETS = [dirichlet(3, seed, alpha=0.5) for seed in (35, 38)]
 PAIRS = [(target, mixed(target, dirichlet(3, 135 + 3 * i, alpha=0.5), 0.5)) for i, target in enumerate(TARGETS)]

@@ -9,7 +9,7 @@ import pytest
 
 from foredraft.draft import Drafter, WrappedDrafter
 from foredraft.draft.combine.guarded import GuardedDrafter
-from foredraft.draft.combine.paced import PacedDrafter
+from foredraft.draft.combine.length_control import LengthControlDrafter
 from foredraft.types import Kind, Topology
 
 VERBS = [name for name, _ in inspect.getmembers(Drafter, inspect.isfunction) if not name.startswith("_")]
@@ -86,4 +86,4 @@ def test_all_but_propose_has_a_default() -> None:
 
 
 def test_guards_and_pacers_are_wrappers() -> None:
-    assert issubclass(GuardedDrafter, WrappedDrafter) and issubclass(PacedDrafter, WrappedDrafter)
+    assert issubclass(GuardedDrafter, WrappedDrafter) and issubclass(LengthControlDrafter, WrappedDrafter)

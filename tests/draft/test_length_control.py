@@ -1,4 +1,4 @@
-"""Drafters paced by length rules, run by the real engine on table models."""
+"""Drafters under length rules, run by the real engine on table models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.control.cost import CostModel
+from foredraft.control.cost_cache import CostCache as Costs
+from foredraft.control.draft_timing import DraftTiming
+from foredraft.control.lengths import LENGTHS
 from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
 from foredraft.control.lengths.expected import Expected
-from foredraft.control.lengths.pacing import linear_times
 from foredraft.control.lengths.predicted import Predicted
 from foredraft.control.lengths.thompson import CalibratedThompson, CostThompson, Thompson
 from foredraft.core.rng.keyed import KeyedRng
@@ -20,7 +23,7 @@ from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.stops import AdaptiveConfidence
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
-from foredraft.draft.combine.paced import PacedDrafter
+from foredraft.draft.combine.length_control import LengthControlDrafter, TimedRound, with_length
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Engine, Method
@@ -29,6 +32,7 @@ from tests.control.test_lengths import remembered
 from tests.engine.runs import finish, request
 from tests.engine.test_joint_distribution import NARROW, TARGET, distribution_of_texts
 from tests.kit.executor import TableExecutor
+from tests.kit.length_races import linear_times
 from tests.kit.tables import dirichlet, mixed
 
 TIMES = linear_times(0.2, 0.02)
@@ -61,8 +65,8 @@ PACES: dict[str, Callable[[], tuple[LengthRule, Stop | None]]] = {
     "fixed": lambda: (Fixed(2), None),
     "heuristic": lambda: (Heuristic(1), None),
     "coins": lambda: (Thompson(), None),
-    "Thompson over lengths": lambda: (CostThompson(times=TIMES), None),
-    "cost model": lambda: (Expected(TIMES), None),
+    "Thompson over lengths": lambda: (CostThompson(seconds=TIMES), None),
+    "cost model": lambda: (Expected(seconds=TIMES), None),
     "predicted": lambda: (Predicted(lambda id: 2.0), None),
     "contrary": lambda: (Contrary(), None),
     "adaptive confidence": lambda: both(AdaptiveConfidence(first=0.5, step=1.0)),
@@ -90,9 +94,9 @@ class Scripted:
         self.ended.append(id)
 
 
-def paced(name: str, length: int, executor: TableExecutor) -> PacedDrafter:
+def controlled(name: str, length: int, executor: TableExecutor) -> LengthControlDrafter:
     rule, stop = PACES[name]()
-    return PacedDrafter(ModelDrafter(executor, Chain(length, stop)), rule)
+    return LengthControlDrafter(ModelDrafter(executor, Chain(length, stop)), rule)
 
 
 def greedy_text(prompt: list[int], tokens: int) -> list[int]:
@@ -107,7 +111,7 @@ def test_texts_follow_the_target(name: str) -> None:
     """The distribution of four tokens over all rounds that they take, memory included, under the p/q rule."""
 
     def build() -> Method:
-        return Method("m", RULES["residual"], paced(name, 2, TableExecutor(NARROW)))
+        return Method("m", RULES["residual"], controlled(name, 2, TableExecutor(NARROW)))
 
     distribution = distribution_of_texts(TARGET, build, 4)
     assert np.abs(distribution - TARGET.joint(4, (0, 1))).max() < 1e-6
@@ -116,7 +120,7 @@ def test_texts_follow_the_target(name: str) -> None:
 @pytest.mark.parametrize("name", PACES)
 def test_greedy_text_is_plain_decoding(name: str) -> None:
     """A batch of different lengths; the rule keeps nothing once its requests are over."""
-    drafter = paced(name, 5, TableExecutor(LIKE_IT, max_slots=3))
+    drafter = controlled(name, 5, TableExecutor(LIKE_IT, max_slots=3))
     method = Method("m", RULES["residual"], drafter)
     prompts = [[0], [1, 2, 3, 0, 1], [3, 3]]
     requests = [request(p, method, i, max_new_tokens=20 + i) for i, p in enumerate(prompts)]
@@ -131,7 +135,7 @@ def test_greedy_text_is_plain_decoding(name: str) -> None:
 )
 def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None:
     rule = Scripted([0, 1, 2, 3])
-    drafter = PacedDrafter(ModelDrafter(TableExecutor(LIKE_IT, max_slots=2), shape), rule)
+    drafter = LengthControlDrafter(ModelDrafter(TableExecutor(LIKE_IT, max_slots=2), shape), rule)
     method = Method("m", default_rule(drafter.kinds, drafter.topology), drafter)
     requests = [request([i, 1], method, i, max_new_tokens=24) for i in range(2)]
     outputs = finish(Engine(TableExecutor(GREEDY, max_slots=2)), *requests)
@@ -149,7 +153,7 @@ def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None
 
 def test_a_drafter_sleeps_while_nobody_drafts() -> None:
     executor = TableExecutor(LIKE_IT)
-    method = Method("m", RULES["residual"], PacedDrafter(ModelDrafter(executor, Chain(3)), Fixed(0)))
+    method = Method("m", RULES["residual"], LengthControlDrafter(ModelDrafter(executor, Chain(3)), Fixed(0)))
     each = request([0, 1], method, max_new_tokens=10)
     assert finish(Engine(TableExecutor(GREEDY)), each)[0] == greedy_text([0, 1], 10)
     assert executor.passes == 0 and each.stats.drafted == 0
@@ -158,7 +162,7 @@ def test_a_drafter_sleeps_while_nobody_drafts() -> None:
 def test_everything_is_passed_on() -> None:
     inner = ModelDrafter(TableExecutor(LIKE_IT, max_length=40), StaticTree((2, 2)), name="inner")
     inner.taps = frozenset({3})
-    outer = PacedDrafter(inner, Fixed(3))
+    outer = LengthControlDrafter(inner, Fixed(3))
     for attribute in Drafter.__annotations__:
         assert getattr(outer, attribute) == getattr(inner, attribute)
 
@@ -166,7 +170,7 @@ def test_everything_is_passed_on() -> None:
 def test_budgets_are_given_back() -> None:
     """Others may draft for the same sequence in the same round, and hold to the scheduler's budget."""
     sequences = [Sequence(i, [0, 1, 0, 1], 4, SamplingParams(), 0, budget=Budget(8, 6)) for i in range(2)]
-    drafter = PacedDrafter(PromptLookup(8), Scripted([9, 2]))
+    drafter = LengthControlDrafter(PromptLookup(8), Scripted([9, 2]))
     drafter.begin(sequences)
     rng = KeyedRng(*torch.zeros((3, 2), dtype=torch.int64))
     assert drafter.propose(sequences, rng).lengths() == (2, 2)
@@ -182,13 +186,35 @@ def test_a_sampled_text_depends_on_neither_its_id_nor_its_batch_mates(name: str)
     """Which the cost model does not promise: it learns from all requests."""
 
     def text(number: int, mates: int) -> list[int]:
-        drafter = paced(name, 4, TableExecutor(LIKE_IT, max_slots=4))
+        drafter = controlled(name, 4, TableExecutor(LIKE_IT, max_slots=4))
         method = Method("m", RULES["residual"], drafter)
         others = [request([2], method, i, max_new_tokens=25, temperature=1.0, seed=i) for i in range(mates)]
         mine = request([0, 1], method, number, max_new_tokens=30, temperature=1.0, seed=11)
         return finish(Engine(TableExecutor(GREEDY, max_slots=4)), *others, mine)[-1]
 
     assert text(0, 0) == text(7, 3)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_rules_of_the_table_by_their_names(name: str) -> None:
+    """Greedy text is plain decoding's, and where drafting takes no time on the clock the rule knows."""
+    inner = ModelDrafter(TableExecutor(LIKE_IT), Chain(5))
+    drafter = with_length(inner, name, CostModel((1, 8), (64,), (1,), (((0.01, 0.02),),)))
+    each = request([0, 1], Method("m", RULES["residual"], drafter), max_new_tokens=20)
+    assert finish(Engine(TableExecutor(GREEDY)), each)[0] == greedy_text([0, 1], 20)
+    assert each.stats.drafted > 0
+
+
+def test_the_time_of_drafting_is_measured() -> None:
+    """A second for each draft step: nothing pays beside passes of 10 ms, and the rule learns it in one round."""
+    now = iter(range(1000))
+    costs = Costs(CostModel((1, 8), (64,), (1,), (((0.01, 0.02),),)))
+    seconds = TimedRound(costs, DraftTiming())
+    inner = ModelDrafter(TableExecutor(LIKE_IT), Chain(5))
+    drafter = LengthControlDrafter(inner, Expected(seconds=seconds), seconds, clock=lambda: float(next(now)))
+    each = request([0, 1], Method("m", RULES["residual"], drafter), max_new_tokens=12)
+    finish(Engine(TableExecutor(GREEDY)), each)
+    assert 0 < each.stats.drafted <= 5 and seconds.timing.rounds == 1
 
 
 def steps(engine: Engine) -> Iterator[None]:
@@ -199,7 +225,7 @@ def steps(engine: Engine) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", PACES)
 def test_a_cancelled_request_is_forgotten(name: str) -> None:
-    drafter = paced(name, 4, TableExecutor(LIKE_IT, max_slots=2))
+    drafter = controlled(name, 4, TableExecutor(LIKE_IT, max_slots=2))
     method = Method("m", RULES["residual"], drafter)
     requests = [request([i], method, i, max_new_tokens=30) for i in range(2)]
     engine = Engine(TableExecutor(GREEDY, max_slots=2))

@@ -22,7 +22,7 @@ from ..control.draft_timing import DraftTiming
 from ..control.throughput_probe import DEAR, ThroughputProbe
 from ..core.trees.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
-from ..draft.combine.paced import depths_of
+from ..draft.combine.length_control import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
 from ..types.drafts import NO_BUDGET

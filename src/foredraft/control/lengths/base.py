@@ -1,9 +1,9 @@
-"""How long a draft may grow, decided once a round from what earlier rounds have shown.
+"""The contract of a length rule: how many tokens a sequence drafts, decided once a round from the rounds before it.
 
-A length rule knows sequence ids and counts, no tensors. It speaks before anything is drawn and never sees a draw, so
-with every exact pair of drafts and rule the target's distribution stays as it is (DESIGN invariant 5); at temperature 0 the text does
-too. A rule that learns from all requests makes lengths depend on what else was served: the *distribution* of a sampled text
-does not notice, but under rules whose rng are keyed by rounds the text of a seed may.
+A length rule knows sequence ids and counts, no tensors. It is asked before anything is drawn and never sees a draw, so
+every exact pair of drafts and rule stays exact (DESIGN invariant 5), and at temperature 0 the text is the same. A rule
+that learns from all requests makes lengths depend on what else was served: the distribution of a sampled text does not
+change, but under rules whose random numbers are keyed by rounds the text of a seed may.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Protocol
 
 
 class LengthRule(Protocol):
-    """Says how many tokens a sequence drafts. One object serves one drafter; it keeps what it learns by sequence id."""
+    """Says how many tokens a sequence drafts. One object serves one drafter and keeps what it learns by sequence id."""
 
     def longest(self, id: int, limit: int) -> int:
         """Tokens to draft this round, at most `limit`; 0 = none. Asked once a round, before drafting."""
 
     def observe(self, id: int, drafted: int, accepted: int) -> None:
-        """A verified round: the first `accepted` of `drafted` tokens along a path stood. None drafted: (0, 0)."""
+        """A verified round: the first `accepted` of `drafted` tokens along a path. Nothing drafted: (0, 0)."""
 
     def end(self, id: int) -> None:
-        """The request is over; forget it. Ids that were never seen are no error."""
+        """The request is over; forget it. Unknown ids are no error."""
 
 
 class Unlearned:

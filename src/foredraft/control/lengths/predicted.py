@@ -1,7 +1,7 @@
 """AdaEAGLE's rules: a predictor says before drafting how many tokens will be accepted, and so many are drafted.
 
-The predictor is anything that maps a sequence id to a length; AdaEAGLE's reads the target's state at the newest
-verified token, once a round.
+The predictor is any function of a sequence id; AdaEAGLE's is a trained head that reads the target's state at the newest
+verified token. `expected.ExpectedAccepted` needs no training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Predictor = Callable[[int], float]  # sequence id -> tokens that would be accept
 
 @dataclass(frozen=True)
 class Predicted(Unlearned):
-    """Drafts what is predicted, rounded; 0 is a plain step."""
+    """Drafts the predicted number, rounded; 0 is a plain step."""
 
     predict: Predictor
 
@@ -32,7 +32,7 @@ class Predicted(Unlearned):
 
 @dataclass(frozen=True)
 class PredictedOrConfident:
-    """AdaEAGLE-DDD, a stop rule: a chain ends only where the predicted length is reached *and* its path is doubtful."""
+    """AdaEAGLE-DDD, a stop rule: a chain ends only once the predicted length is reached *and* its path is unlikely."""
 
     predict: Predictor
     threshold: float = math.exp(-0.6)  # of the product of confidences along the chain

@@ -1,8 +1,9 @@
-"""EESD's control by Thompson sampling: a draw from what is believed of a request's acceptance rate sets the length.
+"""EESD's control by Thompson sampling: a draw from the posterior of a request's acceptance rate sets the length.
 
-The belief is a Beta distribution: every accepted draft counts for it, the first rejected one against it, and nothing is known
-of those behind. Old rounds fade towards the prior. The draws are numbers of the rule's own: a hash of its seed and the
-request's count of rounds, the same for every request, so that a text depends on neither its id nor its batch mates.
+The posterior is a Beta distribution: every accepted draft is a success, the first rejected one a failure, and those
+after it count for nothing. Old rounds fade towards the prior. The random numbers are the rule's own: a hash of its seed
+and the request's count of rounds, the same for every request, so that a text depends on neither its id nor its batch
+mates.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Belief:
 
 @dataclass
 class Thompson:
-    """EESD's plain form: after every token a rate is drawn from the belief, and a coin of that rate says `go on`.
+    """EESD's plain form: after every token a rate is drawn from the posterior, and a coin of that rate says `go on`.
 
-    The rate is drawn anew each time, so the coin falls with the belief's mean; none of it looks at a token, so all
-    coins of a round can be tossed before it. The length is geometric: a mixture of fixed lengths that knows no costs,
-    which on steady text cannot be faster than the best of them. `CostThompson` is the form to use.
+    The rate is drawn again each time, so the coin has the posterior's mean; none of it looks at a token, so all coins
+    of a round can be tossed before it. The length is geometric: a mixture of fixed lengths that ignores costs, which on
+    steady text cannot be faster than the best of them. `CostThompson` is the form to use.
     """
 
     prior: Belief = Belief()
-    keep: float = 0.98  # share of what was seen that stays after a round
+    keep: float = 0.98  # factor on earlier rounds after each round
     seed: int = 0
     _beliefs: dict[int, Belief] = field(default_factory=dict, init=False, repr=False)
 
@@ -52,7 +53,7 @@ class Thompson:
 
     def longest(self, id: int, limit: int) -> int:
         belief, length = self.belief(id), 1
-        while length < limit and self._roll(belief.rounds, length) < belief.mean:
+        while length < limit and self._uniform(belief.rounds, length) < belief.mean:
             length += 1
         return min(length, limit)
 
@@ -70,31 +71,31 @@ class Thompson:
     def _faded(self, count: float, prior: float) -> float:
         return prior + self.keep * (count - prior)
 
-    def _roll(self, round: int, turn: int) -> float:
-        return uniform_of(self.seed, round, turn, int(Purpose.POLICY), 0)
+    def _uniform(self, round: int, draw: int) -> float:
+        return uniform_of(self.seed, round, draw, int(Purpose.POLICY), 0)
 
 
 @dataclass
 class CostThompson(Thompson):
-    """Thompson sampling over lengths: one rate is drawn a round, and the length that is fastest at that rate drafted.
+    """Thompson sampling over lengths: one rate is drawn a round, and the fastest length at that rate is drafted.
 
-    Lengths are tried as often as they are believed to be the best, so a doubtful request explores and a known one does
-    not. `times` are the seconds of a round by the number of drafts.
+    Each length is tried as often as it is believed to be the best, so an uncertain request explores and a well-known
+    one does not. `seconds` is a round's time by the number of drafts.
     """
 
-    times: Callable[[int], float] = field(kw_only=True)
+    seconds: Callable[[int], float] = field(kw_only=True)
 
     def longest(self, id: int, limit: int) -> int:
         from scipy.special import betaincinv  # heavy to import, and only needed here
 
         belief = self.belief(id)
-        rate = float(betaincinv(belief.passed, belief.failed, self._roll(belief.rounds, 0)))
-        return best_count([rate**i for i in range(1, limit + 1)], self.times)[0]
+        rate = float(betaincinv(belief.passed, belief.failed, self._uniform(belief.rounds, 0)))
+        return best_count([rate**i for i in range(1, limit + 1)], self.seconds)[0]
 
 
 @dataclass(frozen=True)
 class Logistic:
-    """A confidence made calibrated: sigmoid(slope * logit(confidence) + shift), fitted to what was accepted."""
+    """A calibrated confidence: sigmoid(slope * logit(confidence) + shift), fitted to what was accepted."""
 
     slope: float = 1.0
     shift: float = 0.0
@@ -105,12 +106,12 @@ class Logistic:
 
 @dataclass
 class CalibratedThompson(Thompson):
-    """EESD's Cali-TS in its Beta form, a stop rule: the coin behind a token also weighs the drafter's confidence in it.
+    """EESD's Cali-TS in its Beta form, a stop rule: the coin after a token also weighs the drafter's confidence in it.
 
-    rate ~ Beta(passed + weight * mu, failed + weight * (1 - mu)), mu = calibrate(largest probability of the distribution)
+    rate ~ Beta(passed + weight * mu, failed + weight * (1 - mu)), mu = calibrate(top probability of the distribution)
     """
 
-    calibrate: Callable[[Tensor], Tensor] = field(default=Logistic(), kw_only=True)  # [B] -> [B] chance of acceptance
+    calibrate: Callable[[Tensor], Tensor] = field(default=Logistic(), kw_only=True)  # [B] -> [B] P(accepted)
     weight: float = field(default=4.0, kw_only=True)
 
     def longest(self, id: int, limit: int) -> int:
@@ -123,6 +124,6 @@ class CalibratedThompson(Thompson):
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
         passed, failed, rounds = state.unbind(dim=1)
         mean = (passed + self.weight * self.calibrate(confidence_of(step))) / (passed + failed + self.weight)
-        round, turn = rounds.to(torch.int64), torch.full_like(rounds, depth + 1, dtype=torch.int64)
-        roll = hashed_uniform(torch.full_like(round, self.seed), round, turn, int(Purpose.POLICY), 0)
-        return state, roll < mean
+        round, draw = rounds.to(torch.int64), torch.full_like(rounds, depth + 1, dtype=torch.int64)
+        uniform = hashed_uniform(torch.full_like(round, self.seed), round, draw, int(Purpose.POLICY), 0)
+        return state, uniform < mean

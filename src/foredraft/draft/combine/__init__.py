@@ -1,1 +1,1 @@
-"""Drafters made of drafters: choosing, cascading, fusing, guarding and pacing them."""
+"""Drafters made of drafters: choosing, cascading, fusing, guarding them, controlling their lengths."""

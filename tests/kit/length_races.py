@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import KeyedRng
-from ...core.shapes.base import Chain, Frontier, Step, Stop
-from ...types import Budget, SamplingParams
-from .base import Fixed, LengthRule
+from foredraft.control.lengths.base import Fixed, LengthRule
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.rng.keyed import KeyedRng
+from foredraft.core.shapes.base import Chain, Frontier, Step, Stop
+from foredraft.types import Budget, SamplingParams
 
 Times = Callable[[int], float]  # drafts of a round -> its seconds
 
