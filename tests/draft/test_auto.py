@@ -16,7 +16,6 @@ from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
-from foredraft.draft.base import Drafter
 from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
