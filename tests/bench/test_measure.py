@@ -14,7 +14,7 @@ from foredraft.bench import pipeline as session
 from foredraft.bench.entries import parse
 from foredraft.bench.lanes import make_lanes
 from foredraft.bench.pipeline import Ears, Order, run_bench
-from foredraft.bench.results.ledger import Ledger
+from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.records import Record
 from foredraft.errors import UsageError
 from foredraft.recipes import LLM
@@ -36,8 +36,8 @@ def order(tiny: Path, out: Path, **changed: Any) -> Order:
 
 
 def records_of(out: Path) -> list[Record]:
-    with Ledger(out / "records.jsonl") as ledger:
-        return list(ledger.records.values())
+    with RecordLog(out / "records.jsonl") as log:
+        return list(log.records.values())
 
 
 def counts(record: Record) -> tuple[Any, ...]:

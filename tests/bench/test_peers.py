@@ -20,7 +20,7 @@ from foredraft.bench.peers.llama_loop import decode, standing
 from foredraft.bench.peers.vllm_process import interpreter
 from foredraft.bench.peers.worker import Died, Worker, WorkerPeer
 from foredraft.bench.pipeline import Ears, Order
-from foredraft.bench.results.ledger import Ledger
+from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.totals import totals
 from foredraft.errors import ForedraftError, UsageError
 
@@ -133,8 +133,8 @@ def test_transformers_writes_the_same_ids(asked: PeerOrder) -> None:
 def written(document: dict[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
     """The ids of every engine, question by question."""
     texts: dict[str, dict[str, tuple[int, ...]]] = {}
-    with Ledger(Path(document["out"]) / "records.jsonl") as ledger:
-        for found in ledger.records.values():
+    with RecordLog(Path(document["out"]) / "records.jsonl") as log:
+        for found in log.records.values():
             texts.setdefault(found.key.question, {})[found.key.method] = tuple(found.ids)
     return texts
 

@@ -12,9 +12,8 @@ from scipy.stats import binom
 
 from foredraft.errors import UsageError
 from foredraft.judge.eval.calibrate import Budget, calibrate
-from foredraft.judge.eval.calibration_run import Hearing, Ledger
-from foredraft.judge.eval.paired_eval import Arm
-from foredraft.judge.eval.transcript import Answer
+from foredraft.judge.eval.calibration_run import SolvedLog
+from foredraft.judge.eval.paired_eval import Answer, Arm
 from foredraft.judge.fit.false_accepts import upper_bound
 from foredraft.judge.problems.families import draw
 
@@ -83,7 +82,7 @@ def test_the_first_failure_ends_the_search() -> None:
         calibrate([0.5, 0.9], 1000, Budget(), spoils)
 
 
-class FakeCourt:
+class FakeEval:
     """Solves every third problem, and counts how often it was asked."""
 
     def __init__(self) -> None:
@@ -95,21 +94,21 @@ class FakeCourt:
 
 
 def test_a_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Whatever was heard is not heard again, a line that was cut is, and other settings begin anew."""
+    """What was answered is not asked again, a line that was cut is, and other settings start again."""
     path, problems, settings = tmp_path / "calibration.jsonl", draw(10, 0), {"seed": 0}
     arm = Arm("judge", None, None)  # type: ignore[arg-type]
 
-    def hear(settings: dict[str, object]) -> tuple[list[bool], list[int]]:
-        court = FakeCourt()
-        hearing = Hearing(court, Ledger(path, settings), problems, 4)  # type: ignore[arg-type]
-        return list(hearing.solved(arm)), court.asked
+    def solve(settings: dict[str, object]) -> tuple[list[bool], list[int]]:
+        harness = FakeEval()
+        log = SolvedLog(path, settings, harness, problems, 4)  # type: ignore[arg-type]
+        return list(log.solved(arm)), harness.asked
 
-    whole, asked = hear(settings)
+    whole, asked = solve(settings)
     assert asked == [4, 4, 2] and len(whole) == 10
     text = path.read_text(encoding="utf-8")
-    assert hear(settings) == (whole, [])
+    assert solve(settings) == (whole, [])
     path.write_text(text[: text.index('"first": 8') + 5], encoding="utf-8")
-    assert hear(settings) == (whole, [2])
+    assert solve(settings) == (whole, [2])
     assert path.read_text(encoding="utf-8") == text
-    assert hear({"seed": 1})[1] == [4, 4, 2]
+    assert solve({"seed": 1})[1] == [4, 4, 2]
     assert json.loads(path.read_text(encoding="utf-8").split("\n")[0]) == {"seed": 1}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.judge.eval.eval_arms import Company, usual_method
+from foredraft.judge.eval.eval_arms import EvalArms, usual_method
 from foredraft.recipes import LLM
 
 from .miniature import loaded, write_model
@@ -29,5 +29,5 @@ def test_the_usual_method(model: Path, tmp_path: Path) -> None:
 def test_a_method_by_name_goes_before_it(model: Path) -> None:
     llm = LLM(str(model), "plain", dtype="fp32", device="cpu")
     llm.target = replace(llm.target, name="judge-demo")
-    assert Company.of(llm, None, None, None, 25).method == "fastdraft"
-    assert Company.of(llm, None, None, "prompt-lookup", 25).method == "prompt-lookup"
+    assert EvalArms.of(llm, None, None, None, 25).method == "fastdraft"
+    assert EvalArms.of(llm, None, None, "prompt-lookup", 25).method == "prompt-lookup"

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from foredraft.cli.app import run
-from foredraft.judge.eval.attribution import attribute, opinion
+from foredraft.judge.eval.attribution import attribute, token_scores
 from foredraft.judge.eval.calibrate import Budget
 from foredraft.judge.eval.calibration_run import CalibrationOrder, run_calibration
-from foredraft.judge.eval.drafter_alone import solo, stand_alone
-from foredraft.judge.eval.eval_arms import NAMES, Company
-from foredraft.judge.eval.evaluate import EvalOrder, Sweep, at_equal_accuracy, best_lengths, evaluate, transcript_of
-from foredraft.judge.eval.paired_eval import Arm, Court, Tally
-from foredraft.judge.eval.transcript import Answer
+from foredraft.judge.eval.drafter_alone import drafter_engine, standalone_executor
+from foredraft.judge.eval.eval_arms import NAMES, EvalArms
+from foredraft.judge.eval.evaluate import EvalOrder, Sweep, answer_log, at_equal_accuracy, best_lengths, evaluate
+from foredraft.judge.eval.paired_eval import Answer, Arm, PairedEval, Tally
 from foredraft.judge.fit.pipeline import TrainOrder, train
 from foredraft.judge.labels.record import write_records
 from foredraft.judge.problems.families import draw
@@ -54,9 +53,9 @@ def judge(model: Path, labels: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def company(model: Path, judge: Path) -> Company:
+def arms(model: Path, judge: Path) -> EvalArms:
     llm = LLM(str(model), "plain", dtype="fp32", device="cpu", batch_size=2, max_length=512)
-    return Company.of(llm, "layers:1", str(judge), None, 6)
+    return EvalArms.of(llm, "layers:1", str(judge), None, 6)
 
 
 class Parity(Problem):
@@ -72,9 +71,9 @@ def parity(count: int) -> list[Problem]:
     return [Parity(*(getattr(p, field.name) for field in fields(p))) for p in draw(count, 3)]
 
 
-def test_arms_take_turns_and_are_counted_alike(company: Company) -> None:
+def test_arms_take_turns_and_are_counted_alike(arms: EvalArms) -> None:
     """Exact drafting writes the target's own ids; the judge and the drafter do not; every token has its reason."""
-    tallies = company.court(20, 2).turns(company.four(), parity(6))
+    tallies = arms.paired_eval(20, 2).run(arms.standard_four(), parity(6))
     assert list(tallies) == list(NAMES)
     ids = {name: [a.output for a in tally.answers] for name, tally in tallies.items()}
     assert ids["standard"] == ids["target"]
@@ -94,35 +93,36 @@ def test_arms_take_turns_and_are_counted_alike(company: Company) -> None:
     assert all(tally.seconds > 0 and tally.tokens_per_second > 0 for tally in tallies.values())
 
 
-def test_a_threshold_that_was_asked_for_goes_before_the_judges_own(company: Company) -> None:
+def test_a_threshold_that_was_asked_for_goes_before_the_judges_own(arms: EvalArms) -> None:
     """At +inf nothing passes by the judge, at -inf all that may; the arm keeps its name, and one head serves all."""
-    court, problems = company.court(20, 2), parity(2)
-    off, all_ = (replace(company, threshold=bar).judging() for bar in (float("inf"), float("-inf")))
+    harness, problems = arms.paired_eval(20, 2), parity(2)
+    off, all_ = (replace(arms, threshold=t).judged() for t in (float("inf"), float("-inf")))
     assert off.name == all_.name == "judge"
-    texts = {bar: [a.output for a in court.answers(arm, problems)] for bar, arm in (("off", off), ("all", all_))}
-    assert texts["off"] == [a.output for a in court.answers(company.target(), problems)] != texts["all"]
-    assert off.method.rule.second_chance.shared_key == company.judging(0.3).method.rule.second_chance.shared_key  # type: ignore[union-attr]
+    texts = {name: [a.output for a in harness.answers(arm, problems)] for name, arm in (("off", off), ("all", all_))}
+    assert texts["off"] == [a.output for a in harness.answers(arms.target(), problems)] != texts["all"]
+    keys = {arm.method.rule.second_chance.shared_key for arm in (off, arms.judged(0.3))}  # type: ignore[union-attr]
+    assert len(keys) == 1
 
 
-def test_the_drafter_alone_is_the_drafter(company: Company) -> None:
-    drafter = company.arm("drafter").method.drafter
-    alone = company.court(12, 1).answers(replace(company.target(), engine=solo(drafter)), parity(2))
-    executor = stand_alone(company.llm.build_fresh("draft-model", Options(drafter="layers:1")).drafter)
+def test_the_drafter_alone_is_the_drafter(arms: EvalArms) -> None:
+    drafter = arms.arm("drafter").method.drafter
+    alone = arms.paired_eval(12, 1).answers(replace(arms.target(), engine=drafter_engine(drafter)), parity(2))
+    executor = standalone_executor(arms.llm.build_fresh("draft-model", Options(drafter="layers:1")).drafter)
     for answer in alone:
         text = list(answer.prompt)
         for token in answer.output:
-            seen = opinion(executor, text, [token])
+            seen = token_scores(executor, text, [token])
             assert int(seen.rank[0]) == 0  # its own likeliest token
             text.append(token)
 
 
-def test_perplexity_against_a_loop(company: Company) -> None:
+def test_perplexity_against_a_loop(arms: EvalArms) -> None:
     """exp of the mean of -log p, token by token; what a plain greedy answer holds has rank 0 everywhere."""
-    executor = company.llm.target.executor
-    (answer,) = company.court(10, 1).answers(company.target(), parity(1))
-    seen = opinion(executor, answer.prompt, answer.output)
+    executor = arms.llm.target.executor
+    (answer,) = arms.paired_eval(10, 1).answers(arms.target(), parity(1))
+    seen = token_scores(executor, answer.prompt, answer.output)
     assert seen.rank.tolist() == [0] * len(answer.output)
-    done = company.llm.generate([answer.prompt], SamplingParams(max_new_tokens=10, logprobs=0))[0]
+    done = arms.llm.generate([answer.prompt], SamplingParams(max_new_tokens=10, logprobs=0))[0]
     logs = [line[token] for line, token in zip(done.logprobs or [], done.token_ids, strict=True)]
     figures = attribute([answer], executor, executor)
     assert figures["target_perplexity"] == pytest.approx(exp(-sum(logs) / len(logs)), rel=1e-3)
@@ -131,13 +131,13 @@ def test_perplexity_against_a_loop(company: Company) -> None:
     said = replace(answer, reasons=[Reason.JUDGE, *[Reason.BONUS] * (len(answer.output) - 1)])
     assert attribute([said], executor, executor)["judge_only_per_1000"] == 1000 / len(answer.output)
     odd = replace(said, output=[int(torch.tensor(answer.output[0] + 40) % 90 + 3), *answer.output[1:]])
-    rank = int(opinion(executor, odd.prompt, odd.output).rank[0])
+    rank = int(token_scores(executor, odd.prompt, odd.output).rank[0])
     assert attribute([odd], executor, executor)["judge_only_beyond_rank_10"] == float(rank >= 10)
 
 
-def test_a_sweep_has_every_row_and_chooses_fairly(company: Company) -> None:
+def test_a_sweep_has_every_row_and_chooses_fairly(arms: EvalArms) -> None:
     order = EvalOrder(seed=1, limit=2, families=("words",), max_new_tokens=8, at_once=2)
-    found = Sweep(order, company).run((0.9, 0.0), (3, 6))
+    found = Sweep(order, arms).run((0.9, 0.0), (3, 6))
     assert [row["threshold"] for row in found["thresholds"]] == [0.9, 0.0]
     strict, loose = found["thresholds"]
     assert strict["accepted_per_step"] <= loose["accepted_per_step"]
@@ -153,31 +153,31 @@ def test_a_sweep_has_every_row_and_chooses_fairly(company: Company) -> None:
 
 
 def test_an_evaluation_goes_on_where_it_stopped(
-    company: Company, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arms: EvalArms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cut in the middle: what was answered is taken as it was, seconds included, and only the rest is asked."""
     order = EvalOrder(seed=4, limit=4, families=("words",), max_new_tokens=6, at_once=2)
-    first = evaluate(order, company, None, transcript_of(order, company, tmp_path))
+    first = evaluate(order, arms, None, answer_log(order, arms, tmp_path))
     path = tmp_path / "answers.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")
     assert len(lines) == 1 + 4 * 2 + 1
     asked: list[str] = []
-    answers = Court.answers
+    answers = PairedEval.answers
 
-    def spy(self: Court, arm: Arm, problems: list[Problem]) -> list[Answer]:
+    def spy(self: PairedEval, arm: Arm, problems: list[Problem]) -> list[Answer]:
         asked.append(arm.name)
         return answers(self, arm, problems)
 
-    monkeypatch.setattr(Court, "answers", spy)
-    assert evaluate(order, company, None, transcript_of(order, company, tmp_path))["four"] == first["four"]
+    monkeypatch.setattr(PairedEval, "answers", spy)
+    assert evaluate(order, arms, None, answer_log(order, arms, tmp_path))["four"] == first["four"]
     assert not asked
     path.write_text("\n".join([*lines[:-2], lines[-2][:30]]), encoding="utf-8")
-    again = evaluate(order, company, None, transcript_of(order, company, tmp_path))
+    again = evaluate(order, arms, None, answer_log(order, arms, tmp_path))
     assert len(asked) == 2 and len(set(asked)) == 1  # one arm: its warm-up and its last turn
     for name, figures in again["four"].items():
         assert figures["accuracy"] == first["four"][name]["accuracy"]
     other = replace(order, seed=5)
-    assert not transcript_of(other, company, tmp_path).found
+    assert not answer_log(other, arms, tmp_path).found
 
 
 def test_figures_of_nothing_are_no_division_by_zero() -> None:
@@ -185,26 +185,26 @@ def test_figures_of_nothing_are_no_division_by_zero() -> None:
     assert Tally([Answer(True, [1], [2], [], 1, 0, 0)], drafts=False).figures()["accepted_per_step"] is None
 
 
-def test_spoilt_problems_are_counted(company: Company, judge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spoilt_problems_are_counted(arms: EvalArms, judge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against answers given one arm at a time: spoilt is what the target solves and the judge does not."""
     monkeypatch.setattr("foredraft.judge.eval.calibration_run.draw", lambda count, seed, families: parity(count))
-    court, problems = company.court(20, 2), parity(8)
-    ours = [answer.solved for answer in court.answers(company.target(), problems)]
-    its = [answer.solved for answer in court.answers(company.judging(0.5), problems)]
+    harness, problems = arms.paired_eval(20, 2), parity(8)
+    ours = [answer.solved for answer in harness.answers(arms.target(), problems)]
+    its = [answer.solved for answer in harness.answers(arms.judged(0.5), problems)]
     spoilt = sum(a and not b for a, b in zip(ours, its, strict=True))
     assert spoilt > 0
     before = read_spec(judge)
     order = CalibrationOrder(judge, Budget(0.95, 0.9), 8, thresholds=(0.5,), max_new_tokens=20, at_once=2)
-    found = run_calibration(order, company)
+    found = run_calibration(order, arms)
     assert found["rungs"][0]["spoilt"] == spoilt and found["target_accuracy"] == sum(ours) / 8
     strict = CalibrationOrder(judge, Budget(0.3, 0.9), 8, thresholds=(0.5,), max_new_tokens=20, at_once=2)
-    assert run_calibration(strict, company)["threshold"] is None and read_spec(judge).threshold is None
+    assert run_calibration(strict, arms)["threshold"] is None and read_spec(judge).threshold is None
     change(judge, threshold=before.threshold, calibration=None)
 
 
-def test_an_evaluation_reports_families_and_attribution(company: Company) -> None:
+def test_an_evaluation_reports_families_and_attribution(arms: EvalArms) -> None:
     order = EvalOrder(seed=2, limit=4, families=("words", "sums"), max_new_tokens=6, at_once=2)
-    document = evaluate(order, company)
+    document = evaluate(order, arms)
     assert list(document["four"]) == list(NAMES)
     assert set(document["by_family"]) == {"words", "sums"} and set(document["by_family"]["sums"]) == set(NAMES)
     assert set(document["attribution"]) == set(NAMES)
@@ -282,20 +282,20 @@ def test_wrong_orders_cost_one_line(model: Path, tmp_path: Path, call: CALL) -> 
         assert code == 2 and said in err and err.count("\n") == 1 and not out, err
 
 
-def test_agreement_compares_with_the_targets_own_answers(company: Company) -> None:
+def test_agreement_compares_with_the_targets_own_answers(arms: EvalArms) -> None:
     """The target agrees with itself; a question to which it has no answer is left out."""
     from foredraft.judge.problems.agreement import Question, agreements
 
-    court = company.court(24, 1)
+    harness = arms.paired_eval(24, 1)
     texts = draw(3, 5)
     asked = [
         Question("first word", texts[0].question, lambda text: text.split()[0] if text.split() else "-"),
         Question("whole text", texts[1].question, str),
         Question("never", texts[2].question, lambda text: None),
     ]
-    found = agreements(court, company.target(), asked)
+    found = agreements(harness, arms.target(), asked)
     assert [each.family for each in found] == ["first word", "whole text"]
     order = EvalOrder(limit=2, max_new_tokens=24, attributed=1, task="words")
-    document = evaluate(order, company, problems=found)
+    document = evaluate(order, arms, problems=found)
     assert document["four"]["target"]["accuracy"] == document["four"]["standard"]["accuracy"] == 1.0
     assert not found[1].solved("something else")

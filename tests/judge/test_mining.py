@@ -15,12 +15,11 @@ from foredraft.bench.data.tasks import TASKS as BENCH
 from foredraft.bench.data.tasks import load
 from foredraft.cli.judge.mining_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.labels.journal import Journal
-from foredraft.judge.labels.label_run import make_mined
+from foredraft.judge.labels.label_run import Journal, make_mined
 from foredraft.judge.labels.mining import Guess, Limits, Quest, Write, Written, search
 from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
 from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
-from foredraft.judge.labels.searches import TreeBuilder
+from foredraft.judge.labels.searches import SearchPool
 from foredraft.judge.problems.final_answer import answer_line
 from foredraft.recipes.llm import LLM
 from foredraft.recipes.loading import Place
@@ -118,7 +117,7 @@ def quest(a: int, b: int, name: str = "q") -> Quest:
 def mined(
     one: Quest, target: Next = sum_up, drafter: Next = other_words, limits: Limits | None = None
 ) -> list[LabelledText]:
-    pool = TreeBuilder([(one.name, search(one, limits or Limits(32), ENDS))], Script(target), Script(drafter), 1)
+    pool = SearchPool([(one.name, search(one, limits or Limits(32), ENDS))], Script(target), Script(drafter), 1)
     ((_, records),) = pool.run()
     return records
 
@@ -171,7 +170,7 @@ def test_a_response_without_an_answer_is_dropped() -> None:
 
 def test_rare_tokens_matter_untried_and_tries_stay_short() -> None:
     target, drafter = Script(sum_up), Script(other_words)
-    run = TreeBuilder([("q", search(quest(8, 1), Limits(32, rare=0.01, stretch=1.5), ENDS))], target, drafter, 1).run()
+    run = SearchPool([("q", search(quest(8, 1), Limits(32, rare=0.01, stretch=1.5), ENDS))], target, drafter, 1).run()
     ((_, records),) = run
     # Of the distribution only what stands at each place and THUS are likely: HENCE and the wrong digit are not tried.
     assert [record.labels for record in records] == [(R, U, U, U, U), (U, U, W), (U, U, U, W)]
@@ -191,7 +190,7 @@ def many() -> list[Quest]:
 def test_the_pool_changes_nothing(at_once: int) -> None:
     target = Script(sum_up)
     searches = ((each.name, search(each, Limits(32), ENDS)) for each in many())
-    found = dict(TreeBuilder(searches, target, Script(other_words), at_once).run())
+    found = dict(SearchPool(searches, target, Script(other_words), at_once).run())
     assert found == {each.name: mined(each) for each in many()} and target.most == min(at_once, 30)
 
 
@@ -231,7 +230,7 @@ def test_journals_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ForedraftError, match=r"b\.journal:2 is damaged"):
         make(tmp_path / "b", Script(sum_up))
     (tmp_path / "c.journal").write_text("[1]\n")
-    with pytest.raises(ForedraftError, match="no journal of labels"):
+    with pytest.raises(ForedraftError, match="does not begin with a run's settings"):
         make(tmp_path / "c", Script(sum_up))
 
 
@@ -278,7 +277,7 @@ def engine_mined(model: Path, slots: int, limits: Limits, same: bool = False) ->
     quests = [Quest("toy", str(i), str(i), tuple(range(5 + i, 12 + i)), parity) for i in range(4)]
     quests.append(Quest("toy", "long", "long", (7,) * 64, parity))  # fills the context
     searches = ((each.name, search(each, limits, llm.target.eos_ids)) for each in quests)
-    return dict(TreeBuilder(searches, EngineTarget(llm), drafter, slots).run())
+    return dict(SearchPool(searches, EngineTarget(llm), drafter, slots).run())
 
 
 def test_the_engine_mines_alike_in_batches(model: Path) -> None:

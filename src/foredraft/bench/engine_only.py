@@ -35,7 +35,7 @@ from ..types.drafts import chains
 from .entries import PLAIN
 from .machine import copy_bandwidth, synchronise, weight_bytes
 from .results import folder as files
-from .results.ledger import Ledger
+from .results.record_log import RecordLog
 from .results.records import Key, Record
 from .results.rows import Floor, table
 from .timeline import Timeline, follow
@@ -174,11 +174,11 @@ def run_engine(order: EngineOrder, progress: Callable[[int, int, str], None] = l
     run = {"kind": "engine", "settings": settings, "methods": labels, "tasks": {}, "floor": asdict(floor)}
     files.open_run(folder, run)
     files.note_session(folder, provenance(seed=order.seed))
-    with Ledger(folder / files.RECORDS) as ledger:
+    with RecordLog(folder / files.RECORDS) as log:
         for method in methods.values():
             bench.answer(method, -1)  # warm-up
-        _measure(bench, methods, ledger, progress)
-        records = list(ledger.records.values())
+        _measure(bench, methods, log, progress)
+        records = list(log.records.values())
     rows = table(records, floor=floor)
     passes = bench.passes(floor)
     plain = next(row for row in rows if row["method"] == PLAIN)
@@ -203,22 +203,22 @@ def _settings(order: EngineOrder, bench: EngineBench) -> dict[str, Any]:
 
 
 def _measure(
-    bench: EngineBench, methods: dict[str, Method], ledger: Ledger, progress: Callable[[int, int, str], None]
+    bench: EngineBench, methods: dict[str, Method], log: RecordLog, progress: Callable[[int, int, str], None]
 ) -> None:
     shape_name, done = bench.order.shape, 0
     for number in range(bench.order.rounds):
         for order, (label, method) in enumerate(methods.items()):
-            for place, (request, line) in enumerate(_missing(bench, ledger, label, method, number)):
+            for place, (request, line) in enumerate(_missing(bench, log, label, method, number)):
                 key = Key(shape_name, str(number), place, label, "engine")
                 ids = request.sequence.output
-                ledger.add(Record(key, bench.order.context, ids, "", "length", line, order=order, time=time.time()))
+                log.add(Record(key, bench.order.context, ids, "", "length", line, order=order, time=time.time()))
             done += 1
             progress(done, bench.order.rounds * len(methods), f"round {number + 1} {label}")
 
 
 def _missing(
-    bench: EngineBench, ledger: Ledger, label: str, method: Method, number: int
+    bench: EngineBench, log: RecordLog, label: str, method: Method, number: int
 ) -> list[tuple[Request, Timeline]]:
-    """Measure a round of a method unless the ledger has it."""
-    known = Key(bench.order.shape, str(number), 0, label, "engine") in ledger
+    """Measure a round of a method unless the record log has it."""
+    known = Key(bench.order.shape, str(number), 0, label, "engine") in log
     return [] if known else bench.answer(method, number)

@@ -1,7 +1,7 @@
 """How near two tokens were where an exact greedy method and plain decoding part: the target's logits at that place.
 
-In bf16 the shape of a pass changes its rounding, so a near-tie may fall the other way (DESIGN invariant 8). Such differences
-are reported with their margin; a large margin in fp32 would be a fault.
+In bf16 the shape of a pass changes its rounding, so a near-tie may fall the other way (DESIGN invariant 8). Such
+differences are reported with their margin; a large margin in fp32 would be a bug.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from ..runtime import Executor, Rows
 from .results.records import Difference
 
-TokenFeatures = Callable[[list[int]], Tensor]  # a text -> [V] logits of what follows it
+NextLogits = Callable[[list[int]], Tensor]  # a text -> [V] logits of what follows it
 
 
-def find_difference(look: TokenFeatures, prompt: list[int], plain: list[int], method: list[int]) -> Difference | None:
+def find_difference(read: NextLogits, prompt: list[int], plain: list[int], method: list[int]) -> Difference | None:
     """The first difference of two outputs; None = they are equal."""
     if plain == method:
         return None
@@ -26,14 +26,14 @@ def find_difference(look: TokenFeatures, prompt: list[int], plain: list[int], me
     position = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(method)))
     ours = plain[position] if position < len(plain) else None
     theirs = method[position] if position < len(method) else None
-    logits = look(prompt + plain[:position])
+    logits = read(prompt + plain[:position])
     first, second = logits.topk(2).values.tolist()
     gap = None if ours is None or theirs is None else float(logits[ours] - logits[theirs])
     return Difference(position, ours, theirs, first - second, gap)
 
 
 class Reader:
-    """Reads texts anew and remembers the last few: methods mostly part from plain decoding at the same near-tie."""
+    """Prefills texts again and caches the last few: methods mostly part from plain decoding at the same near-tie."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -51,7 +51,7 @@ class Reader:
 
 @torch.inference_mode()
 def next_logits(executor: Executor, text: list[int]) -> Tensor:
-    """[V] float32 logits behind a text."""
+    """[V] float32 logits after a text."""
     executor.rollback([0], [0])
     executor.prefill([0], [text[:-1]])
     out = executor.forward(Rows.chains([0], [text[-1:]], executor.device))

@@ -2,7 +2,7 @@
 
 Plain comes first on every question and the methods follow in an order that rotates, so that whatever the machine does
 meanwhile hits all alike. Later turns of a conversation build on plain decoding's answers, so all see the same prompt.
-It knows no files but the ledger and prints nothing.
+It knows no files but the record log and prints nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .data.tasks import Loaded
 from .lanes import Lane
 from .machine import MemoryMeter
 from .margins import Reader, find_difference
-from .results.ledger import Ledger
+from .results.record_log import RecordLog
 from .results.records import Difference, Key, Record
 from .timeline import Timeline, follow
 
@@ -48,7 +48,7 @@ class Runner:
     llm: LLM
     lanes: list[Lane]  # plain first
     settings: Settings
-    ledger: Ledger
+    log: RecordLog
     progress: Progress = field(default=lambda done, total, what: None)
     _done: int = 0
     _total: int = 0
@@ -77,7 +77,7 @@ class Runner:
         follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
 
     def complete(self, tasks: list[Loaded]) -> bool:
-        """Whether the ledger holds everything already."""
+        """Whether the record log holds everything already."""
         questions = [question for task in tasks for question in task.questions]
         keys = (
             self._key_of(lane, question, turn)
@@ -86,10 +86,10 @@ class Runner:
             if wanted(lane, question)
             for turn in range(len(question.turns))
         )
-        return all(key in self.ledger for key in keys)
+        return all(key in self.log for key in keys)
 
     def run(self, tasks: list[Loaded]) -> None:
-        """Measure whatever of these tasks the ledger does not hold yet."""
+        """Measure whatever of these tasks the log does not hold yet."""
         questions = [question for task in tasks for question in task.questions]
         self._total = sum(len(q.turns) for q in questions for lane in self.lanes if wanted(lane, q))
         self._done = 0
@@ -106,7 +106,7 @@ class Runner:
             prompts = list(self._prompts(group, turn))
             for order, lane in enumerate(rotated(self.lanes, number)):
                 mine = [prompt for prompt in prompts if wanted(lane, prompt.question)]
-                missing = [prompt for prompt in mine if self._key(lane, prompt) not in self.ledger]
+                missing = [prompt for prompt in mine if self._key(lane, prompt) not in self.log]
                 for prompt in mine:
                     if prompt not in missing:
                         self._replay(lane, prompt)
@@ -118,13 +118,13 @@ class Runner:
     def _prompts(self, group: list[Question], turn: int) -> Iterator[Prompt]:
         plain = self.lanes[0]
         for question in group:
-            before = [self.ledger.records.get(self._key_of(plain, question, t)) for t in range(turn)]
+            before = [self.log.records.get(self._key_of(plain, question, t)) for t in range(turn)]
             answers = tuple(record.text for record in before if record is not None and record.error is None)
             if turn < len(question.turns) and len(answers) == turn:
                 yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers))
 
     def _replay(self, lane: Lane, prompt: Prompt) -> None:
-        record = self.ledger.records[self._key(lane, prompt)]
+        record = self.log.records[self._key(lane, prompt)]
         if record.error is None and not self.settings.forget:
             lane.replay(prompt.ids, record.ids)
 
@@ -154,7 +154,7 @@ class Runner:
         now = time.perf_counter()
         own, self._mark = (now - self._mark - ran) / len(records), now
         for record in records:
-            self.ledger.add(_with_times(record, round(own, 6), len(records)))
+            self.log.add(_with_times(record, round(own, 6), len(records)))
 
     def _record(
         self, lane: Lane, prompt: Prompt, request: Request, line: Timeline, order: int, memory: tuple[int, int]
@@ -177,7 +177,7 @@ class Runner:
 
     def _difference(self, lane: Lane, prompt: Prompt, ids: list[int]) -> Difference | None:
         """For exact greedy methods: the first token that is not plain decoding's."""
-        plain = self.ledger.records.get(self._key(self.lanes[0], prompt))
+        plain = self.log.records.get(self._key(self.lanes[0], prompt))
         comparable = lane.target and lane.method.exact and self.settings.temperature == 0
         if plain is None or not comparable or plain.error is not None:
             return None

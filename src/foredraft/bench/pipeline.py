@@ -26,7 +26,7 @@ from .lanes import Lane, make_lanes
 from .machine import copy_bandwidth, weight_bytes
 from .measure import Progress, Runner
 from .results import folder as files
-from .results.ledger import Ledger
+from .results.record_log import RecordLog
 from .results.records import Record
 from .results.rows import Floor, table
 from .scoring.scorers import score_all
@@ -108,14 +108,14 @@ def run_bench(order: Order, ears: Ears | None = None) -> dict[str, Any]:
     )  # fmt: skip
     lanes = make_lanes(llm, entries, ears.say if order.methods == ALL else None)
     run = _open(folder, settings, lanes, tasks, llm)
-    with Ledger(folder / files.RECORDS) as ledger:
-        if ledger.records:
-            ears.say(f"{len(ledger.records)} answers of {folder} are kept")
-        runner = Runner(llm, lanes, settings, ledger, ears.progress)
+    with RecordLog(folder / files.RECORDS) as log:
+        if log.records:
+            ears.say(f"{len(log.records)} answers of {folder} are kept")
+        runner = Runner(llm, lanes, settings, log, ears.progress)
         if not runner.complete(tasks):
             runner.warm_up()
             runner.run(tasks)
-        records = list(ledger.records.values())
+        records = list(log.records.values())
     questions = [question for task in tasks for question in task.questions]
     ears.say("marking scored answers")
     scores = score_all(records, questions, folder / files.SCORES)

@@ -27,7 +27,7 @@ from ..lanes import make_lanes
 from ..measure import WARM_UP
 from ..pipeline import Ears, Order
 from ..results import folder as files
-from ..results.ledger import Ledger
+from ..results.record_log import RecordLog
 from ..results.records import Key, Record
 from ..results.rows import table
 from . import hugging_face, llama_process, llamacpp, open_vino, vllm_process
@@ -82,10 +82,10 @@ def run_peers(asked: PeerOrder, ears: Ears | None = None) -> dict[str, Any]:
         run = {"kind": "peers", "settings": asdict(settings), "methods": labels, "tasks": hashes, "floor": {}}
         files.open_run(folder, run | {"missing": missing})
         files.note_session(folder, provenance(seed=settings.seed, data=hashes, packages=VERSIONS))
-        with Ledger(folder / files.RECORDS) as ledger:
+        with RecordLog(folder / files.RECORDS) as log:
             _warm_up(peers, warm)
-            _measure(peers, prompts, settings, ledger, job, ears)
-            records = list(ledger.records.values())
+            _measure(peers, prompts, settings, log, job, ears)
+            records = list(log.records.values())
     finally:
         for peer in peers:
             peer.close()
@@ -161,7 +161,7 @@ def _measure(
     peers: list[Peer],
     prompts: list[tuple[Question, list[int]]],
     settings: Settings,
-    ledger: Ledger,
+    log: RecordLog,
     job: Job,
     ears: Ears,
 ) -> None:
@@ -170,9 +170,9 @@ def _measure(
         shift = number % len(peers)
         for order, peer in enumerate(peers[shift:] + peers[:shift]):
             key = Key(question.task, question.id, 0, peer.name, settings.key)
-            if key not in ledger:
+            if key not in log:
                 time.sleep(SILENCE)
-                ledger.add(_record(key, ids, _ask(peer, ids).cut(job.stop_ids, job.max_new_tokens), order, job))
+                log.add(_record(key, ids, _ask(peer, ids).cut(job.stop_ids, job.max_new_tokens), order, job))
             done += 1
             ears.progress(done, len(prompts) * len(peers), f"{question.task} {peer.name}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,11 +52,11 @@ class Record:
     mates: int = 1  # answers that were written at the same time
     time: float = field(default=0.0)  # when it was done, seconds since 1970
 
-    def to_json(self) -> str:
-        """A line of records.jsonl: the fields above, and sums of the columns for whoever reads the file."""
+    def to_json(self) -> dict[str, Any]:
+        """A line of records.jsonl: the fields above, and sums of the columns for readers of the file."""
         line = asdict(self.line)
         columns = {name: _rounded(name, value) for name, value in line.items() if isinstance(value, list)}
-        value = {
+        return {
             **self.key._asdict(),
             **{name: getattr(self, name) for name in _PLAIN},
             "ttft": round(self.line.ttft, 6),
@@ -72,11 +71,9 @@ class Record:
             "loop": None if self.loop is None else {**asdict(self.loop), "cut": self.loop.cut},
             "difference": None if self.difference is None else asdict(self.difference),
         }
-        return json.dumps(value, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Record:
-        value: dict[str, Any] = json.loads(text)
+    def from_json(cls, value: dict[str, Any]) -> Record:
         columns: dict[str, Any] = {n: [x / 1e3 for x in c] if n in MILLI else c for n, c in value["columns"].items()}
         line = Timeline(**columns)
         line.prefill, line.prefill_tokens = value["seconds"]["prefill"], value["prefill_tokens"]

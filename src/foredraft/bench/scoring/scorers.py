@@ -6,12 +6,13 @@ text and the reference, never the method that wrote it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ...errors import unknown_name
+from ...jsonl import JsonLines
 from ..data.questions import Question
 from ..results.records import Key, Record
 from .quality import Score
@@ -78,30 +79,20 @@ def score(question: Question, text: str) -> Score:
 def score_all(
     records: Iterable[Record], questions: Iterable[Question], path: Path, progress: Callable[[], None] = lambda: None
 ) -> dict[Key, Score]:
-    """Marks of the last turn of all scored questions; kept in a file, so that nothing is marked twice."""
-    known = read_scores(path)
+    """Scores of the last turn of all scored questions; kept in a file, so that nothing is scored twice."""
+    log = JsonLines(path, _from_row)
+    known = dict(log.rows)
     by_name = {(question.task, question.id): question for question in questions if question.scorer}
-    with path.open("a", encoding="utf-8") as file:
-        for record in records:
-            question = by_name.get(record.key[:2])
-            if question is None or record.key in known or record.error or record.key.turn != len(question.turns) - 1:
-                continue
-            mark = known[record.key] = score(question, record.text)
-            file.write(json.dumps([*record.key, mark.answer, mark.correct]) + "\n")
-            file.flush()
-            progress()
+    for record in records:
+        question = by_name.get(record.key[:2])
+        if question is None or record.key in known or record.error or record.key.turn != len(question.turns) - 1:
+            continue
+        mark = known[record.key] = score(question, record.text)
+        log.append([*record.key, mark.answer, mark.correct])
+        progress()
     return known
 
 
-def read_scores(path: Path) -> dict[Key, Score]:
-    """The marks in a file; half a line at its end, left by a kill, is no mark."""
-    if not path.exists():
-        return {}
-    found = {}
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        try:
-            *key, answer, correct = json.loads(line)
-        except ValueError:
-            continue
-        found[Key(*key)] = Score(answer, correct)
-    return found
+def _from_row(row: list[Any]) -> tuple[Key, Score]:
+    *key, answer, correct = row
+    return Key(*key), Score(answer, correct)

@@ -25,10 +25,9 @@ from .mine import annotate, mine
 from .train_pair import pair
 
 if TYPE_CHECKING:
-    from ...judge.eval.eval_arms import Company
+    from ...judge.eval.eval_arms import EvalArms
     from ...judge.eval.evaluate import EvalOrder
-    from ...judge.eval.paired_eval import Tell
-    from ...judge.eval.transcript import Transcript
+    from ...judge.eval.paired_eval import AnswerLog, Tell
     from ...judge.problems.problem import Asked
 
 judge = typer.Typer(
@@ -85,19 +84,19 @@ def show(table: list[dict[str, Any]], title: str) -> None:
     (console if console.is_terminal else Console(width=140)).print(drawn)
 
 
-def company_of(
+def arms_of(
     target: str, drafter: str | None, folder: Path | None, method: str | None, length: int, dtype: str, device: str,
     batch_size: int, max_length: int | None,
-) -> Company:  # fmt: skip
+) -> EvalArms:  # fmt: skip
     """The target, loaded, with what drafts for it and judges."""
-    from ...judge.eval.eval_arms import Company
+    from ...judge.eval.eval_arms import EvalArms
     from ...recipes import LLM
 
     with o.LoadingBar() as bar:
         llm = LLM(
             target, "plain", dtype=dtype, device=device, batch_size=batch_size, max_length=max_length, progress=bar
         )
-    return Company.of(llm, drafter, None if folder is None else str(folder), method, length)
+    return EvalArms.of(llm, drafter, None if folder is None else str(folder), method, length)
 
 
 @judge.command()
@@ -130,10 +129,10 @@ def train(
     left_out = tuple(filter(None, leave_out.split(",")))
     order = TrainOrder(tuple(labels), kind, parse_reads(reads), tap, units, floor, left_out, limit, seed)
     order.records()  # bad files should not cost a model load
-    company = company_of(target, drafter, None, method, 1, dtype, device, batch_size, max_length)
-    own = company.arm("drafter").method.drafter if any("draft" in parts for parts in order.reads) else None
+    arms = arms_of(target, drafter, None, method, 1, dtype, device, batch_size, max_length)
+    own = arms.arm("drafter").method.drafter if any("draft" in parts for parts in order.reads) else None
     with telling("reading") as tell:
-        report = learn(order, company.llm.target, own, out, tell)
+        report = learn(order, arms.llm.target, own, out, tell)
     figures = report.figures
     if not as_json:
         show(figures["variants"], "validation AUC")
@@ -177,9 +176,9 @@ def calibrate(
         max_new_tokens, batch_size,
     )  # fmt: skip
     order.budget.check(count)
-    company = company_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
+    arms = arms_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
     with telling("judging") as tell:
-        found = run_calibration(order, company, tell)
+        found = run_calibration(order, arms, tell)
     if not as_json:
         show(list(found["rungs"]), f"spoilt prompts, {found['allowed']} of {count} allowed")
         print(_verdict(found, loss, confidence))
@@ -224,22 +223,22 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Fresh problems by target, drafter, exact drafting and judge, in turns."""
-    from ...judge.eval.evaluate import EvalOrder, transcript_of
+    from ...judge.eval.evaluate import EvalOrder, answer_log
     from ...judge.eval.evaluate import evaluate as run_four
 
     if limit < 1:
         raise UsageError("--limit must be at least 1")
     order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size, task=task)
     steps = numbers(lengths, int, "--lengths")
-    company = company_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
-    company = replace(company, threshold=threshold)
-    _warn_if_off(company)
-    transcript = None if out is None else transcript_of(order, company, out)
-    problems = _asked(order, company, data)
+    arms = arms_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
+    arms = replace(arms, threshold=threshold)
+    _warn_if_off(arms)
+    log = None if out is None else answer_log(order, arms, out)
+    problems = _asked(order, arms, data)
     with telling("answering") as tell:
-        document = run_four(order, company, tell, transcript, problems)
+        document = run_four(order, arms, tell, log, problems)
         if sweep:
-            document["sweep"] = _sweep(order, company, tell, transcript, steps, problems)
+            document["sweep"] = _sweep(order, arms, tell, log, steps, problems)
     if out is not None:
         _write(out, document)
     if not as_json:
@@ -248,14 +247,14 @@ def evaluate(
     return 0
 
 
-def _warn_if_off(company: Company) -> None:
+def _warn_if_off(arms: EvalArms) -> None:
     from ...recipes.judge_rules import find_judge
 
-    if company.threshold is None and find_judge(company.llm.target, company.judge).spec.threshold is None:
+    if arms.threshold is None and find_judge(arms.llm.target, arms.judge).spec.threshold is None:
         o.errors.print("this judge has no threshold and is off; calibrate it first", style="dim")
 
 
-def _asked(order: EvalOrder, company: Company, data: Path | None) -> Sequence[Asked] | None:
+def _asked(order: EvalOrder, arms: EvalArms, data: Path | None) -> Sequence[Asked] | None:
     """The questions of a data set that the target has an answer to; None for freshly drawn problems."""
     from ...judge.eval.evaluate import CHECKED
     from ...judge.problems.agreement import agreements
@@ -263,8 +262,8 @@ def _asked(order: EvalOrder, company: Company, data: Path | None) -> Sequence[As
 
     if order.task == CHECKED:
         return None
-    court = company.court(order.max_new_tokens, order.at_once)
-    found = agreements(court, company.target(), held_out(order.task, data, order.limit))
+    harness = arms.paired_eval(order.max_new_tokens, order.at_once)
+    found = agreements(harness, arms.target(), held_out(order.task, data, order.limit))
     if not found:
         raise UsageError(f"the target gives no final answer to any of these questions of {order.task}")
     o.errors.print(f"the target has a final answer to {len(found)} of {order.limit} questions", style="dim")
@@ -272,14 +271,14 @@ def _asked(order: EvalOrder, company: Company, data: Path | None) -> Sequence[As
 
 
 def _sweep(
-    order: EvalOrder, company: Company, tell: Tell, transcript: Transcript | None, lengths: tuple[int, ...],
+    order: EvalOrder, arms: EvalArms, tell: Tell, log: AnswerLog | None, lengths: tuple[int, ...],
     problems: Sequence[Asked] | None,
 ) -> dict[str, Any]:  # fmt: skip
     from ...judge.eval.evaluate import Sweep, at_equal_accuracy, best_lengths
     from ...recipes.judge_rules import find_judge
 
-    ladder = find_judge(company.llm.target, company.judge).spec.ladder
-    found = Sweep(order, company, tell, transcript, problems).run(ladder, lengths)
+    ladder = find_judge(arms.llm.target, arms.judge).spec.ladder
+    found = Sweep(order, arms, tell, log, problems).run(ladder, lengths)
     return found | {"at_equal_accuracy": at_equal_accuracy(found), "best_lengths": best_lengths(found)}
 
 

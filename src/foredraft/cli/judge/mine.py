@@ -18,9 +18,8 @@ from ...errors import ForedraftError, UsageError, unknown_name
 from .. import options as o
 
 if TYPE_CHECKING:
-    from ...judge.eval.eval_arms import Company
-    from ...judge.labels.journal import Journal
-    from ...judge.labels.label_run import Tell
+    from ...judge.eval.eval_arms import EvalArms
+    from ...judge.labels.label_run import Journal, Tell
 
 PROMPT_ROOM = 1024  # tokens of a prompt for which room is kept where --max-length says nothing
 PROBLEMS = 1000  # that are drawn where --count says nothing
@@ -72,9 +71,9 @@ class Mining:
 
         return self.drafter is not None or self.target in TUNED
 
-    def company(self) -> Company:
+    def arms(self) -> EvalArms:
         """The target, which answers plainly, `batch` texts at a time, and its drafter."""
-        from ...judge.eval.eval_arms import Company
+        from ...judge.eval.eval_arms import EvalArms
         from ...recipes.llm import LLM
 
         with o.LoadingBar() as bar:
@@ -82,7 +81,7 @@ class Mining:
                 self.target, "plain", dtype=self.dtype, device=self.device, batch_size=self.batch,
                 max_length=self.room, progress=bar,
             )  # fmt: skip
-        return Company.of(llm, self.drafter, None, None, 1)
+        return EvalArms.of(llm, self.drafter, None, None, 1)
 
     def check(self) -> None:
         """Refuse what cannot work before any model is loaded for it."""
@@ -151,7 +150,7 @@ def _make(order: Mining) -> dict[str, Any]:
             hashes = MAKERS[order.source](order, bar)
     except KeyboardInterrupt:
         raise ForedraftError("interrupted; the same command goes on where it stopped") from None
-    records = list(read_records(order.out))
+    records = read_records(order.out)
     labels = [label for record in records for label in record.labels]
     figures: dict[str, Any] = {
         "records": len(records), "groups": len({record.group for record in records}), "right": labels.count(RIGHT),
@@ -171,10 +170,10 @@ def _checked(order: Mining, tell: Tell) -> dict[str, str]:
 
     work = exercises(order.count or PROBLEMS, order.seed, order.families or tuple(FAMILIES))
     journal = _journal(order)
-    company = order.company()
-    target = company.llm
-    arms = [company.target(), company.alone()] if order.compares else [company.target()]
-    writers = [sampled(arm, target.target.eos_ids, order.max_new) for arm in arms]
+    arms = order.arms()
+    target = arms.llm
+    chosen = [arms.target(), arms.drafter_alone()] if order.compares else [arms.target()]
+    writers = [sampled(arm, target.target.eos_ids, order.max_new) for arm in chosen]
     labels = CheckedLabels(target.tokenizer, target.target.eos_ids, writers, Mixture((0.0, order.temperature)))
     make_checked(labels, work, journal, order.batch, tell)
     return {}
@@ -189,9 +188,9 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
     limits = Limits(order.max_new, order.rare, inf if order.stretch is None else order.stretch)
     questions = load_quests(order.task, order.data, order.count, order.seed)
     journal = _journal(order)
-    company = order.company()
-    target = company.llm
-    models = EngineTarget(target), ExecutorDrafter(company.alone().engine.executor)
+    arms = order.arms()
+    target = arms.llm
+    models = EngineTarget(target), ExecutorDrafter(arms.drafter_alone().engine.executor)
     quests = questions.quests(target.tokenizer)
     make_mined(quests, limits, models, target.target.eos_ids, journal, order.batch, tell)
     return questions.hashes
@@ -199,7 +198,7 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
 
 def _file(order: Mining, tell: Tell) -> dict[str, str]:
     from ...judge.labels.annotations import read_notes, records_of
-    from ...judge.labels.lines import write_lines
+    from ...judge.labels.record import write_records
     from ...models import Tokenizer, resolve
     from ...recipes.loading import eos_ids
 
@@ -209,13 +208,13 @@ def _file(order: Mining, tell: Tell) -> dict[str, str]:
     notes = read_notes(order.data)
     folder = resolve(order.target)
     records = records_of(notes, Tokenizer.from_folder(folder), frozenset(eos_ids(folder)), order.data.stem)
-    write_lines(order.out, [json.dumps(asdict(record)) for record in records])
+    write_records(order.out, records)
     tell(len(notes), len(notes), "lines")
     return {order.data.name: hashlib.sha256(order.data.read_bytes()).hexdigest()}
 
 
 def _journal(order: Mining) -> Journal:
-    from ...judge.labels.journal import Journal
+    from ...judge.labels.label_run import Journal
 
     return Journal(order.out, order.settings())
 

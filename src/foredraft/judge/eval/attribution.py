@@ -1,6 +1,6 @@
-"""Whose text is it? What target and drafter each think of an output, token by token.
+"""Whose text is it? How likely an output is under the target and under the drafter, token by token.
 
-A judge lets the drafter's words stand. If the text has become the drafter's, it is likelier under the drafter than
+A judge accepts the drafter's wording. If the text has become the drafter's, it is more likely under the drafter than
 under the target; and if the judge accepts what the target would never write, that shows in the ranks.
 """
 
@@ -16,22 +16,22 @@ from torch import Tensor
 from ...runtime import Executor, Rows
 from ...types import Reason
 from ..fit.features import PIECE
-from .transcript import Answer
+from .paired_eval import Answer
 
 FAR = 10  # a rank beyond this is one that the target would hardly write
 LOWEST = -30.0  # log-probability of a token that a model cannot write at all
 
 
 @dataclass(frozen=True, slots=True)
-class SecondChance:
-    """What a model thinks of each token of an output."""
+class TokenScores:
+    """How likely each token of an output is under a model."""
 
     log_p: Tensor  # [n]
-    rank: Tensor  # [n] int64, likelier tokens
+    rank: Tensor  # [n] int64, tokens that are more likely
 
 
-def opinion(executor: Executor, prompt: Sequence[int], output: Sequence[int]) -> SecondChance:
-    """Read a text as known text; the slot is empty afterwards."""
+def token_scores(executor: Executor, prompt: Sequence[int], output: Sequence[int]) -> TokenScores:
+    """Prefill the text and score its output; slot 0 is empty afterwards."""
     text = [*prompt, *output][: executor.max_length]
     executor.rollback([0], [0])
     parts, ranks = [], []
@@ -46,20 +46,20 @@ def opinion(executor: Executor, prompt: Sequence[int], output: Sequence[int]) ->
         ranks.append((logits > own).sum(dim=1).cpu())
     executor.rollback([0], [0])
     first = len(prompt) - 1
-    return SecondChance(torch.cat(parts)[first:].clamp(min=LOWEST), torch.cat(ranks)[first:])
+    return TokenScores(torch.cat(parts)[first:].clamp(min=LOWEST), torch.cat(ranks)[first:])
 
 
-def perplexity(opinions: Sequence[SecondChance]) -> float:
+def perplexity(scores: Sequence[TokenScores]) -> float:
     """exp of the mean negative log-probability of all tokens together."""
-    every = torch.cat([seen.log_p for seen in opinions]) if opinions else torch.empty(0)
+    every = torch.cat([each.log_p for each in scores]) if scores else torch.empty(0)
     return exp(-float(every.mean())) if len(every) else nan
 
 
 def attribute(answers: Sequence[Answer], target: Executor, drafter: Executor) -> dict[str, float]:
     """Perplexities of what was written, and how often and how far the judge went beyond the standard test."""
     written = [answer for answer in answers if answer.output]
-    by_target = [opinion(target, answer.prompt, answer.output) for answer in written]
-    by_drafter = [opinion(drafter, answer.prompt, answer.output) for answer in written]
+    by_target = [token_scores(target, answer.prompt, answer.output) for answer in written]
+    by_drafter = [token_scores(drafter, answer.prompt, answer.output) for answer in written]
     tokens = judged = far = 0
     for answer, seen in zip(written, by_target, strict=True):
         alone = torch.tensor([reason in (Reason.JUDGE, Reason.RELAXED) for reason in answer.reasons])[: len(seen.rank)]

@@ -75,7 +75,7 @@ class Outcome:
 
 
 def calibrate(thresholds: Sequence[float], count: int, budget: Budget, spoils: Spoils) -> Outcome:
-    """Climb down from the strictest threshold until one fails."""
+    """Test from the strictest threshold on until one fails."""
     budget.check(count)
     if list(thresholds) != sorted(set(thresholds), reverse=True):
         raise UsageError("thresholds must come from strict to loose, each once")

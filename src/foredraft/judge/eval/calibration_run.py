@@ -1,29 +1,28 @@
 """`foredraft judge calibrate`: held-out problems by the target alone and by the judge at one threshold after another.
 
-Verdicts lie in the judge's folder, a line for every handful of problems, so that a run that was cut goes on where it
-stopped. What is found is written into judge.json.
+The judge's folder keeps which problems were solved, so that a run that was cut resumes. The threshold that is found is
+written into judge.json.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...jsonl import JsonLines
 from ...models.judges import change, read_spec
 from ...models.judges.artefact import WEIGHTS
 from ...models.load.fetch import file_hash
 from ...provenance import provenance
-from ..labels.lines import Lines
 from ..problems.families import FAMILIES, draw
 from ..problems.problem import Problem
 from .calibrate import Budget, Outcome, calibrate
-from .eval_arms import Company
-from .paired_eval import Arm, Court, Tell, parts
+from .eval_arms import EvalArms
+from .paired_eval import Arm, PairedEval, Tell, parts
 
-LEDGER = "calibration.jsonl"
+LOG = "calibration.jsonl"
 SEED = 7_000_003  # far from the seeds that labels are made with
 
 
@@ -41,64 +40,49 @@ class CalibrationOrder:
     at_once: int = 8
 
 
-class Ledger:
-    """Which problems were solved, by whom; on disk."""
+class SolvedLog:
+    """Which problems each arm solves; on disk, so that none is answered twice."""
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.lines, self.solved = Lines(path, settings), dict[tuple[str, int], bool]()
-        for line in self.lines.found:
-            self._take(line)
-
-    def add(self, who: str, first: int, solved: Sequence[bool]) -> None:
-        line = {"who": who, "first": first, "solved": list(solved)}
-        self.lines.add(line)
-        self._take(line)
-
-    def _take(self, line: dict[str, Any]) -> None:
-        self.solved |= {(line["who"], line["first"] + i): ok for i, ok in enumerate(line["solved"])}
-
-
-@dataclass(frozen=True, slots=True)
-class Hearing:
-    """Problems before several arms, with a ledger of what has been heard."""
-
-    court: Court
-    ledger: Ledger
-    problems: Sequence[Problem]
-    at_once: int
+    def __init__(
+        self, path: Path, settings: dict[str, Any], harness: PairedEval, problems: Sequence[Problem], at_once: int
+    ) -> None:
+        self.harness, self.problems, self.at_once = harness, problems, at_once
+        self._log = JsonLines(path, self._by_problem, settings, restart=True)
+        self._known = {key: solved for row in self._log.rows for key, solved in row.items()}
 
     def solved(self, arm: Arm, tell: Tell | None = None) -> Iterator[bool]:
-        """Whether an arm solves each problem, in order; heard ones are not heard again."""
+        """Whether an arm solves each problem, in order."""
         first = 0
         for part in parts(self.problems, self.at_once):
-            places = range(first, first + len(part))
-            if not all((arm.name, i) in self.ledger.solved for i in places):
-                self.ledger.add(arm.name, first, [answer.solved for answer in self.court.answers(arm, part)])
-            yield from (self.ledger.solved[arm.name, i] for i in places)
+            keys = [(arm.name, i) for i in range(first, first + len(part))]
+            if not all(key in self._known for key in keys):
+                found = [answer.solved for answer in self.harness.answers(arm, part)]
+                self._known |= self._log.append({"who": arm.name, "first": first, "solved": found})
+            yield from (self._known[key] for key in keys)
             first += len(part)
             if tell is not None:
                 tell(first, len(self.problems))
 
+    @staticmethod
+    def _by_problem(row: dict[str, Any]) -> dict[tuple[str, int], bool]:
+        return {(row["who"], row["first"] + i): solved for i, solved in enumerate(row["solved"])}
 
-def run_calibration(order: CalibrationOrder, company: Company, tell: Tell | None = None) -> dict[str, Any]:
+
+def run_calibration(order: CalibrationOrder, arms: EvalArms, tell: Tell | None = None) -> dict[str, Any]:
     """Find the threshold and write it into the judge's file; returns what was written."""
     order.budget.check(order.count)
-    spec = read_spec(order.folder)
-    thresholds = order.thresholds or spec.ladder
+    thresholds = order.thresholds or read_spec(order.folder).ladder
     settings = asdict(order) | {"folder": "", "judge": file_hash(order.folder / WEIGHTS)}
-    settings |= {"target": company.llm.target.name, "drafter": company.drafter, "method": company.method}
-    settings |= {"length": company.length, "dtype": company.llm.target.dtype, "thresholds": thresholds, "at_once": 0}
-    settings.pop("budget")  # the same verdicts serve another budget
-    hearing = Hearing(
-        company.court(order.max_new_tokens, order.at_once),
-        Ledger(order.folder / LEDGER, json.loads(json.dumps(settings))),
-        draw(order.count, order.seed, order.families),
-        order.at_once,
-    )
-    alone = list(hearing.solved(company.target(), tell))
+    settings |= {"target": arms.llm.target.name, "drafter": arms.drafter, "method": arms.method}
+    settings |= {"length": arms.length, "dtype": arms.llm.target.dtype, "thresholds": thresholds, "at_once": 0}
+    settings.pop("budget")  # the same answers serve another budget
+    harness = arms.paired_eval(order.max_new_tokens, order.at_once)
+    problems = draw(order.count, order.seed, order.families)
+    log = SolvedLog(order.folder / LOG, settings, harness, problems, order.at_once)
+    alone = list(log.solved(arms.target(), tell))
 
     def spoils(threshold: float) -> Iterator[bool]:
-        for ours, its in zip(alone, hearing.solved(company.judging(threshold), tell), strict=True):
+        for ours, its in zip(alone, log.solved(arms.judged(threshold), tell), strict=True):
             yield ours and not its
 
     outcome = calibrate(thresholds, order.count, order.budget, spoils)

@@ -1,4 +1,4 @@
-"""A drafter that writes by itself: how good it would be without its target.
+"""A drafter that decodes by itself: how good it would be without its target.
 
 A drafter with a smaller vocabulary of its own gets logits over the target's, impossible where it has no token, so that
 plain decoding can run on it.
@@ -22,7 +22,7 @@ from ...runtime import Executor, Output, Rows
 
 
 class WideExecutor:
-    """An executor whose logits are spread over a larger vocabulary; everything else is the inner one's."""
+    """An executor whose logits are widened to a larger vocabulary; everything else is the inner one's."""
 
     def __init__(self, inner: Executor, vocabulary: Vocabulary) -> None:
         self.inner, self.ids, self.vocab_size = inner, vocabulary.ids, len(vocabulary.index)
@@ -37,15 +37,14 @@ class WideExecutor:
         return replace(out, logits=wide)
 
 
-def stand_alone(drafter: Drafter | None) -> Executor:
-    """The model behind a drafter, over the target's ids."""
+def standalone_executor(drafter: Drafter | None) -> Executor:
+    """The model of a drafter, over the target's ids."""
     if not isinstance(drafter, ModelDrafter) or isinstance(drafter, EagleDrafter):
-        raise UsageError("this drafter cannot write alone; name a draft model with --drafter")
+        raise UsageError("this drafter cannot decode alone; name a draft model with --drafter")
     if drafter.vocabulary is None:
         return drafter.executor
     return cast(Executor, WideExecutor(drafter.executor, drafter.vocabulary))
 
 
-def solo(drafter: Drafter | None) -> Engine:
-    """An engine on the model behind a drafter."""
-    return Engine(stand_alone(drafter))
+def drafter_engine(drafter: Drafter | None) -> Engine:
+    return Engine(standalone_executor(drafter))

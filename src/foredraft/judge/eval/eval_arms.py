@@ -1,7 +1,7 @@
-"""The arms of a judge's trials, built on one target: alone, with exact drafting, with the judge, with other rules.
+"""The arms of a judge's evaluation, built on one target: alone, with exact drafting, with the judge, with other rules.
 
 All drafting arms share one drafter, so that they differ in their rules and lengths only; a judge that makes its drafter
-hand over states has one of its own.
+hand over states has one of its own. It answers no problem itself.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...recipes.judge_rules import SeatedJudge, seat_judge
 from ...recipes.loading import Loaded
 from ...recipes.trained import best_kind
 from ...types import SamplingParams
-from .drafter_alone import solo
-from .paired_eval import Arm, Court
+from .drafter_alone import drafter_engine
+from .paired_eval import Arm, PairedEval
 
 TARGET, DRAFTER, STANDARD, JUDGE = NAMES = ("target", "drafter", "standard", "judge")
 PLAIN, MODEL, HEAD = "plain", "draft-model", "fastdraft"
-LENGTH, LONGEST = 25, 40  # tokens of a draft: judges pay with long ones
+LENGTH, LONGEST = 25, 40  # draft tokens: judges pay off with long drafts
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
-    """A target with a drafter and a judge."""
+class EvalArms:
+    """A target with a drafter and a judge, and the arms that they make."""
 
     llm: LLM
     drafter: str | None = None
@@ -37,10 +37,10 @@ class Company:
     length: int = LENGTH
     threshold: float | None = None  # None = the judge's own
     built: dict[bool, Method] = field(default_factory=dict)  # with the judge, without
-    seats: list[SeatedJudge] = field(default_factory=list)  # the judge, once somebody has asked for it
+    loaded: list[SeatedJudge] = field(default_factory=list)  # the judge, once an arm has needed it
 
     @classmethod
-    def of(cls, llm: LLM, drafter: str | None, judge: str | None, method: str | None, length: int) -> Company:
+    def of(cls, llm: LLM, drafter: str | None, judge: str | None, method: str | None, length: int) -> EvalArms:
         """Without a method by name: `fastdraft` for a trained stand-alone drafter, else `draft-model`."""
         return cls(llm, drafter, judge, method or usual_method(llm.target, drafter), length)
 
@@ -53,43 +53,43 @@ class Company:
         method = replace(self.built[judged], draft_length=length or self.length)
         if judged:
             assert rule is not None
-            method = replace(method, rule=self._seat(method).rule(self._seat(method).terms(rule)))
+            judge = self._judge(method)
+            method = replace(method, rule=judge.rule(judge.terms(rule)))
         elif rule is not None:
             method = self.llm.with_rule(method, rule)
         return Arm(name, self.llm.engine, method)
 
-    def _seat(self, method: Method) -> SeatedJudge:
-        """The judge, loaded once: its rules then share one head, and with it recorded rounds."""
-        if not self.seats:
-            self.seats.append(seat_judge(self.llm.target, method.drafter, self.judge))
-        return self.seats[0]
+    def _judge(self, method: Method) -> SeatedJudge:
+        """The judge, loaded once: its rules then share one head, and with it captured CUDA graphs."""
+        if not self.loaded:
+            self.loaded.append(seat_judge(self.llm.target, method.drafter, self.judge))
+        return self.loaded[0]
 
     def target(self) -> Arm:
         return Arm(TARGET, self.llm.engine, self.llm.build(PLAIN))
 
-    def alone(self) -> Arm:
-        """The drafter by itself."""
-        return Arm(DRAFTER, solo(self.arm(DRAFTER).method.drafter), self.llm.build(PLAIN))
+    def drafter_alone(self) -> Arm:
+        return Arm(DRAFTER, drafter_engine(self.arm(DRAFTER).method.drafter), self.llm.build(PLAIN))
 
-    def judging(self, threshold: float | None = None, length: int | None = None) -> Arm:
-        """The judge, at the threshold that was asked for or at another, which is then part of the arm's name."""
+    def judged(self, threshold: float | None = None, length: int | None = None) -> Arm:
+        """The judge at its own threshold, or at a given one, which is then part of the arm's name."""
         if threshold is not None:
             return self.arm(f"{JUDGE}:{threshold!r}", f"{JUDGE}:{threshold!r}", length)
         return self.arm(JUDGE, JUDGE if self.threshold is None else f"{JUDGE}:{self.threshold!r}", length)
 
-    def four(self) -> list[Arm]:
+    def standard_four(self) -> list[Arm]:
         """What every evaluation compares."""
-        return [self.target(), self.alone(), self.arm(STANDARD), self.judging()]
+        return [self.target(), self.drafter_alone(), self.arm(STANDARD), self.judged()]
 
-    def court(self, max_new_tokens: int, at_once: int) -> Court:
+    def paired_eval(self, max_new_tokens: int, at_once: int) -> PairedEval:
         params = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
-        return Court(self.llm.tokenizer, self.llm.target.eos_ids, params, at_once)
+        return PairedEval(self.llm.tokenizer, self.llm.target.eos_ids, params, at_once)
 
 
 def usual_method(target: Loaded, drafter: str | None) -> str:
     """The method that a drafter's argument calls for; without one, the stand-alone head that comes with the target.
 
-    A tuned target was trained together with such a head: where that is missing, nothing may stand in for it unseen.
+    A tuned target was trained together with such a head: where it is missing, nothing else replaces it silently.
     """
     if drafter is None:
         return HEAD if target.name in TUNED else best_kind((HEAD,), target, None) or MODEL

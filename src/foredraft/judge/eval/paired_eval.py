@@ -1,29 +1,29 @@
-"""Problems, answered in several ways in turns, and what became of them. The harness of calibration and evaluation.
+"""Paired evaluation: several arms answer the same problems in one run. The harness of calibration and evaluation.
 
-An arm is one way to answer: a method on an engine. Arms take turns, a handful of problems at a time, so that whatever
-else the machine does disturbs all of them alike.
+An arm is one way to answer: a method on an engine. Arms alternate, a few problems at a time, so that whatever else the
+machine does disturbs all of them alike. It knows no judge and no threshold.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
+from ...jsonl import JsonLines
 from ...models import Tokenizer
-from ...types import SamplingParams
+from ...types import Reason, SamplingParams
 from ...types import Sequence as Text
 from ..labels.token_labels import ask
 from ..problems.problem import Asked
-from .transcript import Answer, Transcript
 
 Tell = Callable[[int, int], None]  # problems answered, of how many
-Notes = tuple[Transcript, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,45 @@ class Arm:
     method: Method
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one arm wrote to one problem."""
+
+    solved: bool
+    prompt: list[int]
+    output: list[int]
+    reasons: list[Reason]
+    steps: int  # target passes
+    drafted: int
+    accepted: int
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Answer:
+        return cls(**(raw | {"reasons": [Reason(reason) for reason in raw["reasons"]]}))
+
+
+Timed = tuple[list[Answer], float]  # answers to some problems, and the seconds that they took
+
+
+class AnswerLog:
+    """Answers by arm and first problem, on disk, so that an evaluation that was cut resumes."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._log = JsonLines(path, self._parse, settings, restart=True)
+        self.found = dict(self._log.rows)
+
+    def add(self, who: str, first: int, answers: Sequence[Answer], seconds: float) -> None:
+        row = {"who": who, "first": first, "seconds": seconds, "answers": [asdict(answer) for answer in answers]}
+        self.found[who, first] = self._log.append(row)[1]
+
+    @staticmethod
+    def _parse(row: dict[str, Any]) -> tuple[tuple[str, int], Timed]:
+        return (row["who"], row["first"]), ([Answer.from_json(raw) for raw in row["answers"]], row["seconds"])
+
+
 @dataclass(slots=True)
 class Tally:
-    """What an arm did on all problems so far."""
+    """Totals of an arm over all problems so far."""
 
     answers: list[Answer]
     seconds: float = 0.0
@@ -53,7 +89,7 @@ class Tally:
 
     @property
     def accepted_per_step(self) -> float | None:
-        """Draft tokens that stood, per target pass; None where nothing is drafted."""
+        """Accepted draft tokens per target pass; None where nothing is drafted."""
         steps = sum(answer.steps for answer in self.answers)
         return sum(answer.accepted for answer in self.answers) / max(steps, 1) if self.drafts else None
 
@@ -71,7 +107,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Court:
+class PairedEval:
     """How problems are put to arms and how their answers are read."""
 
     tokenizer: Tokenizer
@@ -81,18 +117,15 @@ class Court:
 
     def answers(self, arm: Arm, problems: Sequence[Asked]) -> list[Answer]:
         """All problems by one arm, as many at a time as the engine has slots for."""
-        numbers = count()
         requests = []
-        for problem in problems:
+        for number, problem in enumerate(problems):
             prompt = ask(self.tokenizer, problem.question)
-            text = Text(next(numbers), list(prompt), len(prompt), self.params, self.params.seed or 0)
+            text = Text(number, list(prompt), len(prompt), self.params, self.params.seed or 0)
             requests.append(Request(text, arm.method, self.stop_ids))
         run(arm.engine, requests)
         return [self._answer(problem, request) for problem, request in zip(problems, requests, strict=True)]
 
     def _answer(self, problem: Asked, request: Request) -> Answer:
-        if request.error is not None:
-            raise ForedraftError(request.error)
         text, stats = request.sequence, request.stats
         return Answer(
             problem.solved(self.text(text.output)), text.tokens[: text.prompt_length], text.output, request.reasons,
@@ -104,43 +137,45 @@ class Court:
         ended = len(output) > 0 and output[-1] in self.stop_ids
         return self.tokenizer.decode(list(output[:-1] if ended else output))
 
-    def turns(
-        self, arms: Sequence[Arm], problems: Sequence[Asked], tell: Tell | None = None, notes: Notes | None = None
+    def run(
+        self,
+        arms: Sequence[Arm],
+        problems: Sequence[Asked],
+        tell: Tell | None = None,
+        log: AnswerLog | None = None,
+        name: str = "",
     ) -> dict[str, Tally]:
-        """Every arm on every problem, in turns, timed. Before its first turn an arm answers one that is not counted.
+        """Every arm on every problem, alternating, timed. Each arm first answers one problem as a warm-up.
 
-        `notes` (a transcript and a name for these turns) keep what was answered.
+        `log` keeps what was answered, under the name of this comparison.
         """
         tallies = {arm.name: Tally([], drafts=arm.method.drafter is not None) for arm in arms}
         warm: set[str] = set()
         for number, part in enumerate(parts(problems, self.at_once)):
+            first = number * self.at_once
             for arm in arms if number % 2 else arms[::-1]:
-                answers, seconds = self._turn(arm, part, number * self.at_once, warm, notes)
+                who = f"{name}/{arm.name}"
+                known = None if log is None else log.found.get((who, first))
+                answers, seconds = known or self._timed(arm, part, warm)
+                if log is not None and known is None:
+                    log.add(who, first, answers, seconds)
                 tallies[arm.name].answers += answers
                 tallies[arm.name].seconds += seconds
             if tell is not None:
-                tell(min((number + 1) * self.at_once, len(problems)), len(problems))
+                tell(min(first + self.at_once, len(problems)), len(problems))
         return tallies
 
-    def _turn(
-        self, arm: Arm, part: Sequence[Asked], first: int, warm: set[str], notes: Notes | None
-    ) -> tuple[list[Answer], float]:
-        who = "" if notes is None else f"{notes[1]}/{arm.name}"
-        if notes is not None and (known := notes[0].get(who, first)) is not None:
-            return known
+    def _timed(self, arm: Arm, part: Sequence[Asked], warm: set[str]) -> Timed:
         if arm.name not in warm:
             self.answers(arm, part[:1])
             warm.add(arm.name)
         begun = _now(arm.engine)
         answers = self.answers(arm, part)
-        seconds = _now(arm.engine) - begun
-        if notes is not None:
-            notes[0].add(who, first, answers, seconds)
-        return answers, seconds
+        return answers, _now(arm.engine) - begun
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run requests to their ends."""
+    """Run requests to their ends; an error of any of them is raised."""
     try:
         for request in requests:
             engine.add(request)
@@ -149,6 +184,8 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
     finally:
         for request in requests:
             engine.cancel(request)
+    if error := next((request.error for request in requests if request.error is not None), None):
+        raise ForedraftError(error)
 
 
 def parts(problems: Sequence[Asked], size: int) -> Iterator[Sequence[Asked]]:

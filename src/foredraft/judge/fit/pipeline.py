@@ -120,7 +120,7 @@ def parse_reads(text: str) -> tuple[tuple[str, ...], ...]:
 def read_labels(path: Path) -> list[LabelledText]:
     if not path.is_file():
         raise UsageError(f"{path} is no file of labels; make one: foredraft judge mine")
-    return list(read_records(path))
+    return read_records(path)
 
 
 def draft_model(drafter: Drafter | None) -> Executor:

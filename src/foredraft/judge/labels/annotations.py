@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ForedraftError
+from ...jsonl import write_lines
 from ...models import Tokenizer
-from .lines import write_lines
 from .record import LabelledText
 from .token_labels import Spelling, ask, closing_token, spell
 
@@ -92,8 +92,8 @@ def read_notes(path: Path) -> list[Note]:
 
 
 def write_notes(path: Path, notes: Sequence[Note]) -> None:
-    """Write the file anew, whole or not at all."""
-    write_lines(path, [json.dumps(note.raw, ensure_ascii=False) for note in notes])
+    """Replace the file."""
+    write_lines(path, [note.raw for note in notes])
 
 
 def records_of(

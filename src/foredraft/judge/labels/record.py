@@ -6,12 +6,13 @@ drafter and target agree there is nothing to judge). Records lie in JSON lines, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import ForedraftError
+from ...jsonl import read_lines, write_lines
 
 RIGHT, WRONG, UNCOUNTED = 1, 0, -1
 
@@ -41,29 +42,17 @@ class LabelledText:
             labels[first:] = [WRONG] + [UNCOUNTED] * (len(tokens) - first - 1)
         return cls(domain, group, tuple(prompt), tokens, tuple(labels), source)
 
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> LabelledText:
+        prompt, answer, labels = (tuple(raw[name]) for name in ("prompt", "answer", "labels"))
+        return cls(raw["domain"], raw["group"], prompt, answer, labels, raw["source"])
+
 
 def write_records(path: Path, records: Iterable[LabelledText]) -> None:
-    """Append records to a file."""
-    with path.open("a", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(asdict(record)) + "\n")
+    """Replace a file by these records."""
+    write_lines(path, map(asdict, records))
 
 
-def read_records(path: Path) -> Iterator[LabelledText]:
+def read_records(path: Path) -> list[LabelledText]:
     """The records of a file; a last line that was cut off by a kill is left out."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            raw = json.loads(line)
-            yield LabelledText(
-                raw["domain"], raw["group"], tuple(raw["prompt"]), tuple(raw["answer"]), tuple(raw["labels"]),
-                raw["source"],
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):
-                return
-            raise ForedraftError(
-                f"{path}:{number} is no labelled text; make the file with 'foredraft judge mine'"
-            ) from None
+    return read_lines(path, LabelledText.from_json, "is no labelled text; make the file with 'foredraft judge mine'")

@@ -31,7 +31,7 @@ class Drafter(Protocol):
     def guesses(self, asked: Sequence[Guess]) -> list[list[int]]: ...
 
 
-class TreeBuilder:
+class SearchPool:
     """Runs named searches, `at_once` of them side by side."""
 
     def __init__(self, searches: Iterable[Named], target: Target, drafter: Drafter, at_once: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..eval.paired_eval import Arm, Court
+from ..eval.paired_eval import Arm, PairedEval
 from .final_answer import Extract
 from .problem import Asked
 
@@ -38,11 +38,11 @@ class Agreement:
         return self.extract(text) == self.answer
 
 
-def agreements(court: Court, target: Arm, questions: Sequence[Question]) -> list[Asked]:
+def agreements(harness: PairedEval, target: Arm, questions: Sequence[Question]) -> list[Asked]:
     """Let the target answer; questions to which it finds no final answer are left out."""
     found: list[Asked] = []
-    for question, given in zip(questions, court.answers(target, questions), strict=True):
-        answer = question.extract(court.text(given.output))
+    for question, given in zip(questions, harness.answers(target, questions), strict=True):
+        answer = question.extract(harness.text(given.output))
         if answer is not None:
             found.append(Agreement(question.family, question.question, question.extract, answer))
     return found
