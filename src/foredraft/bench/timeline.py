@@ -30,7 +30,7 @@ class Timeline:
     ttft: float = 0.0  # from the start of the batch to the end of the first pass
 
     def take(self, stats: Stats, before: Stats, share: float) -> None:
-        """SlotTable one pass: what the request's figures gained by it."""
+        """Add one pass: what the request's figures gained by it."""
         self.seconds.append(share)
         self.draft.append(stats.draft_seconds - before.draft_seconds)
         self.verify.append(stats.verify_seconds - before.verify_seconds)

@@ -40,7 +40,7 @@ OPENINGS = (
     "The actress ", "President ", "Researchers at the University of ", "A new study ", "In the early hours of ",
     "Two people were ", "The city of ", "The history of ", "The band ", "The battle of ", "The species ", "The river ",
     "He was born in ", "She was born in ", "The novel ", "The theory of ", "The television series ", "The economy of ",
-    "The distribution ", "Dear Sir or Madam,\n\n", "Hi everyone,\n\n", "Review: ", "Abstract\n\n", "Once upon a time ",
+    "The law ", "Dear Sir or Madam,\n\n", "Hi everyone,\n\n", "Review: ", "Abstract\n\n", "Once upon a time ",
 )  # fmt: skip
 # Openings of a user's turn from which the target writes the rest itself: what people ask chat models for.
 STARTERS = (

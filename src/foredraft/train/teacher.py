@@ -1,4 +1,4 @@
-"""What the target says about a batch of texts: the states and distributions that drafters learn from. Nothing is stored."""
+"""Teacher outputs: the target's states and distributions over a batch of texts. Nothing is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FastDraft and Kangaroo: drafters that are language models, trained to follow the target's distribution at the same place."""
+"""FastDraft and Kangaroo: drafters that are language models, trained towards the target's distribution."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Recurrent:
     defaults: Settings = field(default_factory=Settings)
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
-        """The paper's last feature, and streams from inside the target: on a small target all together prefetch more."""
+        """The paper's last feature, and streams from inside the target: on a small target all together predict more."""
         depth = target.config.num_layers
         return tuple(settings.extra.get("taps", (*sorted({depth // 4, depth // 2, 3 * depth // 4}), FINAL)))
 
