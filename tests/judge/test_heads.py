@@ -1,4 +1,4 @@
-"""What heads read and say, and the distributions of the rule with every kind of head: off it is exact, open it accepts all."""
+"""What heads read and score, and the rule with every kind of head: off it is exact, open it accepts everything."""
 
 from __future__ import annotations
 
