@@ -122,3 +122,14 @@ def test_pairs_travel_in_a_file(tmp_path: Path) -> None:
     file.write_text("1 2 3\n1 2\n")
     with pytest.raises(UsageError, match=r"line 2: expected three numbers"):
         Bigrams.load(file, vocab_size=4)
+
+
+@pytest.mark.parametrize(("namespace", "seen"), [("mine", True), ("yours", False), (None, False)])
+def test_pairs_are_learnt_for_their_own_namespace_alone(namespace: str | None, seen: bool) -> None:
+    drafter = MaxGram()
+    first, second = text_of([1, 2, 3, 4], 1), text_of([9, 3], 2)
+    first.namespace, second.namespace = "mine", namespace
+    drafter.begin([first])
+    drafter.end([first])
+    drafter.begin([second])
+    assert drafter.continue_from([second], [()], [1]) == ([[4]] if seen else [[]])

@@ -8,7 +8,7 @@ import pytest
 
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
-from foredraft.draft.retrieval.suffix import END, SuffixDrafter
+from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.draft.retrieval.suffix_automaton import SuffixAutomaton
 from foredraft.types import Budget, SamplingParams, Sequence
 
@@ -61,8 +61,7 @@ def test_running_match_is_the_longest(seed: int) -> None:
 
 def with_history(history: str, **options: object) -> SuffixDrafter:
     drafter = SuffixDrafter(**options)  # type: ignore[arg-type]
-    drafter._shared.extend([*letters(history), END])
-    drafter._shared_age += 1
+    drafter._pools.of("").add(letters(history))
     return drafter
 
 
@@ -109,8 +108,54 @@ def test_earlier_outputs_are_remembered_and_forgotten() -> None:
         drafter.begin([other])
         other.tokens += letters("0123456789" * 2)
         drafter.end([other])
-    assert drafter._shared.size <= 61
+        propose(drafter, second)
+    assert drafter._pools.of("").size <= 61
     assert letters(" is") != propose(drafter, second)[0][:3]
+
+
+@pytest.mark.parametrize(("namespace", "seen"), [("mine", True), ("yours", False), ("", False), (None, False)])
+def test_outputs_draft_for_their_own_namespace_alone(namespace: str | None, seen: bool) -> None:
+    drafter = SuffixDrafter(per_match=4)
+    for owner in ("mine", None):
+        first = sequence(letters("question?"), 1)
+        first.namespace = owner
+        drafter.begin([first])
+        first.tokens += letters("the code is 7391")
+        drafter.end([first])
+    second = sequence(letters("tell: the code"), 2)
+    second.namespace = namespace
+    drafter.begin([second])
+    assert (propose(drafter, second)[0][:3] == letters(" is")) == seen
+
+
+def test_many_namespaces_hold_a_bounded_text() -> None:
+    drafter = SuffixDrafter(shared_tokens=10_000)
+    for number in range(200):
+        text = sequence(letters("x"), number)
+        text.namespace = f"client {number % 100}"
+        drafter.begin([text])
+        text.tokens += [n % 50 for n in range(500)]
+        propose(drafter, text)
+        drafter.end([text])
+    assert len(drafter._pools) <= 64
+    assert all(pool.part <= 10_000 // 2 for pool in drafter._pools._stores.values())
+
+
+def test_a_long_output_joins_the_pool_in_pieces() -> None:
+    """One token over and over is the worst text for an automaton: no single round may pay for all of it."""
+    drafter = SuffixDrafter()
+    first = sequence(letters("x"), 1)
+    drafter.begin([first])
+    first.tokens += [7] * 5000
+    drafter.end([first])
+    second = sequence(letters("y"), 2)
+    drafter.begin([second])
+    sizes = []
+    for _ in range(11):
+        propose(drafter, second)
+        sizes.append(drafter._pools.of("").size)
+    assert max(b - a for a, b in zip([0, *sizes], sizes, strict=False)) <= 512
+    assert sizes[-1] == 5001
 
 
 def test_lookup_takes_the_latest_of_the_longest() -> None:

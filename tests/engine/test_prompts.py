@@ -293,3 +293,14 @@ def test_without_reuse_nothing_is_remembered() -> None:
     slot, _ = pool.take([1])
     pool.give(slot, Kept([1, 2, 3]))
     assert pool.take([1, 2, 3, 4]) == (slot, Kept())
+
+
+@pytest.mark.parametrize(
+    ("owner", "asker", "shared"), [("a", "a", 3), ("a", "b", 0), ("a", "", 0), ("a", None, 0), (None, None, 0)]
+)
+def test_a_prefix_is_reused_within_its_namespace_alone(owner: str | None, asker: str | None, shared: int) -> None:
+    pool = SlotPool(1, reuse=True)
+    slot, _ = pool.take([1])
+    pool.give(slot, Kept([1, 2, 3, 4], namespace=owner))
+    _, kept = pool.take([1, 2, 3, 9], namespace=asker)
+    assert kept.shared([1, 2, 3, 9], (), asker) == shared

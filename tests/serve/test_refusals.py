@@ -223,6 +223,9 @@ def test_api_keys(tiny: Path) -> None:
             header = {"Authorization": f"Bearer {key}".encode()}
             assert server.client.get("/v1/models", headers=header).status_code == 200
         assert server.client.get("/health").status_code == 200
+        assert server.client.get("/metrics").status_code == 401
+        assert server.client.get("/metrics", headers={"Authorization": "Bearer first-key"}).status_code == 200
+    with serving(tiny_llm(tiny), api_keys=("first-key",), open_metrics=True) as server:
         assert server.client.get("/metrics").status_code == 200
 
 

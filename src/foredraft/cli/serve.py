@@ -43,13 +43,20 @@ def serve(
     reuse_prefixes: Annotated[bool, typer.Option(help="Keep what finished requests have read for the next.")] = True,
     share_drafts: Annotated[bool, typer.Option(help="Draft less, down to nothing, the more requests run.")] = True,
     api_key: ApiKey = None,
+    share_texts: Annotated[
+        bool, typer.Option("--share-texts", help="Let all clients draft from each other's texts (default: by API key).")
+    ] = False,
+    allow_trace: Annotated[
+        bool | None, typer.Option(help="Show clients drafts and draft counters (default: unless texts are shared).")
+    ] = None,
+    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False,
     allow_methods: AllowMethods = None,
     allow_lossy: Annotated[
         bool, typer.Option(help="Let clients ask for rules that change the output distribution.")
     ] = False,
     max_queue: Annotated[int, typer.Option(help="Answers that may wait; beyond them clients get 429.")] = 64,
     max_choices: Annotated[int, typer.Option(help="Answers of one request: prompts times n.")] = 16,
-    max_body: Annotated[int, typer.Option(help="Largest request body, in bytes.")] = 4 << 20,
+    max_body: Annotated[int, typer.Option(help="Largest request body, in bytes.")] = 1 << 20,
     max_prompt_tokens: Annotated[int | None, typer.Option(help="Longest prompt (default: the context).")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer (default: the context).")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one request, waiting included.")] = 600.0,
@@ -58,7 +65,7 @@ def serve(
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
     try:
-        from ..serve.listen import run
+        from ..serve.listen import is_loopback, run
         from ..serve.service import Service
         from ..serve.settings import Limits, Settings
     except ModuleNotFoundError as error:
@@ -67,8 +74,8 @@ def serve(
     for wanted in (method, *(allowed or ())):
         find_recipe(wanted)  # a wrong name should not cost a model load
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
-    sharing = (prompt_tokens, reuse_prefixes, share_drafts)
-    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *sharing)
+    sharing = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not is_loopback(host), allow_trace)
+    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *sharing, open_metrics)
 
     def load() -> LLM:
         with o.LoadingBar() as bar:

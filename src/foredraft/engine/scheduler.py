@@ -50,9 +50,9 @@ class Scheduler:
         new = []
         while self.waiting and len(self.slots):
             request = self.waiting.popleft()
-            text = request.sequence.tokens
-            request.sequence.slot, kept = self.slots.take(text, request.taps)
-            request.read = request.stats.reused = kept.shared(text, request.taps)
+            text, namespace = request.sequence.tokens, request.sequence.namespace
+            request.sequence.slot, kept = self.slots.take(text, request.taps, namespace)
+            request.read = request.stats.reused = kept.shared(text, request.taps, namespace)
             request.states = [kept.first(request.read, request.taps)] if request.read and request.taps else []
             self.running.append(request)
             new.append(request)

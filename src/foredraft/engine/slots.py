@@ -1,7 +1,8 @@
 """The K/V slots that nobody uses at the moment, and what is still in them.
 
-A finished request leaves its keys and values behind. A new one whose prompt begins with the same tokens takes that slot
-and reads the rest only: the next group of a conversation, or another question behind the same instructions.
+A finished request leaves its keys and values in its slot. A new one of the same namespace whose prompt begins with the
+same tokens takes that slot and reads the rest only: the next turn of a conversation, or another question after the same
+instructions. Other namespaces never reuse it: how soon an answer begins would tell them what was asked before.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ class Kept:
 
     tokens: Sequence[int] = ()
     states: States = field(default_factory=dict)
+    namespace: str | None = ""
 
-    def shared(self, text: Sequence[int], taps: Collection[int]) -> int:
+    def shared(self, text: Sequence[int], taps: Collection[int], namespace: str | None = "") -> int:
         """How many tokens of `text` need not be read again by a target whose drafter wants `taps`.
 
         The last token is always read: its row predicts the first new one. A drafter with taps must be shown the states
         of every token, so no more tokens count than have theirs kept.
         """
+        if namespace is None or namespace != self.namespace:
+            return 0
         known = [len(self.states[tap]) if tap in self.states else 0 for tap in taps]
         return min(_same(self.tokens, text), len(text) - 1, *known)
 
@@ -44,10 +48,10 @@ class SlotPool:
     def __len__(self) -> int:
         return len(self._free)
 
-    def take(self, text: Sequence[int], taps: Collection[int] = ()) -> tuple[int, Kept]:
+    def take(self, text: Sequence[int], taps: Collection[int] = (), namespace: str | None = "") -> tuple[int, Kept]:
         """The slot that shares most with `text`, of equals the one that was used longest ago, and what it holds."""
         if self.reuse:
-            slot = max(self._free, key=lambda free: self._free[free].shared(text, taps))
+            slot = max(self._free, key=lambda free: self._free[free].shared(text, taps, namespace))
         else:  # the last one that was used: its memory is warm
             slot = next(reversed(self._free))
         return slot, self._free.pop(slot)

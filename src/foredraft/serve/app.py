@@ -60,7 +60,7 @@ def api(service: Service) -> APIRouter:
     born = int(time.time())
 
     def check_key(request: Request) -> None:
-        service.keys.check(request.headers.get("authorization"))
+        request.state.client = service.keys.check(request.headers.get("authorization"))
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(check_key)], responses=_failures())
 
@@ -96,8 +96,10 @@ def operations(service: Service) -> APIRouter:
         ready = service.state is State.READY
         return JSONResponse({"status": service.state.value}, 200 if ready else 503)
 
-    @router.get("/metrics", response_class=PlainTextResponse)
-    def metrics() -> Response:
+    @router.get("/metrics", response_class=PlainTextResponse, responses={401: {"description": "No valid API key"}})
+    def metrics(request: Request) -> Response:
+        if not service.settings.open_metrics:  # what others ask and how well it is drafted is not for everyone
+            service.keys.check(request.headers.get("authorization"))
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -20,6 +20,7 @@ class Sequence:
     slot: int = -1  # row of the target's K/V store while the sequence runs
     round: int = 0  # verification rounds so far: part of the key of the rng
     budget: Budget = NO_BUDGET  # what it may draft this round, set by the scheduler
+    namespace: str | None = ""  # requests of one namespace may use each other's texts and K/V; None = nobody may
 
     @property
     def output(self) -> list[int]:

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 
 from ...core.rng.keyed import Rng
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
 from ..base import Drafter
 from .bigrams import Bigrams
+from .namespaces import Namespaces
 from .suffix_automaton import SuffixAutomaton
 
 
 class MaxGram(Drafter):
-    """Learns the pairs of all prompts and outputs that it sees; `bigrams` may bring others along."""
+    """Learns the pairs of all prompts and outputs of a namespace; `bigrams` may bring others along."""
 
     def __init__(self, max_nodes: int = 10, bigrams: Bigrams | None = None, name: str = "max-gram") -> None:
         self.name, self.nodes = name, max_nodes
         self.bigrams = Bigrams() if bigrams is None else bigrams
+        given = deepcopy(self.bigrams)
+        self._tables = Namespaces(lambda: deepcopy(given))  # of the namespaces with a name of their own
+        self._pairs: dict[int, Bigrams] = {}  # which table a request reads and writes
         self.kinds = frozenset({Kind.CHOSEN})
         self.topology = Topology.CHAIN
         self._texts: dict[int, FirstPlaces] = {}
@@ -31,13 +36,14 @@ class MaxGram(Drafter):
     def begin(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             self._texts[sequence.id] = FirstPlaces()
+            self._pairs[sequence.id] = self.bigrams if sequence.namespace == "" else self._tables.of(sequence.namespace)
             self._read(sequence)
 
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             if sequence.id in self._texts:
                 self._read(sequence)
-                del self._texts[sequence.id]
+                del self._texts[sequence.id], self._pairs[sequence.id]
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         return chains(self.continue_from(sequences, [()] * len(sequences), [s.budget.chain for s in sequences]))
@@ -57,7 +63,7 @@ class MaxGram(Drafter):
                 place = text.after[state]
                 token = tokens[place] if place < len(tokens) else ahead[place - len(tokens)]
             else:
-                usual = self.bigrams.after(ahead[-1] if ahead else tokens[-1])
+                usual = self._pairs[sequence.id].after(ahead[-1] if ahead else tokens[-1])
                 if usual is None:
                     break
                 token = usual
@@ -68,7 +74,7 @@ class MaxGram(Drafter):
     def _read(self, sequence: Sequence) -> FirstPlaces:
         """The text as far as it is committed; its new pairs are learnt on the way."""
         text = self._texts[sequence.id]
-        self.bigrams.learn(sequence.tokens[max(0, text.size - 1) :])
+        self._pairs[sequence.id].learn(sequence.tokens[max(0, text.size - 1) :])
         text.extend(sequence.tokens[text.size :])
         return text
 

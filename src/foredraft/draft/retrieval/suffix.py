@@ -1,14 +1,13 @@
 """Drafts from text that was written before: the longest suffix that occurred earlier, and what followed it how often.
 
-Two texts are searched: the request's own (prompt and output) and the outputs of earlier requests. The length of a
-draft grows with the length of the match; a miss drafts nothing and costs nothing. After SuffixDecoding (Oliaro et al.
-2024), with suffix automata in place of suffix trees.
+Two texts are searched: the request's own (prompt and output) and the outputs of earlier requests of its namespace.
+The length of a draft grows with the length of the match; a miss drafts nothing and costs nothing. After SuffixDecoding
+(Oliaro et al. 2024), with suffix automata in place of suffix trees.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -17,9 +16,11 @@ from ...core.trees.layout import trees
 from ...types import Budget, DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
 from ..base import Drafter
+from .namespaces import Namespaces
+from .output_pool import END, OutputPool, PoolMatch
 from .suffix_automaton import ROOT, SuffixAutomaton
 
-END = -1  # stands between the outputs of different requests; never drafted
+LEAST_PART = 2048  # tokens of a namespace's newer text, however many namespaces there are
 CANDIDATES = 8  # suffixes looked at per round, the longest first: text in a loop has as many as tokens
 
 
@@ -42,10 +43,9 @@ NOTHING = Guess([], [], [])
 
 @dataclass(slots=True)
 class _Request:
+    pool: OutputPool
+    match: PoolMatch  # of the request's text in the pool
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
-    shared_state: int = ROOT
-    shared_match: int = 0
-    shared_age: int = 0  # which generation of the shared automaton the pointer belongs to
 
 
 class SuffixDrafter(Drafter):
@@ -66,18 +66,20 @@ class SuffixDrafter(Drafter):
         self.kinds = frozenset({Kind.CHOSEN})
         self.topology = Topology.TREE if tree else Topology.CHAIN
         self._requests: dict[int, _Request] = {}
-        self._shared = SuffixAutomaton()
-        self._shared_limit, self._shared_age = shared_tokens, 0
-        self._outputs: deque[list[int]] = deque()
+        self._shared_tokens = shared_tokens  # of all namespaces together
+        self._pools = Namespaces(lambda: OutputPool(self._part()))
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            self._requests[sequence.id] = _Request(shared_age=self._shared_age)
+            pool = self._pools.of(sequence.namespace)
+            self._requests[sequence.id] = _Request(pool, pool.match())
 
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            if self._requests.pop(sequence.id, None) is not None and sequence.generated:
-                self._remember(sequence.output)
+            request = self._requests.pop(sequence.id, None)
+            if request is not None and sequence.generated:
+                request.pool.part = self._part()
+                request.pool.add(sequence.output)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         guesses = [self._guess(s) for s in sequences]
@@ -89,20 +91,12 @@ class SuffixDrafter(Drafter):
         request = self._requests[sequence.id]
         new = sequence.tokens[request.own.size :]
         request.own.extend(new)
-        self._follow_shared(request, sequence.tokens, new)
         own = request.own.link[request.own.last]
         best = self._best(request.own, own, request.own.length[own], sequence.budget, counted=1)
-        shared = self._best(self._shared, request.shared_state, request.shared_match, sequence.budget, counted=0)
-        return shared if shared.score > best.score else best
-
-    def _follow_shared(self, request: _Request, tokens: list[int], new: list[int]) -> None:
-        if request.shared_age != self._shared_age:  # the automaton was rebuilt: match the recent text again
-            request.shared_state, request.shared_match, request.shared_age = ROOT, 0, self._shared_age
-            new = tokens[-64:]
-        for token in new:
-            request.shared_state, request.shared_match = self._shared.follow(
-                request.shared_state, request.shared_match, token
-            )
+        for text, state, matched in request.pool.matches(request.match, sequence.tokens, len(new)):
+            found = self._best(text, state, matched, sequence.budget, counted=0)
+            best = found if found.score > best.score else best
+        return best
 
     def _best(self, text: SuffixAutomaton, state: int, matched: int, budget: Budget, counted: int) -> Guess:
         """The best continuation over all suffixes of the match. `counted` occurrences are the request's own end."""
@@ -157,14 +151,6 @@ class SuffixDrafter(Drafter):
             push(len(guess.tokens) - 1, depth + 1, -odds, child, text.count[child])
         return guess
 
-    def _remember(self, output: list[int]) -> None:
-        """Add a finished output to the shared text; beyond the limit the older half is forgotten."""
-        self._outputs.append(list(output))
-        self._shared.extend([*output, END])
-        if self._shared.size > self._shared_limit:
-            while sum(map(len, self._outputs)) > self._shared_limit // 2 and len(self._outputs) > 1:
-                self._outputs.popleft()
-            self._shared = SuffixAutomaton()
-            for text in self._outputs:
-                self._shared.extend([*text[-self._shared_limit // 2 :], END])
-            self._shared_age += 1
+    def _part(self) -> int:
+        """Tokens of one of the two automata of a namespace."""
+        return max(self._shared_tokens // (2 * max(1, len(self._pools))), min(LEAST_PART, self._shared_tokens // 2))

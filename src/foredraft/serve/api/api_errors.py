@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from ...errors import UsageError
 
 log = logging.getLogger("foredraft.serve")
+LONGEST_MESSAGE, LONGEST_PLACE = 1000, 200  # characters of what a client sent that are sent back
 
 
 class ApiError(Exception):
@@ -55,8 +56,8 @@ def invalid_body(error: ValidationError) -> ApiError:
         for each, place in zip(found, places, strict=True)
         if place[:1] == places[0][:1]
     ]
-    messages = " or ".join(dict.fromkeys(said))
-    where = ".".join(places[0]) if len(said) == 1 else field
+    messages = " or ".join(dict.fromkeys(said))[:LONGEST_MESSAGE]
+    where = ".".join(places[0])[:LONGEST_PLACE] if len(said) == 1 else field
     return bad_request(f"{where}: {messages}" if where else messages, where)
 
 

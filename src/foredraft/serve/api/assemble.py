@@ -69,23 +69,22 @@ class Writer:
         return token_text(self._tokenizer, self._before, token)
 
 
-def usage(requests: list[Request], prompts: int) -> dict[str, Any]:
-    """What a call has cost. Prompts count once, however many choices they have."""
+def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, Any]:
+    """What a call has cost. Prompts count once, however many choices they have. Without `counters` nothing is told of
+    drafts: how many there were depends on the texts that they were drafted from.
+    """
     total = Stats()
     for request in requests:
         total.add(request.stats)
     read = sum(request.sequence.prompt_length for request in requests[:: len(requests) // prompts])
     method = requests[0].method
+    speculation: dict[str, Any] = {"method": method.name, "rule": method.rule.name}
+    if counters:
+        judged = sum(request.reasons.count(Reason.JUDGE) for request in requests)
+        speculation |= {"drafted": total.drafted, "accepted": total.accepted, "judged": judged, "steps": total.steps}
     return {
         "prompt_tokens": read,
         "completion_tokens": total.emitted,
         "total_tokens": read + total.emitted,
-        "speculation": {
-            "method": method.name,
-            "rule": method.rule.name,
-            "drafted": total.drafted,
-            "accepted": total.accepted,
-            "judged": sum(request.reasons.count(Reason.JUDGE) for request in requests),
-            "steps": total.steps,
-        },
+        "speculation": speculation,
     }

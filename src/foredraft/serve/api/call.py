@@ -29,13 +29,12 @@ async def answer(service: Service, http: HttpRequest, kind: type[ChatBody] | typ
     """Read, check, queue, and reply whole or in a stream."""
     arrived = time.monotonic()
     service.ready()
-    body: ChatBody | CompletionBody = parse(
-        kind, await read_body(http, service.limits.body_bytes, service.limits.seconds)
-    )
+    data = await read_body(http, service.limits.body_bytes, service.limits.seconds)
+    body: ChatBody | CompletionBody = await run_in_threadpool(parse, kind, data)
     service.check_model(body.model)
     check_sense(body)
     service.gate.check(count_answers(body))  # before anything costly is done
-    call = Call(service, body, await run_in_threadpool(prepare, service, body), arrived)
+    call = Call(service, body, await run_in_threadpool(prepare, service, body, http.state.client), arrived)
     seconds = call.job.seconds_left + DELIVERY
     if body.stream:
         return EventStream(call.stream(), seconds, call.close)
@@ -107,7 +106,8 @@ class Call:
             yield self._writers[index].push(written)
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._requests, len(self._requests) // (self._body.n or 1))
+        prompts = len(self._requests) // (self._body.n or 1)
+        return usage(self._requests, prompts, self._service.settings.traces)
 
 
 def failure(request: Request, reason: str | None, seconds: float) -> ApiError:

@@ -10,27 +10,35 @@ from ...models import Tokenizer
 from ...recipes import LLM
 from ...types import Grammar, SamplingParams
 from ..service import Service
-from .api_errors import bad_request
+from .api_errors import ApiError, bad_request
 from .json_grammar import ANY_OBJECT
 from .schema import ChatBody, CompletionBody, Generation
 
 LEAST_MASS = 1e-9  # top_p = 0 means the likeliest token alone
 
 
-def prepare(service: Service, body: ChatBody | CompletionBody) -> list[Request]:
+def prepare(service: Service, body: ChatBody | CompletionBody, client: str) -> list[Request]:
     """The requests of a call, prompt after prompt, n for each. Takes time: not for the event loop's thread."""
     llm = service.ready()
     prompts = [chat_ids(llm, body)] if isinstance(body, ChatBody) else completion_ids(llm, body)
     params = sampling(service, body)
+    check_trace(service, body)
     method = service.worker.menu.choose(body.speculation, params.grammar is not None)
     requests = []
     for ids in prompts:
         for choice in range(body.n or 1):
             request = llm.request(ids, replace(params, seed=seed_of(params.seed, choice)), method)
             request.trace = body.speculation is not None and bool(body.speculation.trace)
+            request.sequence.namespace = service.settings.namespace(client, body.cache_salt)
             service.check_request(request)
             requests.append(request)
     return requests
+
+
+def check_trace(service: Service, body: Generation) -> None:
+    if body.speculation is not None and body.speculation.trace and not service.settings.traces:
+        message = "the operator does not show drafts here (--allow-trace): they may be other clients' texts"
+        raise ApiError(403, message, "trace_not_allowed", "speculation.trace")
 
 
 def chat_ids(llm: LLM, body: ChatBody) -> list[int]:
@@ -77,7 +85,7 @@ def sampling(service: Service, body: ChatBody | CompletionBody) -> SamplingParam
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
-        "logit_bias": bias(body),
+        "logit_bias": {int(token): value for token, value in (body.logit_bias or {}).items()},
         "seed": body.seed,
         "stop": (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
@@ -90,15 +98,6 @@ def sampling(service: Service, body: ChatBody | CompletionBody) -> SamplingParam
         max_new_tokens=min(body.new_tokens or longest, longest),
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
-
-
-def bias(body: Generation) -> dict[int, float]:
-    found = {}
-    for token, value in (body.logit_bias or {}).items():
-        if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise bad_request(f"logit_bias: {token!r} is not a token id", "logit_bias")
-        found[int(token)] = value
-    return found
 
 
 def grammar(service: Service, body: Generation) -> Grammar | None:

@@ -1,12 +1,28 @@
-"""Request bodies of the API. Types are strict, fields that nobody knows are ignored, as OpenAI does."""
+"""Request bodies of the API. Types are strict, fields that nobody knows are ignored, as OpenAI does.
+
+A wrong body must be cheap to refuse: every list stops at its first error and has a longest length.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 MAX_INT = (1 << 63) - 1
+MAX_STOPS, MAX_STOP_CHARS = 16, 1024
+MAX_PROMPTS, MAX_MESSAGES = 1024, 16384
+Text = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+
+
+def check_bias(value: Any) -> Any:
+    """Complain about the first wrong entry; the type alone would complain about each."""
+    for token, bias in value.items() if isinstance(value, dict) else ():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise ValueError(f"{token[:20]!r} is not a token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ValueError(f"the bias of token {token} is not a number from -100 to 100")
+    return value
 
 
 class Body(BaseModel):
@@ -53,17 +69,22 @@ class Generation(Body):
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(check_bias)] | None = (
+        None
+    )
     seed: int | None = Field(default=None, ge=-MAX_INT - 1, le=MAX_INT)
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MAX_PROMPTS)] | None = None
     ignore_eos: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     speculation: Speculation | None = None
+    cache_salt: str | None = Field(
+        default=None, min_length=1, max_length=256, description="Share texts and prefixes within this name alone."
+    )
     return_token_ids: bool | None = Field(default=None, description="Tell the ids of the tokens too, as in vLLM.")
 
 
@@ -74,7 +95,7 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates expect it; `developer` is the newer name of `system`."""
@@ -86,7 +107,7 @@ class Message(Body):
 class ChatBody(Generation):
     """POST /v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -110,13 +131,14 @@ class ChatBody(Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Ids = Annotated[list[int], Field(min_length=1)]
+Ids = Annotated[list[int], Field(fail_fast=True, min_length=1)]
+Several = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
 
 
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1)]
+    prompt: str | Ids | Annotated[list[str], Several] | Annotated[list[Ids], Several]
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None

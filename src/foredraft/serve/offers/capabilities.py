@@ -23,6 +23,7 @@ def offer(service: Service) -> Document:
         "model": service.settings.model_name,
         "context": llm.engine.executor.max_length,
         "served": menu.served.name,
+        "trace": service.settings.traces,
         "methods": [_method(method, menu.judge, service.settings.allow_lossy) for method in menu.methods],
     }
 

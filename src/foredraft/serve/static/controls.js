@@ -28,6 +28,7 @@ export class Controls {
   /** Take over the server's offer; settings of an earlier visit stay as far as they are still offered. */
   fill(offer) {
     this._methods = offer.methods;
+    this.trace = offer.trace;
     const { method } = this._fields;
     method.replaceChildren(
       ...offer.methods.map(({ name, title }) => {
@@ -74,7 +75,7 @@ export class Controls {
 
   speculation() {
     const { rule, draft_length, threshold } = this._fields;
-    const wish = { method: this.method, trace: true };
+    const wish = { method: this.method, trace: this.trace };
     if (!this._method.drafts) return wish;
     if (rule.value) wish.rule = rule.value;
     if (this._rule?.threshold) wish.threshold = number(threshold);

@@ -82,7 +82,7 @@ async function answer() {
   showRace(name, first.meter.rate(), null);
   if (!compares || !whole) return;
   const second = new Run("plain decoding, same prompt and seed", view, true);
-  await perform(second, { ...body, speculation: { off: true, trace: true } });
+  await perform(second, { ...body, speculation: { off: true, trace: controls.trace } });
   const [rate, plain] = [first.meter.rate(), second.meter.rate()];
   showRate(rate, "over the answer");
   showRace(name, rate, plain);

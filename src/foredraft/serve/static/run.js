@@ -4,6 +4,9 @@ import { Answer } from "./answer.js";
 import { streamChat } from "./api.js";
 import { Legend, Meter, Positions, showRate } from "./figures.js";
 
+/** A step of which nothing is known but its text: the operator does not show drafts. */
+const untraced = (text) => (text ? [{ tokens: [{ text, reason: "target", rejected: [] }], tree: [] }] : []);
+
 /** Streams one answer. `view.add` puts elements into the log, `grown` hears that they have grown, `step` gets a step to
  * draw. The `twin` of a comparison is timed, but pictures and counts stay those of the answer itself. */
 export class Run {
@@ -53,7 +56,7 @@ export class Run {
     if (usage) this.used = usage.speculation;
     for (const choice of choices) {
       this.text += choice.delta.content ?? "";
-      for (const step of choice.speculation) this._show(step);
+      for (const step of choice.speculation ?? untraced(choice.delta.content)) this._show(step);
     }
   }
 
