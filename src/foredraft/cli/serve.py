@@ -20,6 +20,14 @@ AllowMethods = Annotated[
 PromptTokens = Annotated[
     int | None, typer.Option(min=1, help="Prompt tokens read in a step, beside decoding (default: by the device).")
 ]
+AllowLossy = Annotated[bool, typer.Option(help="Let clients ask for rules that change the output distribution.")]
+ShareTexts = Annotated[
+    bool, typer.Option("--share-texts", help="Let all clients draft from each other's texts (default: by API key).")
+]
+AllowTrace = Annotated[
+    bool | None, typer.Option(help="Show clients drafts and draft counters (default: unless texts are shared).")
+]
+OpenMetrics = Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")]
 
 
 def serve(
@@ -43,17 +51,11 @@ def serve(
     reuse_prefixes: Annotated[bool, typer.Option(help="Keep what finished requests have read for the next.")] = True,
     share_drafts: Annotated[bool, typer.Option(help="Draft less, down to nothing, the more requests run.")] = True,
     api_key: ApiKey = None,
-    share_texts: Annotated[
-        bool, typer.Option("--share-texts", help="Let all clients draft from each other's texts (default: by API key).")
-    ] = False,
-    allow_trace: Annotated[
-        bool | None, typer.Option(help="Show clients drafts and draft counters (default: unless texts are shared).")
-    ] = None,
-    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False,
+    share_texts: ShareTexts = False,
+    allow_trace: AllowTrace = None,
+    open_metrics: OpenMetrics = False,
     allow_methods: AllowMethods = None,
-    allow_lossy: Annotated[
-        bool, typer.Option(help="Let clients ask for rules that change the output distribution.")
-    ] = False,
+    allow_lossy: AllowLossy = False,
     max_queue: Annotated[int, typer.Option(help="Answers that may wait; beyond them clients get 429.")] = 64,
     max_choices: Annotated[int, typer.Option(help="Answers of one request: prompts times n.")] = 16,
     max_body: Annotated[int, typer.Option(help="Largest request body, in bytes.")] = 1 << 20,

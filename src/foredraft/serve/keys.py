@@ -18,7 +18,7 @@ class KeyRing:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def check(self, header: str | None) -> str:
-        """Who calls, as a name that tells nothing of the key; an error if no key fits. Without keys all are one client."""
+        """The caller, by a name that tells nothing of the key; an error if no key fits. Without keys all are one."""
         if not self._digests:
             return ANYONE
         scheme, _, key = (header or "").partition(" ")
