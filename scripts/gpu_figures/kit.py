@@ -124,13 +124,13 @@ def passes(bench: Bench, executor: GraphExecutor, width: int, tree: bool = False
 
 def replays(bench: Bench, executor: GraphExecutor, kind: object, repeats: int = 10) -> float:
     """Milliseconds on the device of the newest recording of a kind, launched back to back; 0 where there is none."""
-    found = [made for key, made in executor.recorder._made.items() if _kind(key) == kind]
+    found = [made for key, made in executor.graphs._graphs.items() if _kind(key) == kind]
     if not found:
         return 0.0
     bench.sync()
     begin = time.perf_counter()
     for _ in range(repeats):
-        found[-1].play()
+        found[-1].launch()
     bench.sync()
     return 1e3 * (time.perf_counter() - begin) / repeats
 

@@ -18,22 +18,22 @@ import numpy as np
 import torch
 
 from foredraft.core.rng.keyed import Rng
-from foredraft.core.verify import RULES
 from foredraft.core.shapes.base import Chain, Shape, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
+from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
-from foredraft.draft.neural.eagle import EagleDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.neural.eagle import EagleDrafter
 from foredraft.draft.synthetic import SyntheticDrafter
 from foredraft.engine import Engine, Method, Request
+from foredraft.engine.budget import BudgetPlanner
 from foredraft.engine.sharing import Sharing
 from foredraft.engine.slots import Kept, SlotPool
-from foredraft.engine.budget import BudgetPlanner
 from foredraft.models import Decoder, ModelConfig, random_decoder
-from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
 from foredraft.models.heads import Eagle3Head, HeadSpec, Identity
 from foredraft.models.heads.loader import settle
 from foredraft.models.layers.gemv_stream import multiply_fused
+from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear, eight_bit_decoder
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.runtime.profiler import Grid, measure
 from foredraft.types import DraftBatch, SamplingParams, Sequence
@@ -146,7 +146,7 @@ def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> EagleDrafter:
     index = torch.full((config.vocab_size,), -1, device=bench.device)
     index[:words] = ids
     drafter = EagleDrafter(head, tree, Vocabulary(ids, index), 1, bench.context + 256, "eagle")
-    if not isinstance(drafter.executor, GraphExecutor):  # without CUDA nobody chooses it
+    if drafter.executor.capturing is None:  # without CUDA nobody chooses it
         drafter.executor = GraphExecutor(head, 1, bench.context + 256, 64)
     return drafter
 
@@ -225,7 +225,13 @@ class Filled(SlotPool):
 
 
 def _batch_rate(
-    bench: Bench, executor: GraphExecutor, method: Method, prompt: list[int], batch: int, new: int, spending: BudgetPlanner
+    bench: Bench,
+    executor: GraphExecutor,
+    method: Method,
+    prompt: list[int],
+    batch: int,
+    new: int,
+    spending: BudgetPlanner,
 ) -> float:
     """Tokens a second of `batch` requests that begin together, their prompts read already, until the first one ends.
 

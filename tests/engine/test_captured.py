@@ -48,7 +48,7 @@ def eager(decoder: Decoder) -> TorchExecutor:
 
 def taped(decoder: Decoder) -> GraphExecutor:
     executor = GraphExecutor(decoder, 3, 128)
-    executor.recorder = TapeGraphs(executor.device)
+    executor.graphs = TapeGraphs(executor.device)
     return executor
 
 
@@ -81,8 +81,8 @@ def counts(stats: Stats) -> tuple[object, ...]:
     return stats.steps, stats.drafted, stats.accepted, stats.emitted, stats.accepted_by_position
 
 
-def keys(recorder: GraphCache, kind: str) -> list[tuple[Any, ...]]:
-    return [key for key in recorder._made if isinstance(key, tuple) and key[0] == kind]
+def keys(graphs: GraphCache, kind: str) -> list[tuple[Any, ...]]:
+    return [key for key in graphs._graphs if isinstance(key, tuple) and key[0] == kind]
 
 
 SHAPES: list[Shape] = [Chain(4), Eagle2Tree(nodes=8, width=3, depth=3), Eagle2Tree(nodes=12, width=4, depth=5)]
@@ -98,8 +98,8 @@ def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
     assert [r.reasons for r in after] == [r.reasons for r in before]
     owners = [engine.executor] if shape is None else [engine.executor, after[0].method.drafter.executor]  # type: ignore[union-attr]
-    for recorder in (owner.recorder for owner in owners):
-        assert recorder.played > recorder.taped > 0
+    for graphs in (owner.graphs for owner in owners):
+        assert graphs.replayed > graphs.taped > 0
 
 
 @pytest.mark.parametrize(("kind", "shape"), [*KINDS[:5], KINDS[-1]], ids=str)
@@ -111,10 +111,10 @@ def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: p
     found, engine, after = run(taped, kind, shape)
     assert found == expected
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
-    rounds = keys(engine.executor.recorder, "round")
+    rounds = keys(engine.executor.graphs, "round")
     assert rounds and all(key[1] == 4 for key in rounds)
     if shape is not None:
-        drafting = keys(after[0].method.drafter.executor.recorder, "draft")  # type: ignore[union-attr]
+        drafting = keys(after[0].method.drafter.executor.graphs, "draft")  # type: ignore[union-attr]
         assert drafting and all(key[3] == 4 for key in drafting)
 
 
@@ -135,9 +135,9 @@ def test_groups_of_one_step_share_a_round() -> None:
     (expected, _, before), (found, engine, after) = texts(eager), texts(taped)
     assert found == expected
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
-    recorder = engine.executor.recorder
+    graphs = engine.executor.graphs
     longest = max(r.stats.steps for r in after)
-    assert recorder.played + (recorder.captures - recorder.taped) == longest and recorder.played > longest / 2
+    assert graphs.replayed + (graphs.captures - graphs.taped) == longest and graphs.replayed > longest / 2
 
 
 LOT = torch.randn(64, generator=torch.Generator().manual_seed(11))
@@ -175,10 +175,10 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
         found, after, engine = texts(taped, rule)
         assert expected == host == found
         assert [r.reasons for r in before] == [r.reasons for r in between] == [r.reasons for r in after]
-        assert keys(engine.executor.recorder, "round")
+        assert keys(engine.executor.graphs, "round")
         seen |= {reason for r in after for reason in r.reasons}
         cut, _, engine = texts(taped, rule, top_k=4)  # distributions that are cut off go step by step
-        assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.recorder, "round")
+        assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.graphs, "round")
     assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
 
 
@@ -190,7 +190,7 @@ def test_sure_chains_are_recorded_at_any_temperature(kind: str) -> None:
     found, _, after = run(taped, kind, shape, "sample-and-match", temperature=0.8, seed=7)
     assert found == expected == run(eager, "plain", None, temperature=0.8, seed=7)[0]
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
-    assert keys(after[0].method.drafter.executor.recorder, "draft")  # type: ignore[union-attr]
+    assert keys(after[0].method.drafter.executor.graphs, "draft")  # type: ignore[union-attr]
 
 
 def test_judges_that_differ_in_their_thresholds_share_rounds() -> None:
@@ -207,7 +207,7 @@ def test_judges_that_differ_in_their_thresholds_share_rounds() -> None:
 
     together, engine = texts(taped, (0, 1, 2))
     assert together == [texts(eager, (i,))[0][0] for i in range(3)]
-    assert 3 in [key[1] for key in keys(engine.executor.recorder, "round")]
+    assert 3 in [key[1] for key in keys(engine.executor.graphs, "round")]
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle3"])
@@ -225,8 +225,8 @@ def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
 
     (expected, before), (found, after) = texts(eager), texts(taped)
     assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
-    recorder = after[0].method.drafter.executor.recorder  # type: ignore[union-attr]
-    assert {2, 4} <= {key[2].nodes for key in keys(recorder, "draft")} <= {1, 2, 3, 4} and recorder.played > 10
+    graphs = after[0].method.drafter.executor.graphs  # type: ignore[union-attr]
+    assert {2, 4} <= {key[2].nodes for key in keys(graphs, "draft")} <= {1, 2, 3, 4} and graphs.replayed > 10
 
 
 def test_rounds_that_are_recorded_teach_no_costs() -> None:
@@ -315,4 +315,4 @@ def test_sizes_that_are_seldom_wanted_make_do_with_larger_recordings(
 
     found, engine = texts(taped)
     assert found == texts(eager)[0]
-    assert {key[1] for key in keys(engine.executor.recorder, "round")} == sizes
+    assert {key[1] for key in keys(engine.executor.graphs, "round")} == sizes

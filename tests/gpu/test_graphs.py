@@ -155,7 +155,7 @@ def test_judged_rounds_are_those_of_the_eager_executor(shape: Shape) -> None:
         requests = [request([i + 3] * (i + 1), method, i, max_new_tokens=40) for i in range(6)]
         texts = finish(engine, *requests)
         if isinstance(engine.executor, GraphExecutor):
-            assert any(isinstance(key, tuple) and key[0] == "round" for key in engine.executor.recorder._made)
+            assert any(isinstance(key, tuple) and key[0] == "round" for key in engine.executor.graphs._graphs)
         return texts, [r.reasons for r in requests]
 
     for threshold in (-10.0, 0.0, 10.0):

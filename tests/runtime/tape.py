@@ -1,7 +1,7 @@
-"""A recorder for tests without CUDA: functions are taped operation by operation and played back as a graph would be.
+"""A cache of graphs for tests without CUDA: functions are taped operation by operation and replayed like a graph.
 
-What a taped function worked out in Python, and every tensor it made, stays as it was when it was taped: playing it
-back runs the same operations on the same memory again. Whatever looks at a value from the host raises.
+What a taped function worked out in Python, and every tensor it made, stays as it was when it was taped: replaying it
+runs the same operations on the same memory again. Whatever looks at a value from the host raises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tape(TorchDispatchMode):
         self.notes.append((func, args, kwargs or {}, made))
         return out
 
-    def play(self) -> None:
+    def replay(self) -> None:
         for func, args, kwargs, made in self.notes:
             out = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
             for old, new in zip(made, out, strict=True):
@@ -47,12 +47,12 @@ class TapeGraphs(GraphCache):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.off, self.taped, self.played = False, 0, 0
+        self.disabled, self.taped, self.replayed = False, 0, 0
 
     def pool(self) -> Any:
         return None
 
-    def record(
+    def capture(
         self, body: Callable[..., Any], inputs: Sequence[Tensor], rooms: Sequence[Sequence[int]], pool: Any
     ) -> CapturedGraph:
         static = []
@@ -64,11 +64,11 @@ class TapeGraphs(GraphCache):
         with torch.no_grad(), blindfold(), Tape() as tape:
             answer = body(*static)
 
-        def play() -> None:
-            self.played += 1
-            tape.play()
+        def launch() -> None:
+            self.replayed += 1
+            tape.replay()
 
-        return CapturedGraph(static, answer, play, 0)
+        return CapturedGraph(static, answer, launch, 0)
 
     def _evict(self) -> None:
         pass
@@ -79,7 +79,7 @@ def blindfold() -> Iterator[None]:
     """Nobody may look at a value, or make a tensor from the host's lists."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("a recorded function looks at a value from the host, or copies from it")
+        raise AssertionError("a captured function looks at a value from the host, or copies from it")
 
     with pytest.MonkeyPatch.context() as patch:
         for name in LOOKS:

@@ -47,7 +47,7 @@ def test_same_weights_as_our_decoder_say_the_same(llama_folder: Path) -> None:
     assert all(far(outs[0].hidden[tap], outs[1].hidden[tap]) < CLOSE for tap in (0, 1, 2, FINAL))
     for slot in range(3):
         for index, layer in enumerate(theirs.slots[slot].cache.layers):
-            keys, values = ours.store.data[index, :, slot, :, : ours.length(slot)]
+            keys, values = ours.kv_cache.data[index, :, slot, :, : ours.length(slot)]
             assert far(keys, layer.keys[0]) < CLOSE and far(values, layer.values[0]) < CLOSE
 
 

@@ -21,7 +21,7 @@ def assert_holds(rig: Rig, executor: Any, slot: int, text: list[int]) -> None:
     assert executor.length(slot) == len(text)
     assert far(rig.kv(executor, slot), rig.kv(fresh, 0)) < CLOSE
     if isinstance(executor, TorchExecutor):
-        executor.store.check()
+        executor.kv_cache.check()
 
 
 @pytest.mark.parametrize("chain", [False, True], ids=["trees", "chains"])

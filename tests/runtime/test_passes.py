@@ -32,16 +32,11 @@ def test_embeddings_of_tokens_equal_tokens(rig: Rig) -> None:
     assert far(other.logits, expected.logits) > 0.01
 
 
-def test_background_pass_equals_forward(rig: Rig) -> None:
+def test_a_pass_beyond_the_scratch_rows_is_refused(rig: Rig) -> None:
     executor = rig.make(2)
-    expected = executor.forward(two_sequences(executor, 21), [1])
-    rows = two_sequences(executor, 21)
-    with torch.inference_mode():  # the engine runs in it, the worker thread does not
-        out = executor.submit(rows, [1]).result(timeout=60)
-    assert far(out.logits, expected.logits) < CLOSE and far(out.hidden[1], expected.hidden[1]) < CLOSE
     many = Rows.chains([0], [[5] * (executor.max_scratch + 1)], executor.device)
     with pytest.raises(ForedraftError, match="slot 0 is full"):
-        executor.submit(many).result(timeout=60)
+        executor.forward(many)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["ragged", "padded"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..models.layers.int8_linear import EightBitLinear
-from ..runtime import Executor, TorchExecutor
+from ..runtime import Executor
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 COPY_TIMES = 8
@@ -45,14 +45,14 @@ def weight_bytes(executor: Executor) -> int | None:
     told = getattr(executor, "weight_bytes", None)
     if told is not None:
         return int(told)
-    if not isinstance(executor, TorchExecutor):
+    if executor.decoder is None:
         return None
     small = [part for part in executor.decoder.modules() if isinstance(part, EightBitLinear)]
     if small:
         return sum(part.weight.numel() for part in small)
     config = executor.decoder.config
     looked_up = 0 if config.tied_head else config.vocab_size * config.hidden_size
-    return (config.num_parameters - looked_up) * executor.dtype.itemsize
+    return (config.num_parameters - looked_up) * executor.decoder.dtype.itemsize
 
 
 class MemoryMeter:

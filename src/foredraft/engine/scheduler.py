@@ -31,7 +31,11 @@ class Scheduler:
     """First come, first served, as many at a time as there are slots."""
 
     def __init__(self, executor: Executor, sharing: Sharing) -> None:
-        self.max_length, self.max_nodes, self.even = executor.max_length, executor.max_scratch - 1, executor.even
+        self.max_length, self.max_nodes, self.pads_rows = (
+            executor.max_length,
+            executor.max_scratch - 1,
+            executor.pads_rows,
+        )
         self.prompt_budget = sharing.prompt_tokens or executor.max_slots * executor.max_length
         self.planner = sharing.planner
         self.slots = SlotPool(executor.max_slots, sharing.reuse)
@@ -75,7 +79,7 @@ class Scheduler:
         for request in writing:
             request.sequence.budget = self._budget(request)
         if self.planner is not None:
-            self.planner.plan(writing, self.even)
+            self.planner.plan(writing, self.pads_rows)
         for request in writing:
             drafting = request.sequence.budget.chain > 0
             key = (id(request.method), drafting)

@@ -15,7 +15,7 @@ from ..draft import Drafter
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
-from ..runtime import Executor, TorchExecutor, executor_for
+from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
 from .judge_rules import judge_rule
 from .loading import Loaded, Place, load
@@ -136,7 +136,7 @@ def draft_executor(factory: PartsFactory, name: str | None) -> Executor:
     name = name or DRAFTERS.get(factory.target.name, "")
     target = factory.target.executor
     if not name or name.startswith("layers:"):
-        if not isinstance(target, TorchExecutor):
+        if target.decoder is None:
             raise UsageError("this model has no built-in drafter; name one with --drafter MODEL")
         count = name.removeprefix("layers:") or str(max(1, target.num_layers // 3))
         if not count.isdigit():

@@ -25,7 +25,6 @@ from ..draft.retrieval.prompt_lookup import PromptLookup
 from ..draft.retrieval.suffix import SuffixDrafter
 from ..errors import unknown_name
 from ..runtime import Executor
-from ..runtime.cuda.executor import GraphExecutor
 from ..types import Kind
 from .cost_profiles import costs_of
 from .recipe import Card, Options, Parts, PartsFactory, Recipe, draft_executor
@@ -60,7 +59,7 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = factory.head(kind, options.drafter, options.words)
         depth = min(length, AUTO_DEPTH, ready.longest)
-        if isinstance(factory.target.executor, GraphExecutor):  # a chain can be recorded, the tree below cannot
+        if factory.target.executor.capturing is not None:  # a chain can be recorded, the tree below cannot
             arms.append(Arm(ready.drafter(Chain(depth, kind=Kind.CHOSEN), kind), depth))
         else:
             draft_costs, trust = DraftCosts.of(costs), Calibration()
@@ -73,7 +72,7 @@ def can_choose(executor: Executor, costs: CostModel) -> bool:
     """Whether passes are long enough for the host to choose among drafts beside them. Recorded ones may not be: with
     SmolLM2 on an H200 (0.45 ms a pass) choosing came to 0.5 to 0.6 times the speed of plain decoding.
     """
-    return not isinstance(executor, GraphExecutor) or costs.seconds(1) > LEAST_PASS
+    return executor.capturing is None or costs.seconds(1) > LEAST_PASS
 
 
 LEAST_PASS = 1e-3  # seconds

@@ -98,7 +98,7 @@ def identity(target: Loaded) -> Identity:
 
 
 def decoder_of(target: Loaded) -> Decoder:
-    if not isinstance(target.executor, TorchExecutor):
+    if target.executor.decoder is None:
         raise UsageError(f"trained heads need a model that the built-in decoder runs, and {target.name!r} is not one")
     return target.executor.decoder
 
@@ -126,7 +126,7 @@ def best_kind(wanted: Seq[str], target: Loaded, named: str | None) -> str | None
     if named is not None:
         folder = Path(named).expanduser()
         return read_spec(folder).kind if (folder / CONFIG).exists() else None
-    if not isinstance(target.executor, TorchExecutor):
+    if target.executor.decoder is None:
         return None
     here = _shipped_for(target)
     return next((kind for kind in wanted if kind in here), None)

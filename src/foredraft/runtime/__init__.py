@@ -1,4 +1,4 @@
-"""Running models: executors with their K/V stores. They know slots and rows, and nothing of drafters or rules."""
+"""Running models: executors with their K/V caches. They know slots and rows, and nothing of drafters or rules."""
 
 from .base import FINAL, Executor, Output, Placement, Rows
 from .choose import executor_for

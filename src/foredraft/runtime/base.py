@@ -1,22 +1,28 @@
-"""The contract of an executor: a model with a K/V store of slots, used by the target and by every drafter with a model.
+"""What an executor can be asked: a model with a K/V cache of slots, used by the target and by every draft model.
 
 Life of a slot: `prefill` fills it; each round `forward` appends *scratch rows*, tokens that hang below the committed
 text or below earlier scratch rows of the round; `commit` keeps one path of them and drops the rest. A row's K/V is
-computed once, when the row is placed. Rows are packed: the new rows of all sequences lie behind one another.
+computed once, when the row is placed. Rows are packed: the new rows of all sequences follow one another.
+
+An executor says what it can do (`decoder`, `capturing`, `compiled`), so that nobody asks for its class. Knows nothing of
+drafters and rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..models.decoder import FINAL
+from ..models.decoder import FINAL, Decoder
 from ..types import DraftBatch
+
+if TYPE_CHECKING:
+    from .cuda.executor import GraphExecutor
+    from .native.executor import NativeExecutor
 
 __all__ = ["FINAL", "Executor", "Output", "Placement", "Rows"]
 
@@ -28,7 +34,7 @@ class Rows:
     slots: tuple[int, ...]
     counts: tuple[int, ...]  # new rows per slot, at least 1
     token: Tensor  # [T] int64
-    depth: Tensor  # [T] int64, distance from the end of the committed text: 0 = directly behind it
+    depth: Tensor  # [T] int64, distance from the end of the committed text: 0 = the next position
     parent: Tensor | None = None  # [T] int64 scratch row above, -1 = committed text; None = each slot grows a chain
 
     @classmethod
@@ -80,7 +86,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Rows that have been given their places in the store; valid until the next commit or rollback."""
+    """Rows that have been given their places in the K/V cache; valid until the next commit or rollback."""
 
     rows: Rows
     position: Tensor  # [T] int64
@@ -95,7 +101,7 @@ class Output:
     logits: Tensor  # [T, V]; empty where no logits were asked for
     hidden: dict[int, Tensor]  # tap -> [T, d]; FINAL is always there
     index: Tensor  # [B, max count]
-    lasting: bool = False  # True = it stands in memory of its own, which the next round like this one overwrites
+    lasting: bool = False  # True = it has memory of its own, which the next replay of its CUDA graph overwrites
 
     def part(self, begin: int, end: int) -> Output:
         """The same output, seen by some of its sequences."""
@@ -107,7 +113,7 @@ class Output:
 
 
 class Executor(Protocol):
-    """A model on one device with its K/V store. Methods without a remark do not change committed text."""
+    """A model on one device with its K/V cache. Methods without a remark do not change committed text."""
 
     name: str
     vocab_size: int
@@ -116,12 +122,24 @@ class Executor(Protocol):
     max_length: int  # tokens that a slot can hold; scratch rows may overhang it, but what they say means nothing
     max_slots: int
     max_scratch: int  # scratch rows that a slot can hold in one round
-    even: bool  # whether a pass costs as many rows of every sequence as of the one with most
+    pads_rows: bool  # whether a pass costs as many rows for every sequence as for the one with most
     device: torch.device
 
     @property
     def captures(self) -> int:
-        """Passes so far that took longer than they will the next time, since something was recorded."""
+        """Calls so far that captured a CUDA graph, or ran without one, and so took longer than the next will."""
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """Our own decoder, where it runs one: trained heads and shallow drafters are built from it."""
+
+    @property
+    def capturing(self) -> GraphExecutor | None:
+        """Itself, where whole rounds can be captured as CUDA graphs."""
+
+    @property
+    def compiled(self) -> NativeExecutor | None:
+        """Itself, where the native library runs the passes; it can search logits and grow trees as well."""
 
     def length(self, slot: int) -> int:
         """Committed tokens in the slot."""
@@ -157,7 +175,7 @@ class Executor(Protocol):
         """[T] ids -> [T, d]."""
 
     def head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream behind the last layer -> (features behind the final norm, logits)."""
+        """The stream after the last layer -> (features after the final norm, logits)."""
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
         """Make scratch rows permanent and drop the others.
@@ -172,6 +190,3 @@ class Executor(Protocol):
         """A copy of the slot's committed text that `restore` takes back."""
 
     def restore(self, slot: int, snapshot: Any) -> None: ...
-
-    def submit(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Future[Output]:
-        """`forward` in the background; nothing else may touch these slots until it is done."""

@@ -1,4 +1,4 @@
-"""The K/V store: one block of memory, cut into slots, allocated once.
+"""The K/V cache: one block of memory, cut into slots, allocated once.
 
 A slot holds its committed rows from 0 on and its scratch rows right behind them, so that accepting a chain moves
 nothing. On the host untouched pages cost no memory, so slots may be as long as the model's context.

@@ -43,7 +43,7 @@ class RowLayout:
     end: Tensor  # [B] committed tokens and scratch rows, the new ones included
     slot_of: Tensor  # [T]
     position: Tensor  # [T] for rotations
-    place: Tensor  # [T] row of the store that a new row is written to; NOWHERE = not at all
+    place: Tensor  # [T] row of the K/V cache that a new row is written to; NOWHERE = not at all
     visible: Tensor  # [B, W, S] uint8: scratch rows that each new row sees
 
 

@@ -15,7 +15,8 @@ from .table_model import Prefix, TableModel
 class TableExecutor:
     """Slots hold token lists; a row's logits are the logarithms of the table's distribution after its path."""
 
-    even = False
+    pads_rows = False
+    decoder = capturing = compiled = None
 
     def __init__(self, model: TableModel, max_slots: int = 1, max_length: int = 64, begin: int = 0) -> None:
         self.model, self.begin = model, begin  # prompt tokens that the table does not look at

@@ -174,7 +174,7 @@ def on_host(grow: Grow) -> Grow:
 
     @wraps(grow)
     def quicker(shape: Any, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
-        elsewhere = stepper.device.type != "cpu" or getattr(stepper, "recorded", False)
+        elsewhere = stepper.device.type != "cpu" or getattr(stepper, "captured", False)
         if elsewhere or max(budget.chain for budget in budgets) <= 0:
             return grow(shape, stepper, budgets, rng)
         return grow_on_host(shape, stepper, budgets)

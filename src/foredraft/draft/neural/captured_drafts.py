@@ -25,6 +25,7 @@ from ...core.shapes.base import Chain, Shape
 from ...core.shapes.eagle2_tree import Eagle2Tree
 from ...core.shapes.step import Stepper
 from ...core.trees.editing import cut, part
+from ...runtime import Executor
 from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.executor import BATCHES, GraphExecutor, fitting
 from ...runtime.row_layout import NOWHERE, pinned
@@ -52,7 +53,7 @@ class RowStepper(Stepper, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class CapturedDrafts:
     """What a recorded round hands back."""
 
     drafts: DraftBatch
@@ -60,9 +61,9 @@ class Recorded:
     rows: int  # scratch rows of every sequence
 
 
-def can_capture(executor: object, shape: Shape, sequences: Seq[Sequence]) -> bool:
+def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence]) -> bool:
     """Whether a round of these sequences may be recorded."""
-    if not isinstance(executor, GraphExecutor) or len(sequences) > MOST:
+    if executor.capturing is None or len(sequences) > MOST:
         return False
     if type(shape) is Chain:
         sure = shape.stop is None and (shape.sure or all(s.params.temperature == 0 for s in sequences))
@@ -93,7 +94,7 @@ def capture_round(
     make: MakeStepper,
     owner: Hashable,
     features: Seq[Tensor] | None = None,
-) -> Recorded | None:
+) -> CapturedDrafts | None:
     """A round, valid until the next one; None where too much is unread.
 
     The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens.
@@ -105,7 +106,7 @@ def capture_round(
     if not width or max(n + c for n, c in zip(lengths, counts, strict=True)) > executor.max_length:
         return None
 
-    def body(table: Tensor, features: Tensor | None = None) -> Recorded:
+    def body(table: Tensor, features: Tensor | None = None) -> CapturedDrafts:
         slot, length, fresh = table[:3].unbind(0)
         inside = CapturedPasses(executor, slot, length)
         given = table[3:].T
@@ -116,7 +117,7 @@ def capture_round(
         stepper = make(inside, given.contiguous(), fresh, features)
         drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_rng(fresh))
         rows = stepper.row_of if stepper.tracks else None
-        return Recorded(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
+        return CapturedDrafts(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
     fill = [0] * (batch - len(slots))
     tokens = [[run[min(i, len(run) - 1)] for run in unread] + fill for i in range(width)]
@@ -126,7 +127,7 @@ def capture_round(
     if features is not None:
         inputs.append(_padded(features))
         rooms.append((batch, width, inputs[1].shape[2]))
-    made = executor.recorder.run(key_of(owner, shape, batch, width), body, inputs, rooms, AFTER)
+    made = executor.graphs.run(key_of(owner, shape, batch, width), body, inputs, rooms, AFTER)
     return settled(executor, made, slots, unread)
 
 
@@ -134,13 +135,13 @@ def key_of(owner: Hashable, shape: Shape, batch: int, width: int) -> Hashable:
     return "draft", owner, shape, batch, width
 
 
-def settled(executor: GraphExecutor, made: Recorded, slots: Seq[int], unread: Seq[Seq[int]]) -> Recorded:
+def settled(executor: GraphExecutor, made: CapturedDrafts, slots: Seq[int], unread: Seq[Seq[int]]) -> CapturedDrafts:
     """What a round has read stands in the books from now on; its answer without what filled the batch up."""
     lengths = [executor.length(slot) + len(run) for slot, run in zip(slots, unread, strict=True)]
     executor.settle(slots, lengths, made.rows)
     own = range(len(slots))
     rows = None if made.row_of is None else made.row_of[: len(own)]
-    return Recorded(part(made.drafts, own), rows, made.rows)
+    return CapturedDrafts(part(made.drafts, own), rows, made.rows)
 
 
 def filled(slots: Seq[int], batch: int) -> list[int]:

@@ -14,13 +14,11 @@ from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ...errors import ForedraftError, UsageError
 from ...runtime import FINAL, Executor, Output, Rows
 from ...runtime.cuda.captured_passes import CapturedPasses
-from ...runtime.cuda.executor import GraphExecutor
-from ...runtime.native.executor import NativeExecutor
 from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
 from ..base import Drafter, Round
 from .captured_drafts import (
     OWNERS,
-    Recorded,
+    CapturedDrafts,
     can_capture,
     capture_round,
     cut_to_budgets,
@@ -103,7 +101,7 @@ class ModelDrafter(Drafter):
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         self._last = None
         if can_capture(self.executor, self.shape, sequences):
-            drafts = self._recorded(sequences)
+            drafts = self._captured(sequences)
             if drafts is not None:
                 return drafts
         self._begun = None
@@ -117,10 +115,10 @@ class ModelDrafter(Drafter):
         self._rows |= {s.id: stepper.rows for s in sequences}
         return drafts
 
-    def _recorded(self, sequences: Seq[Sequence]) -> DraftBatch | None:
+    def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one recorded function; None where it must go step by step."""
-        executor, slots = self.executor, [self._slots[s.id] for s in sequences]
-        assert isinstance(executor, GraphExecutor)
+        executor, slots = self.executor.capturing, [self._slots[s.id] for s in sequences]
+        assert executor is not None
         shape = shape_for(self.shape, sequences)
         known = [min(executor.length(slot), len(s.tokens) - 1) for slot, s in zip(slots, sequences, strict=True)]
         executor.rollback(slots, known)
@@ -136,7 +134,7 @@ class ModelDrafter(Drafter):
 
         who, begun, self._begun = [s.id for s in sequences], self._begun, None
         if begun is not None and begun.holds(who, shape, known, unread):
-            made: Recorded | None = settled(executor, begun.made, slots, unread)
+            made: CapturedDrafts | None = settled(executor, begun.made, slots, unread)
         else:
             made = capture_round(executor, shape, slots, unread, make, self._owner)
         if made is None:
@@ -150,9 +148,9 @@ class ModelDrafter(Drafter):
 
     @torch.no_grad()
     def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
-        last, self._last = self._last, None
-        if last is not None and last.who == [s.id for s in sequences] and isinstance(self.executor, GraphExecutor):
-            self._begun = begin(self.executor, self._owner, last, verdict)
+        last, self._last, executor = self._last, None, self.executor.capturing
+        if last is not None and last.who == [s.id for s in sequences] and executor is not None:
+            self._begun = begin(executor, self._owner, last, verdict)
 
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
@@ -216,7 +214,7 @@ class ModelStepper:
         self.rows = 0  # scratch rows so far, the same for every sequence
         self._front: int | None = None  # first of those of the newest frontier; None = only the root was read
         self._chain = shape.topology is Topology.CHAIN
-        self._native = isinstance(executor, NativeExecutor)
+        self._native = executor.compiled is not None
 
     @property
     def row_of(self) -> Tensor:
@@ -282,7 +280,7 @@ class InsideStepper(ModelStepper):
     """The same inside a recorded round: what is new is read from the device."""
 
     executor: CapturedPasses  # type: ignore[assignment]
-    recorded = True  # shapes must do all in tensors
+    captured = True  # shapes must do all in tensors
     given: Tensor  # [B, W] tokens
     counts: Tensor  # [B]
 

@@ -22,7 +22,6 @@ from ...models.heads import DraftVocab, FeatureHead
 from ...models.native import MOST
 from ...runtime import Executor, Output, Rows, TorchExecutor, executor_for
 from ...runtime.cuda.captured_passes import CapturedPasses
-from ...runtime.cuda.executor import GraphExecutor
 from ...runtime.cuda.graphs import GraphCache
 from ...runtime.native.executor import NativeExecutor
 from ...runtime.native.native_tree import Levels
@@ -82,14 +81,15 @@ class EagleDrafter(ModelDrafter):
         if not all(s.id in self._features for s in sequences):  # a prompt of one token has no state yet
             return empty_drafts(len(sequences), self.executor.device)
         if can_capture(self.executor, self.shape, sequences):
-            made = self._recorded(sequences)
+            made = self._captured(sequences)
             if made is not None:
                 return made
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
-        paired = isinstance(self.executor, NativeExecutor) and self.executor.reads_pairs
+        native = self.executor.compiled
+        paired = native is not None and native.reads_pairs
         kind = PairedStepper if paired else EagleStepper
         stepper = kind(self.head, self.executor, slots, sequences, block, self.shape)
         if isinstance(stepper, PairedStepper):
@@ -102,11 +102,12 @@ class EagleDrafter(ModelDrafter):
 
     def _levels_of(self, batch: int) -> Levels | None:
         """For shapes that grow by levels in numpy; one for every size of a batch."""
-        assert isinstance(self.executor, NativeExecutor)
-        if not isinstance(self.shape, Eagle2Tree) or self.shape.width > MOST or not self.executor.reads_levels:
+        native = self.executor.compiled
+        assert native is not None
+        if not isinstance(self.shape, Eagle2Tree) or self.shape.width > MOST or not native.reads_levels:
             return None
         if batch not in self._levels:
-            self._levels[batch] = Levels(self.executor, batch, self.shape.reads, self.shape.width, CATCH_UP)
+            self._levels[batch] = Levels(native, batch, self.shape.reads, self.shape.width, CATCH_UP)
         return self._levels[batch]
 
     def _words(self, sequences: Seq[Sequence]) -> Vocabulary | None:
@@ -128,10 +129,10 @@ class EagleDrafter(ModelDrafter):
             joined.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return joined
 
-    def _recorded(self, sequences: Seq[Sequence]) -> DraftBatch | None:
+    def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one recorded function; None where it must go step by step."""
-        executor, slots = self.executor, [self._slots[s.id] for s in sequences]
-        assert isinstance(executor, GraphExecutor)
+        executor, slots = self.executor.capturing, [self._slots[s.id] for s in sequences]
+        assert executor is not None
         shape = shape_for(self.shape, sequences)
         kept = self._joined(sequences)
         features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
@@ -153,7 +154,7 @@ class EagleDrafter(ModelDrafter):
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
-        if round.out.lasting and isinstance(self.executor, GraphExecutor):
+        if round.out.lasting and self.executor.capturing is not None:
             padded = self._padded_features(round)
             news = [padded[b, : n + 1] for b, n in enumerate(round.accepted)]
         else:
@@ -166,11 +167,10 @@ class EagleDrafter(ModelDrafter):
     @torch.no_grad()
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
         """The features of accepted paths before the host knows them; for outputs that stay where they are."""
-        if out.lasting and isinstance(self.executor, GraphExecutor):
-            self._prefetched = [
-                *self._others(out),
-                (out, self._recorded_features(self.executor.recorder, out, verdict)),
-            ]
+        executor = self.executor.capturing
+        if out.lasting and executor is not None:
+            features = self._captured_features(executor.graphs, out, verdict)
+            self._prefetched = [*self._others(out), (out, features)]
 
     def _padded_features(self, round: Round) -> Tensor:
         out = round.out
@@ -183,7 +183,7 @@ class EagleDrafter(ModelDrafter):
     def _others(self, out: Output) -> list[tuple[Output, Tensor]]:
         return [entry for entry in self._prefetched if entry[0] is not out]
 
-    def _recorded_features(self, recorder: GraphCache, out: Output, verdict: Verdict) -> Tensor:
+    def _captured_features(self, graphs: GraphCache, out: Output, verdict: Verdict) -> Tensor:
         """[B, D + 1, d] features along the accepted paths, padded; a copy, which later rounds do not overwrite."""
         path, index = verdict.path, out.index
         states = [out.hidden[tap] for tap in self.head.taps]
@@ -194,7 +194,7 @@ class EagleDrafter(ModelDrafter):
             return self.head.feature([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
 
         key = ("features", self._owner, len(index), path.shape[1], *(x.data_ptr() for x in (path, index, *states)))
-        return recorder.run(key, body, (), after=1).clone()
+        return graphs.run(key, body, (), after=1).clone()
 
     def _keep(self, sequence: int, new: Tensor) -> None:
         self._features.setdefault(sequence, []).append(new)
@@ -329,7 +329,7 @@ class InsideStepper(EagleStepper):
     """The same inside a recorded round: what is new is read from the device."""
 
     executor: CapturedPasses  # type: ignore[assignment]
-    recorded = True  # shapes must do all in tensors
+    captured = True  # shapes must do all in tensors
     given: Tensor  # [B, W] tokens
     counts: Tensor  # [B]
     states: Tensor  # [B, W, d] features that go with them

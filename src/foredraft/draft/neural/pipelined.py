@@ -19,7 +19,7 @@ from ...core.shapes.base import Shape
 from ...runtime.cuda.executor import BATCHES, GraphExecutor
 from ...runtime.row_layout import pinned
 from ...types import Verdict
-from .captured_drafts import READS, Recorded, key_of
+from .captured_drafts import READS, CapturedDrafts, key_of
 
 MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
 
@@ -31,7 +31,7 @@ class Last:
     who: list[int]  # sequences
     slots: list[int]
     shape: Shape
-    made: Recorded
+    made: CapturedDrafts
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Begun:
     who: list[int]
     shape: Shape
     lengths: list[int]  # texts that the draft model had read before the accepted drafts
-    made: Recorded
+    made: CapturedDrafts
     expected: list[tuple[int, int]] = field(default_factory=list)  # length and unread tokens, once they are known
 
     def hear(self, who: list[int], accepted: Seq[int]) -> None:
@@ -60,9 +60,9 @@ class Begun:
 def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
     """Play the round that comes next, if it is recorded and nothing has to be filled up."""
     batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0])
-    recorder = executor.recorder
+    graphs = executor.graphs
     fits = batch <= MOST and batch in BATCHES and len(verdict.accepted) == batch
-    if not fits or verdict.accepted.device != executor.device or not recorder.holds(key):
+    if not fits or verdict.accepted.device != executor.device or not graphs.holds(key):
         return None
     lengths = [executor.length(slot) for slot in last.slots]
     accepted, token, draft, held = verdict.accepted, verdict.token, last.made.drafts.token[:, -1], last.made.rows
@@ -74,5 +74,5 @@ def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict
         return torch.stack((slot, length + accepted.clamp(max=held), 1 + whole.to(torch.int64), first, token))
 
     where = ("ahead", owner, batch, held, *(x.data_ptr() for x in (accepted, token, draft)))
-    table = recorder.run(where, body, [pinned([last.slots, lengths], executor.device)], after=1)
-    return Begun(last.who, last.shape, lengths, recorder.replay(key, [table]))
+    table = graphs.run(where, body, [pinned([last.slots, lengths], executor.device)], after=1)
+    return Begun(last.who, last.shape, lengths, graphs.replay(key, [table]))

@@ -51,8 +51,9 @@ def verify_captured(executor: Executor, groups: Seq[MethodGroup], ahead: RunAhea
     They share passes as far as there is room and opinions are kin: a pass reads every weight, however few its rows are.
     ahead: for steps that are all there is, whose next ones may begin at once.
     """
-    if not isinstance(executor, GraphExecutor):
+    if executor.capturing is None:
         return
+    executor = executor.capturing
     passes: list[list[MethodGroup]] = []
     for group in groups:
         if can_capture(executor, group):
@@ -139,7 +140,7 @@ def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hash
     """
     sequences, drafts = [s for group in groups for s in group.sequences], [group.drafts for group in groups]
     slots, counts = [s.slot for s in sequences], [n + 1 for part in drafts for n in part.lengths()]
-    first = executor.store.reserve(slots, counts)
+    first = executor.kv_cache.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
     inner = tuple(sorted({tap for group in groups for tap in group.method.taps if tap != FINAL}))
     key = _key(executor, drafts, (inner, _kin(groups[0])))
@@ -151,7 +152,7 @@ def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hash
     letter = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, letter)
     if ahead is not None and not key.width and all(group.method.drafter is None for group in groups):
-        ahead.begin(executor.recorder, key, sequences, letter, executor.max_length)
+        ahead.begin(executor.graphs, key, sequences, letter, executor.max_length)
 
 
 def _play(
@@ -167,7 +168,7 @@ def _play(
 
     widest = max(part.width for part in drafts)
     inputs = (table, torch.cat([_columns(part, widest) for part in drafts], dim=1))
-    return executor.recorder.run(key, body, inputs, rooms, AFTER)
+    return executor.graphs.run(key, body, inputs, rooms, AFTER)
 
 
 class Key(NamedTuple):
@@ -196,13 +197,13 @@ def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable) -> K
 
     height, width = fitting(batch, BATCHES), fitting(rows, WIDTHS)
     tight = sized(height if height * width <= MOST_ROWS else batch, width)
-    if executor.recorder.holds(tight):
+    if executor.graphs.holds(tight):
         return tight
     most = min(MOST_ROWS, max(FLAT, 2 * batch * rows))
     larger = ((b, r) for b in BATCHES if b >= batch for r in WIDTHS if r >= rows and b * r <= most)
-    held = (size for size in sorted(larger, key=prod) if executor.recorder.holds(sized(*size)))
+    held = (size for size in sorted(larger, key=prod) if executor.graphs.holds(sized(*size)))
     found = next(held, None)
-    return tight if found is None or executor.recorder.wish(tight) > PATIENCE else sized(*found)
+    return tight if found is None or executor.graphs.count_miss(tight) > PATIENCE else sized(*found)
 
 
 def _table(
@@ -280,7 +281,7 @@ def _round(
         known.add_(1)
         root.copy_(made.verdict.token)
     if tree:
-        move_rows(executor.store.data, slot, known, made.verdict.accepted + 1, made.keep)
+        move_rows(executor.kv_cache.data, slot, known, made.verdict.accepted + 1, made.keep)
     return out, made.verdict, made.summary
 
 

@@ -45,14 +45,12 @@ class RunAhead:
 
     guess: Guess | None = field(default=None)
 
-    def begin(
-        self, recorder: GraphCache, key: Hashable, sequences: Seq[Sequence], before: AsyncCopy, most: int
-    ) -> None:
+    def begin(self, graphs: GraphCache, key: Hashable, sequences: Seq[Sequence], before: AsyncCopy, most: int) -> None:
         """Play a plain round again, if all of its requests go on as far as can be told; most: tokens of a text."""
         go_on = all(s.room > 1 and len(s.tokens) + 1 < most for s in sequences)
-        if go_on and len(sequences) <= MOST and recorder.holds(key):
+        if go_on and len(sequences) <= MOST and graphs.holds(key):
             lengths = [len(s.tokens) + 1 for s in sequences]
-            self.guess = Guess(key, [s.id for s in sequences], lengths, before, recorder.replay(key))
+            self.guess = Guess(key, [s.id for s in sequences], lengths, before, graphs.replay(key))
 
     def forget(self) -> None:
         """Nobody will ask for it: the next step is of another kind."""

@@ -24,6 +24,8 @@ from ...runtime import Executor, Output, Rows
 class WideExecutor:
     """An executor whose logits are widened to a larger vocabulary; everything else is the inner one's."""
 
+    decoder = capturing = compiled = None  # those would leave the wider vocabulary out
+
     def __init__(self, inner: Executor, vocabulary: Vocabulary) -> None:
         self.inner, self.ids, self.vocab_size = inner, vocabulary.ids, len(vocabulary.index)
 

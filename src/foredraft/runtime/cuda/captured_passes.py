@@ -19,6 +19,8 @@ from .executor import GraphExecutor
 class CapturedPasses:
     """One round of B sequences, whose slots [B] hold texts of length [B] and no scratch rows; slot -1 is padding."""
 
+    decoder = capturing = compiled = None  # nothing more inside a capture
+
     def __init__(self, executor: GraphExecutor, slot: Tensor, length: Tensor) -> None:
         self.executor, self.slot, self.length = executor, slot, length
         self.first = 0  # scratch rows so far

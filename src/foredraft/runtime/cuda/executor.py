@@ -30,10 +30,10 @@ MOST_ROWS = 2048  # of a pass that is recorded; larger ones hide their launches 
 
 
 class TreeAttention(AttendHeads):
-    """Attention of new rows over the store, by kernels."""
+    """Attention of new rows over the K/V cache, by kernels."""
 
-    def __init__(self, store: KVCache, rotations: Tensor, layout: RowLayout) -> None:
-        self.store, self.rotations, self.layout = store, rotations, layout
+    def __init__(self, kv_cache: KVCache, rotations: Tensor, layout: RowLayout) -> None:
+        self.kv_cache, self.rotations, self.layout = kv_cache, rotations, layout
 
     def from_heads(self, layer: int, heads: Tensor) -> Tensor:
         return self._attend(layer, heads, self.rotations)
@@ -42,7 +42,7 @@ class TreeAttention(AttendHeads):
         return self._attend(layer, torch.cat((q, k, v), dim=1), None)
 
     def _attend(self, layer: int, heads: Tensor, rotations: Tensor | None) -> Tensor:
-        keys, values = self.store.layer(layer)
+        keys, values = self.kv_cache.layer(layer)
         query = rotate_and_store(heads, rotations, self.layout, keys, values)
         return tree_attention(query, self.layout, keys, values)
 
@@ -59,9 +59,9 @@ class Bucket:
 
 
 class GraphExecutor(TorchExecutor):
-    """A decoder with its K/V store, whose passes are recorded on CUDA."""
+    """A decoder with its K/V cache, whose passes are recorded on CUDA."""
 
-    even = True  # every sequence has as many cells
+    pads_rows = True
 
     def __init__(
         self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
@@ -71,13 +71,17 @@ class GraphExecutor(TorchExecutor):
         # Which scratch rows a scratch row sees: itself and its ancestors. One slot more takes what padding writes.
         shape = (max_slots + 1, self.max_scratch, self.max_scratch)
         self.seen = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        self.limits = Limits(self.store.capacity, decoder.config.max_position)
-        self.recorder = GraphCache(self.device)
+        self.limits = Limits(self.kv_cache.capacity, decoder.config.max_position)
+        self.graphs = GraphCache(self.device)
         self.numbers = torch.arange(MOST_ROWS, device=self.device)
 
     @property
     def captures(self) -> int:
-        return self.recorder.captures
+        return self.graphs.captures
+
+    @property
+    def capturing(self) -> GraphExecutor:
+        return self
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
@@ -95,7 +99,7 @@ class GraphExecutor(TorchExecutor):
         inner = tuple(sorted(tap for tap in taps if tap != FINAL))
         bucket = Bucket(batch, width, rows.parent is None, given.dim() == 2, inner)
         links = torch.stack((rows.depth, rows.depth if rows.parent is None else rows.parent))
-        first = self.store.reserve(rows.slots, rows.counts)
+        first = self.kv_cache.reserve(rows.slots, rows.counts)
         table = table_of(self._columns(rows, first), batch, self.device)
         most = batch * width
 
@@ -105,7 +109,7 @@ class GraphExecutor(TorchExecutor):
             )
 
         rooms = [(5, batch), (2, most), (most, *given.shape[1:])]
-        scores, hidden = self.recorder.run(bucket, body, (table, links, given), rooms, shared=True)
+        scores, hidden = self.graphs.run(bucket, body, (table, links, given), rooms, shared=True)
         pick, index = self._packed(rows, width)  # the next replay overwrites this answer, so rows are copied out of it
         return Output(pick(scores), {tap: pick(states) for tap, states in hidden.items()}, index)
 
@@ -133,7 +137,7 @@ class GraphExecutor(TorchExecutor):
         """
         layout, laid = spread(slot_table, width, given, depth, parent, self.seen, self.limits)
         stream = self.decoder.embed(laid) if given.dim() == 1 else laid
-        attend = TreeAttention(self.store, self.decoder.rotations, layout)
+        attend = TreeAttention(self.kv_cache, self.decoder.rotations, layout)
         stream, hidden = self.decoder.run(stream, layout.position, attend, None, taps)
         if last:
             row = layout.begin + (slot_table.count - 1).clamp(min=0)
@@ -142,32 +146,32 @@ class GraphExecutor(TorchExecutor):
         return self.decoder.logits(hidden[FINAL]), hidden
 
     def place(self, rows: Rows) -> Placement:
-        first = self.store.reserve(rows.slots, rows.counts)
+        first = self.kv_cache.reserve(rows.slots, rows.counts)
         table = table_of(self._columns(rows, first), len(rows.slots), self.device)
         slot_table = SlotTable.of(table.to(self.device, non_blocking=True))
         layout = survey(slot_table, rows.depth, rows.parent, max(rows.counts), self.seen, self.limits)
-        return Placement(rows, layout.position, first, TreeAttention(self.store, self.decoder.rotations, layout))
+        return Placement(rows, layout.position, first, TreeAttention(self.kv_cache, self.decoder.rotations, layout))
 
     def settle(self, slots: Sequence[int], lengths: Sequence[int], scratch: int) -> None:
         """Enter into the books what a recorded function has done: texts of these lengths, so many scratch rows."""
         for slot, length in zip(slots, lengths, strict=True):
-            self.store.lengths[slot], self.store.scratch[slot] = length, scratch
+            self.kv_cache.lengths[slot], self.kv_cache.scratch[slot] = length, scratch
 
     def _columns(self, rows: Rows, first: Sequence[int]) -> list[Sequence[int]]:
         begin, at = [], 0
         for count in rows.counts:
             begin.append(at)
             at += count
-        return [rows.slots, [self.store.lengths[slot] for slot in rows.slots], first, rows.counts, begin]
+        return [rows.slots, [self.kv_cache.lengths[slot] for slot in rows.slots], first, rows.counts, begin]
 
     @torch.no_grad()
     def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
-        self.store.check_growth(slots, counts)
+        self.kv_cache.check_growth(slots, counts)
         if keep is not None and keep.shape[1]:
-            lengths = [self.store.lengths[slot] for slot in slots]
+            lengths = [self.kv_cache.lengths[slot] for slot in slots]
             zeros = [0] * len(slots)
             slot_table = SlotTable.of(upload([slots, lengths, zeros, counts, zeros], self.device))
-            move_rows(self.store.data, slot_table.slot, slot_table.length, slot_table.count, keep)
+            move_rows(self.kv_cache.data, slot_table.slot, slot_table.length, slot_table.count, keep)
         super().commit(slots, counts)
 
 

@@ -1,9 +1,9 @@
-"""Functions of tensors that are called again and again: on CUDA they are recorded once and replayed as one launch.
+"""CUDA graphs by key: a function of tensors that is called again and again is captured once and replayed as one launch.
 
-A recorded function must be pure device work: it may look at its inputs on the device only, and whatever else it reads
-must be named by its key. It may change its inputs, if every call gives all of them anew or means what stands there
-(`replay`). What it returns is handed back by every replay, with new numbers in the same tensors, and
-holds until the same key is run again. Elsewhere than on CUDA the function is simply called: that is the reference.
+A captured function must be pure device work: it may look at its inputs on the device only, and whatever else it reads
+must be named by its key. It may change its inputs, if every call gives all of them again or wants what is there
+(`replay`). What it returns is handed back by every replay, with new numbers in the same tensors, and holds until the
+same key is run again. On other devices the function is simply called: that is the reference. Knows no model.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-WARM_UPS = 2  # kernels are compiled and libraries choose theirs before anything is recorded; later ones need one
-SHARE = 0.06  # of the device's memory, for everything that recordings hold
-MOST_KEYS = 4096  # that are remembered as called, or as not to be recorded
+WARM_UPS = 2  # before the first capture: kernels are compiled and libraries choose theirs; later captures need one
+SHARE = 0.06  # of the device's memory, for everything that graphs hold
+MOST_KEYS = 4096  # that are remembered as called, or as not to be captured
 
 
 class GraphCache:
-    """Recordings of one owner, by key; those unused for longest go first when they take too much memory."""
+    """The graphs of one owner, by key; the least recently used are evicted when they take too much memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.off = device.type != "cuda"  # True: every function is called as it is
+        self.disabled = device.type != "cuda"  # True: every function is called as it is
         self.captures = 0  # calls that were no replays, though they might have been
-        self._made: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
-        self._calls: OrderedDict[Hashable, int] = OrderedDict()  # of functions that are not recorded yet; -1 = never
-        self._pool: Any = None  # memory that recordings share whose answers are copied at once
+        self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self._calls: OrderedDict[Hashable, int] = OrderedDict()  # of functions that are not captured yet; -1 = never
+        self._pool: Any = None  # memory shared by graphs whose answers are copied at once
         self._lock = threading.Lock()
 
     def run(
@@ -46,41 +46,41 @@ class GraphCache:
         after: int = 0,
         shared: bool = False,
     ) -> Answer:
-        """body(*inputs), recorded once `key` has been called more than `after` times. Inputs may lie on the host.
+        """body(*inputs), captured once `key` has been called more than `after` times. Inputs may lie on the host.
 
-        rooms: shapes that inputs may grow to; a body must not mind what lies beyond those of a call.
+        rooms: shapes that inputs may grow to; a body must not depend on what lies beyond those of a call.
         shared: the caller copies the answer before anything else runs, so that its memory may be shared.
         """
-        if self.off:
+        if self.disabled:
             return body(*self._here(inputs))
         with self._lock:
-            made = self._made.get(key)
-            if made is None:
-                self.captures += self._calls.get(key, 0) >= 0  # what cannot be recorded will be no quicker
-                made = self._make(key, body, inputs, rooms, after, shared)
-            if made is not None and key in self._made:
-                self._made.move_to_end(key)
-        if made is None:
+            graph = self._graphs.get(key)
+            if graph is None:
+                self.captures += self._calls.get(key, 0) >= 0  # what cannot be captured will be no quicker
+                graph = self._make(key, body, inputs, rooms, after, shared)
+            if graph is not None and key in self._graphs:
+                self._graphs.move_to_end(key)
+        if graph is None:
             return body(*self._here(inputs))
-        return cast(Answer, made.replay(inputs))
+        return cast(Answer, graph.replay(inputs))
 
     def holds(self, key: Hashable) -> bool:
-        """Whether a replay is at hand."""
-        return key in self._made
+        """Whether it can be replayed."""
+        return key in self._graphs
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor] | None = None) -> Any:
-        """What is recorded, with these inputs, or with those that stand there."""
+        """Replay a captured graph with these inputs, or with those that are there."""
         with self._lock:
-            made = self._made[key]
-            self._made.move_to_end(key)
-        return made.replay(() if inputs is None else inputs)
+            graph = self._graphs[key]
+            self._graphs.move_to_end(key)
+        return graph.replay(() if inputs is None else inputs)
 
-    def wish(self, key: Hashable) -> int:
-        """Somebody would have called this function, but makes do with another; how often that was so."""
+    def count_miss(self, key: Hashable) -> int:
+        """Somebody would have called this function, but uses another graph instead; how often that was so."""
         with self._lock:
             self.captures += 1  # the other takes another time
             calls = self._calls.get(key, 0)
-            if calls >= 0:  # else it cannot be recorded, and will go on making do
+            if calls >= 0:  # else it cannot be captured
                 self._calls[key] = calls = calls + 1
                 self._forget()
         return calls
@@ -101,33 +101,34 @@ class GraphCache:
             return None
         if shared and self._pool is None:
             self._pool = self.pool()
+        shapes, pool = rooms or [x.shape for x in inputs], self._pool if shared else self.pool()
         try:
-            made = self.record(body, inputs, rooms or [x.shape for x in inputs], self._pool if shared else self.pool())
-        except RuntimeError as error:  # no memory, or a step that cannot be recorded
+            graph = self.capture(body, inputs, shapes, pool)
+        except RuntimeError as error:  # no memory, or a step that cannot be captured
             if -1 not in self._calls.values():  # one line is enough
-                log.warning("%s runs unrecorded, and so may others: %s", key, str(error).splitlines()[0])
+                log.warning("%s runs without a CUDA graph, and so may others: %s", key, str(error).splitlines()[0])
             self._calls[key] = -1
             return None
         self._calls.pop(key, None)
-        self._made[key] = made
+        self._graphs[key] = graph
         self._evict()
-        return made
+        return graph
 
     def pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    def record(
+    def capture(
         self, body: Callable[..., Any], inputs: Sequence[Tensor], rooms: Sequence[Sequence[int]], pool: Any
     ) -> CapturedGraph:
-        """Run it a few times, then once for the record."""
-        # A recording made in inference mode could not be filled outside of it.
+        """Warm up, then run it once under capture."""
+        # A graph captured in inference mode could not be given inputs outside of it.
         with torch.inference_mode(False), torch.no_grad():
             before = torch.cuda.memory_reserved(self.device)
             static = [_room(given, room) for given, room in zip(self._here(inputs), rooms, strict=True)]
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
-                for _ in range(1 if self._made else WARM_UPS):
+                for _ in range(1 if self._graphs else WARM_UPS):
                     body(*static)
             torch.cuda.current_stream(self.device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
@@ -138,24 +139,24 @@ class GraphCache:
 
     def _evict(self) -> None:
         room = SHARE * torch.cuda.get_device_properties(self.device).total_memory
-        while len(self._made) > 1 and sum(made.bytes for made in self._made.values()) > room:
-            self._made.popitem(last=False)
+        while len(self._graphs) > 1 and sum(graph.bytes for graph in self._graphs.values()) > room:
+            self._graphs.popitem(last=False)
 
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """One recorded function with its inputs and its answer."""
+    """One captured function with its inputs and its answer."""
 
     inputs: list[Tensor]
     answer: Any
-    play: Callable[[], None]
+    launch: Callable[[], None]
     bytes: int
 
     def replay(self, inputs: Sequence[Tensor]) -> Any:
         for own, given in zip(self.inputs, inputs, strict=False):  # what is not given stays
             if given.numel():
                 own[tuple(slice(size) for size in given.shape)].copy_(given, non_blocking=True)
-        self.play()
+        self.launch()
         return self.answer
 
 

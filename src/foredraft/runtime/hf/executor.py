@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +48,8 @@ class Snapshot:
 class HFExecutor:
     """A Hugging Face model with one cache per slot."""
 
-    even = False
+    pads_rows = False
+    decoder = capturing = compiled = None  # transformers runs the model: nothing of it can be taken apart
 
     def __init__(
         self, model: Any, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96, label: str = ""
@@ -67,8 +67,7 @@ class HFExecutor:
         self.max_slots, self.max_scratch = max_slots, max(max_scratch, CHUNK)
         self.windows = attention_windows(config)
         self.slots = [Slot(new_cache()) for _ in range(max_slots)]
-        self._lock = threading.Lock()  # one pass at a time: it listens at the model's head
-        self._worker: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()  # one pass at a time: it hooks into the model's head
 
     @classmethod
     def from_folder(
@@ -128,13 +127,8 @@ class HFExecutor:
     def resume(
         self, rows: Rows, streams: Tensor, layer: int, taps: Collection[int] = (), logits: bool = True
     ) -> Output:
-        """Layers are not reached apart here: the pass starts anew."""
+        """Layers are not reached apart here: the pass starts again."""
         return self.forward(rows, taps, logits)
-
-    def submit(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Future[Output]:
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="foredraft-hf")
-        return self._worker.submit(self.forward, rows, taps, logits)
 
     @torch.no_grad()
     def _run(self, rows: Rows, inputs: Tensor, taps: Collection[int], logits: bool) -> Output:

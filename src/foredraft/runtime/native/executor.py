@@ -40,7 +40,7 @@ class Spans:
 
 
 class NativeExecutor(TorchExecutor):
-    """A decoder with tiled products and its K/V store."""
+    """A decoder with tiled products and its K/V cache."""
 
     def __init__(
         self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
@@ -56,15 +56,19 @@ class NativeExecutor(TorchExecutor):
         table = decoder.embedding
         self._looks_up = type(decoder).embed is Decoder.embed and table.dtype == torch.bfloat16 and table.stride(1) == 1
 
+    @property
+    def compiled(self) -> NativeExecutor:
+        return self
+
     def place(self, rows: Rows) -> Placement:
-        first = self.store.reserve(rows.slots, rows.counts)
-        lines = scratch_lines(self.store, rows, first)
+        first = self.kv_cache.reserve(rows.slots, rows.counts)
+        lines = scratch_lines(self.kv_cache, rows, first)
         spans, parents, begin = [], [], 0
         for slot, count, before, line in zip(rows.slots, rows.counts, first, lines, strict=True):
             held = None if line is None else (ctypes.c_int32 * len(line))(*line)
             parents.append(held)
             address = None if held is None else ctypes.addressof(held)
-            spans.append(native.Span(slot, begin, count, self.store.lengths[slot], before, 0, address))
+            spans.append(native.Span(slot, begin, count, self.kv_cache.lengths[slot], before, 0, address))
             begin += count
         position = self._positions(rows, first).contiguous()
         return Placement(rows, position, first, Spans((native.Span * len(spans))(*spans), parents, position))
@@ -197,7 +201,7 @@ class NativeExecutor(TorchExecutor):
 
     def _usual_order(self) -> native.Pass:
         """A pass as far as all are alike."""
-        c, store = self.decoder.config, self.store.data
+        c, store = self.decoder.config, self.kv_cache.data
         sizes = (0, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size)
         order = native.Pass(*sizes, 0, 0, store.shape[2], store.shape[4], 0, 0, c.norm_eps)
         order.layers, order.store = ctypes.addressof(self._layers), store.data_ptr()

@@ -67,7 +67,7 @@ class Levels:
         features [T, d] go with the tokens; ids are those of the head's words, and no log-probability is below `least`.
         """
         self._slots, self._ids, self._tail.ids, self._tail.least = tuple(slots), ids, ids.data_ptr(), least
-        counts, lengths = [len(run) for run in tokens], [self.executor.store.lengths[slot] for slot in slots]
+        counts, lengths = [len(run) for run in tokens], [self.executor.kv_cache.lengths[slot] for slot in slots]
         rows = sum(counts)
         self._use_words()
         self._token[:rows] = [token for run in tokens for token in run]
@@ -115,11 +115,11 @@ class Levels:
         self._first, self._begin, self._wide = 0, 0, 1
         self._order.stream, self._tail.row = self._handed, None
         for span, line in zip(self._spans, self._line, strict=True):
-            span.length, span.parent = self.executor.store.lengths[span.slot], line
+            span.length, span.parent = self.executor.kv_cache.lengths[span.slot], line
         self._base = np.array([[span.length] for span in self._spans])
 
     def _run(self, rows: int, shape: tuple[int, int, int], counts: Seq[int]) -> Found:
-        self.executor.store.reserve(self._slots, counts)
+        self.executor.kv_cache.reserve(self._slots, counts)
         values, places = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
         self._order.rows, tail = rows, self._tail
         tail.top, tail.values, tail.places = shape[2], values.ctypes.data, places.ctypes.data

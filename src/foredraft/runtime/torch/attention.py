@@ -1,4 +1,4 @@
-"""Attention of new rows over the store: each row sees the committed text, its ancestors among the scratch rows, itself.
+"""Attention of new rows over the K/V cache: each row sees the committed text, its ancestors among the scratch rows, itself.
 
 Two ways that must agree: `RaggedAttention` goes sequence by sequence over views of exactly the right length (best on a
 CPU, where padding costs time), `PaddedAttention` takes the batch at once with a mask (for devices that dislike loops).
@@ -15,50 +15,50 @@ from ..base import Rows
 from ..kv_cache import KVCache
 
 
-def scratch_lines(store: KVCache, rows: Rows, first: tuple[int, ...]) -> list[list[int] | None]:
+def scratch_lines(kv_cache: KVCache, rows: Rows, first: tuple[int, ...]) -> list[list[int] | None]:
     """Per slot the scratch row above each of its scratch rows, old and new; None = they are a chain.
 
-    Reads and updates the store's record of which scratch row hangs below which.
+    Reads and updates the cache's record of which scratch row hangs below which.
     """
     lines: list[list[int] | None] = []
     parents = None if rows.parent is None else rows.parent.tolist()
     start = 0
     for slot, count, before in zip(rows.slots, rows.counts, first, strict=True):
-        earlier = store.parents[slot] if before else []
+        earlier = kv_cache.parents[slot] if before else []
         chain = list(range(before - 1, before + count - 1))
         new = chain if parents is None else parents[start : start + count]
         start += count
         line = (earlier or []) + new
-        store.parents[slot] = line
+        kv_cache.parents[slot] = line
         lines.append(None if line == list(range(-1, before + count - 1)) else line)
     return lines
 
 
-def scratch_masks(store: KVCache, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
+def scratch_masks(kv_cache: KVCache, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
     """Per slot [count, first + count] bool, True = visible among the scratch rows; None = the rows are a chain."""
-    device = store.data.device
+    device = kv_cache.data.device
     return [
         None if line is None else ancestor_mask(torch.tensor([line]))[0][before:].to(device)
-        for line, before in zip(scratch_lines(store, rows, first), first, strict=True)
+        for line, before in zip(scratch_lines(kv_cache, rows, first), first, strict=True)
     ]
 
 
 class RaggedAttention:
     """One attention call per sequence, over views."""
 
-    def __init__(self, store: KVCache, rows: Rows, first: tuple[int, ...], masks: MaskBuffers) -> None:
-        self.store = store
+    def __init__(self, kv_cache: KVCache, rows: Rows, first: tuple[int, ...], masks: MaskBuffers) -> None:
+        self.kv_cache = kv_cache
         self.spans = []
         start = 0
-        visible = scratch_masks(store, rows, first)
+        visible = scratch_masks(kv_cache, rows, first)
         for b, (slot, count) in enumerate(zip(rows.slots, rows.counts, strict=True)):
-            at = store.lengths[slot] + first[b]
-            mask = masks.view(slot, visible[b], count, first[b], store.lengths[slot])
+            at = kv_cache.lengths[slot] + first[b]
+            mask = masks.view(slot, visible[b], count, first[b], kv_cache.lengths[slot])
             self.spans.append((slot, start, start + count, at, at + count, mask))
             start += count
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.store.layer(layer)
+        keys, values = self.kv_cache.layer(layer)
         out = torch.empty_like(q) if len(self.spans) > 1 else None
         for slot, begin, end, at, upto, mask in self.spans:
             key, value = keys[slot], values[slot]
@@ -107,11 +107,11 @@ class MaskBuffers:
 class PaddedAttention:
     """One attention call for the whole batch; rows are padded to the longest run and masked."""
 
-    def __init__(self, store: KVCache, rows: Rows, first: tuple[int, ...]) -> None:
-        self.store, self.index = store, rows.index()
-        device = store.data.device
-        visible = scratch_masks(store, rows, first)
-        lengths = [store.lengths[slot] for slot in rows.slots]
+    def __init__(self, kv_cache: KVCache, rows: Rows, first: tuple[int, ...]) -> None:
+        self.kv_cache, self.index = kv_cache, rows.index()
+        device = kv_cache.data.device
+        visible = scratch_masks(kv_cache, rows, first)
+        lengths = [kv_cache.lengths[slot] for slot in rows.slots]
         self.upto = max(n + f + c for n, f, c in zip(lengths, first, rows.counts, strict=True))
         batch, width = self.index.shape
         mask = torch.zeros((batch, 1, width, self.upto), dtype=torch.bool, device=device)
@@ -131,7 +131,7 @@ class PaddedAttention:
         self.place = torch.tensor(place, device=device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.store.layer(layer)
+        keys, values = self.kv_cache.layer(layer)
         slot = self.slots[self.row_of]
         keys[slot, :, self.place] = k
         values[slot, :, self.place] = v

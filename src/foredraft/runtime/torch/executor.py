@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,13 +13,17 @@ from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVCache, Snapshot
 from .attention import MaskBuffers, PaddedAttention, RaggedAttention
 
+if TYPE_CHECKING:
+    from ..cuda.executor import GraphExecutor
+    from ..native.executor import NativeExecutor
+
 CHUNK = 256  # prompt tokens that go through the model at once
 
 
 class TorchExecutor:
-    """A decoder with its K/V store."""
+    """A decoder with its K/V cache."""
 
-    even = False
+    pads_rows = False
 
     def __init__(
         self,
@@ -38,24 +42,31 @@ class TorchExecutor:
         self.device, self.dtype = decoder.device, decoder.dtype
         self.padded = self.device.type != "cpu" if padded is None else padded
         heads, sizes, dim = config.num_kv_heads, (self.max_length, self.max_scratch), config.head_dim
-        self.store = KVCache(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
+        self.kv_cache = KVCache(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
         self.masks = None
         if not self.padded:
             self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
-        self._worker: ThreadPoolExecutor | None = None
 
     @property
     def captures(self) -> int:
         return 0
 
+    @property
+    def capturing(self) -> GraphExecutor | None:
+        return None
+
+    @property
+    def compiled(self) -> NativeExecutor | None:
+        return None
+
     def length(self, slot: int) -> int:
-        return self.store.lengths[slot]
+        return self.kv_cache.lengths[slot]
 
     @torch.no_grad()
     def prefill(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
     ) -> list[dict[int, Tensor]]:
-        self.store.check_growth(slots, [len(prompt) for prompt in tokens])
+        self.kv_cache.check_growth(slots, [len(prompt) for prompt in tokens])
         self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that nobody committed
         parts: list[dict[int, list[Tensor]]] = [{tap: [] for tap in taps} for _ in slots]
         for who, runs in _chunks(tokens, CHUNK):
@@ -88,17 +99,17 @@ class TorchExecutor:
         return Output(scores, tapped, rows.index())
 
     def place(self, rows: Rows) -> Placement:
-        first = self.store.reserve(rows.slots, rows.counts)
+        first = self.kv_cache.reserve(rows.slots, rows.counts)
         attend: PaddedAttention | RaggedAttention
         if self.masks is None:
-            attend = PaddedAttention(self.store, rows, first)
+            attend = PaddedAttention(self.kv_cache, rows, first)
         else:
-            attend = RaggedAttention(self.store, rows, first, self.masks)
+            attend = RaggedAttention(self.kv_cache, rows, first, self.masks)
         return Placement(rows, self._positions(rows, first), first, attend)
 
     def _positions(self, rows: Rows, first: tuple[int, ...]) -> Tensor:
         """[T] positions of new rows. Rows that overhang the context share its last position."""
-        base = [self.store.lengths[slot] for slot in rows.slots]
+        base = [self.kv_cache.lengths[slot] for slot in rows.slots]
         if len(base) == 1:
             position = rows.depth + base[0]
         else:
@@ -124,24 +135,19 @@ class TorchExecutor:
         return features, self.decoder.logits(features)
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], keep: Tensor | None = None) -> None:
-        self.store.check_growth(slots, counts)
+        self.kv_cache.check_growth(slots, counts)
         for b, (slot, count) in enumerate(zip(slots, counts, strict=True)):
-            self.store.keep(slot, count, None if keep is None else keep[b])
+            self.kv_cache.keep(slot, count, None if keep is None else keep[b])
 
     def rollback(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         for slot, length in zip(slots, lengths, strict=True):
-            self.store.truncate(slot, length)
+            self.kv_cache.truncate(slot, length)
 
     def snapshot(self, slot: int) -> Snapshot:
-        return self.store.snapshot(slot)
+        return self.kv_cache.snapshot(slot)
 
     def restore(self, slot: int, snapshot: Snapshot) -> None:
-        self.store.restore(slot, snapshot)
-
-    def submit(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Future[Output]:
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="foredraft-executor")
-        return self._worker.submit(self.forward, rows, taps, logits)
+        self.kv_cache.restore(slot, snapshot)
 
 
 def _chunks(tokens: Sequence[Sequence[int]], size: int) -> Iterator[tuple[list[int], list[Sequence[int]]]]:
