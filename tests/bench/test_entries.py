@@ -25,6 +25,25 @@ def test_words_are_for_methods_with_a_trained_head() -> None:
         RECIPES["suffix"].build(None, Options(words=4096))  # type: ignore[arg-type]
 
 
+def test_parts_with_parameters_are_spelled_inside_a_method() -> None:
+    text = "eagle3:shape=value-tree:nodes=64,width=4,stop=none,suffix,draft-model:rule=fly:0.2,4,code,length=expected"
+    tree, suffix, chain = parse(text)
+    assert tree.options == Options(shape="value-tree:nodes=64,width=4", stop="none") and suffix == Entry("suffix")
+    assert tree.label == "eagle3:shape=eagle2:nodes=64,width=4,stop=none"
+    assert chain.options == Options(rule="fly:0.2,4,code", length="expected")
+    assert [parse(entry.label)[0].label for entry in (tree, chain)] == [tree.label, chain.label]
+
+
+def test_a_variant_by_its_old_and_its_new_name_is_measured_once() -> None:
+    assert len(parse("eagle3:shape=cost-tree,eagle3:shape=cost-aware,suffix:16,suffix:length=16")) == 2
+
+
+def test_a_method_has_parameters_of_its_own() -> None:
+    (entry,) = parse("cascade:reviews=2,lenience=1.0,length=6")
+    assert entry.options == Options(draft_length=6, own=(("reviews", 2), ("lenience", 1.0)))
+    assert entry.label == "cascade:length=6,reviews=2,lenience=1.0"
+
+
 def test_plain_is_always_there_and_nothing_is_measured_twice() -> None:
     assert parse("plain,suffix,suffix") == [Entry("suffix")]
     assert parse("plain") == []
@@ -51,6 +70,16 @@ def test_all_methods_are_those_of_the_table() -> None:
         ("length=3", "METHOD:length=3"),
         ("suffix:length=0", "at least 1"),
         ("eagle3:words=0", "at least 1"),
+        ("eagle3:shape=eagle2:nods=4", "did you mean 'nodes'.*known: nodes, width, depth"),
+        ("eagle3:shape=eagle2:nodes=4,widht=2", "did you mean 'width'"),
+        ("eagle3:shape=eagle9", "did you mean 'eagle2'"),
+        ("eagle3:stop=confidnce", "did you mean 'confidence'"),
+        ("eagle3:stop=entropy:low", "must be a number"),
+        ("eagle3:length=expcted", "expected"),
+        ("eagle3:rule=lenienc", "did you mean 'lenience'"),
+        ("cascade:reviews=two", "whole number"),
+        ("cascade:review=2", "did you mean 'reviews'"),
+        ("suffix:shape=chain,shape=tree", "given twice"),
     ],
 )
 def test_bad_lists_are_refused_in_one_line(text: str, part: str) -> None:

@@ -13,11 +13,11 @@ from foredraft.audit.enumerate.table_model import (
     Prefix,
     TableModel,
     at_temperature_zero,
-    continued,
+    behind,
     dirichlet,
     fixed,
     mixed,
-    rotated,
+    rolled,
 )
 
 __all__ = [
@@ -31,9 +31,9 @@ __all__ = [
     "Prefix",
     "TableModel",
     "at_temperature_zero",
-    "continued",
+    "behind",
     "dirichlet",
     "fixed",
     "mixed",
-    "rotated",
+    "rolled",
 ]

@@ -1,6 +1,6 @@
 """`foredraft audit`: does speculation leave the model's distribution alone? Exit 0 PASS, 3 FAIL, 4 UNDECIDED.
 
-`--json` prints one JSON document and nothing else; `--out` writes it with a Markdown twin for a bug ticket.
+`--json` prints one JSON document and nothing else; `--out` writes it and the same as Markdown, for a bug report.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ def audit(
     rule: o.Rule = None,
     drafter: o.Drafter = None,
     draft_length: o.DraftLength = None,
+    words: o.Words = None,
+    stop: o.DraftStop = None,
+    length: o.Length = None,
     temperature: o.Temperature = 1.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
@@ -75,14 +78,19 @@ def audit(
     from ..audit.audits import AUDITS, Order  # only whoever audits waits for these
     from ..audit.prompts import read_prompts
     from ..audit.sequential.test import Plan
-    from ..recipes import Options
+    from ..recipes import Options, read_method
+    from ..recipes.spelling import as_length
 
     kind, what = chosen(method=method, mutation=mutation, endpoint=endpoint, peer=peer)
     if reference is not None and endpoint is None:
         raise UsageError("--reference goes with --endpoint")
+    length, draft_length = as_length(length, draft_length)
+    options = Options(shape, rule, drafter, draft_length, None, words, stop, length)
+    if method is not None:
+        what, options = read_method(method).method, read_method(method).options.joined(options)
     order = Order(
         what, model, read_prompts(prompts), Plan(((),), tokens, alpha, resolution, texts, seconds, batch_size, seed),
-        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), Options(shape, rule, drafter, draft_length),
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), options,
         greedy_tokens, dtype, device, exact, assistant, reference, api_key,
     )  # fmt: skip
     with listening(f"audit {what}") as (progress, loading):

@@ -41,7 +41,10 @@ Data = Annotated[Path | None, typer.Option(envvar="FOREDRAFT_DATA", help="Folder
 Tasks = Annotated[
     str, typer.Option(help="Tasks or groups: own, spec-bench, eagle, quality, arc, text, or single names.")
 ]
-Methods = Annotated[str, typer.Option(help="a,b:option=value,c; options: shape, rule, drafter, length, words.")]
+Methods = Annotated[
+    str,
+    typer.Option(help="a,b:option=value,c; options: shape, rule, drafter, length, stop, words .."),
+]
 Limit = Annotated[int | None, typer.Option(help="Questions a task, evenly spread.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for records; an unfinished run in it is continued.")]
 BatchSize = Annotated[int, typer.Option(help="Questions that are answered at a time.")]

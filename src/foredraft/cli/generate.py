@@ -43,22 +43,27 @@ def generate(
     frequency_penalty: o.FrequencyPenalty = 0.0,
     seed: o.Seed = None,
     stop: o.Stop = None,
+    stop_string: o.StopString = None,
+    length: o.Length = None,
+    words: o.Words = None,
     ignore_eos: Annotated[bool, typer.Option(help="Write on after the end-of-text token.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="With --json: alternatives to report per token.")] = None,
     explain: Annotated[bool, typer.Option(help="Tell on stderr what --method auto chose, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Complete prompts, with speculation."""
+    stop_rule, strings = o.split_stops(stop, stop_string)
     params = o.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, stop=stop,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed, stop=strings,
         max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, logprobs=logprobs,
     )  # fmt: skip
     texts = read_prompts(prompts or [], file)
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-            dtype=dtype, device=device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
+            words=words, stop=stop_rule, length=length, dtype=dtype, device=device,
+            batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
             max_length=max_length, share=True, progress=bar,
         )  # fmt: skip
     ids = [encode(llm, text, chat) for text in texts]

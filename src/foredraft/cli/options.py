@@ -9,34 +9,70 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..errors import UsageError
 from ..models import DEFAULT
+from ..recipes.stop_table import STOPS
 from ..recipes.table import DEFAULT_METHOD
 from ..types import SamplingParams
 
 errors = Console(stderr=True)
 
+DRAFTING = "Drafting (name:key=value,..; see 'foredraft methods')"
 Model = Annotated[str, typer.Option("--model", "-m", help="Short name, GGUF file, Hugging Face folder or hub id.")]
-Method = Annotated[str, typer.Option(help="How to draft; see 'foredraft methods'.")]
-Shape = Annotated[str | None, typer.Option(help="Shape of the drafts: chain, tree ..; see docs/control.md.")]
-Rule = Annotated[str | None, typer.Option(help="Verification rule; a biased pair is refused.")]
-Drafter = Annotated[str | None, typer.Option(help="Draft model, or layers:K for the target's own first K layers.")]
-Judge = Annotated[str | None, typer.Option(help="Folder of a trained judge; lossy, and only if asked for.")]
-DraftLength = Annotated[int | None, typer.Option(help="Most tokens to draft per round.")]
+Method = Annotated[
+    str, typer.Option(help="How to draft, with its options: eagle3:shape=chain,length=8.", rich_help_panel=DRAFTING)
+]
+Shape = Annotated[
+    str | None, typer.Option(help="Shape of the drafts, as in eagle2:nodes=64,width=8.", rich_help_panel=DRAFTING)
+]
+Rule = Annotated[
+    str | None, typer.Option(help="Verification rule; a biased pair is refused.", rich_help_panel=DRAFTING)
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(help="Draft model, layers:K, or the folder of a trained head.", rich_help_panel=DRAFTING),
+]
+Judge = Annotated[
+    str | None,
+    typer.Option(help="Folder of a trained judge; lossy, and only if asked for.", rich_help_panel=DRAFTING),
+]
+DraftLength = Annotated[int | None, typer.Option(help="Most tokens to draft per round.", rich_help_panel=DRAFTING)]
+Words = Annotated[int | None, typer.Option(help="Size of a trained head's draft vocabulary.", rich_help_panel=DRAFTING)]
+DraftStop = Annotated[
+    str | None,
+    typer.Option("--stop", help="Ends a draft chain early, as in confidence:0.4.", rich_help_panel=DRAFTING),
+]
+Length = Annotated[
+    str | None,
+    typer.Option(help="Draft length by a rule, as in expected; a number is the most.", rich_help_panel=DRAFTING),
+]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 MaxLength = Annotated[int | None, typer.Option(help="Context to reserve, in tokens (default: the model's).")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 = greedy.")]
-TopK = Annotated[int, typer.Option(help="Sample from the K likeliest tokens; 0 = all.")]
-TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages tokens that stand in the text.")]
-PresencePenalty = Annotated[float, typer.Option(help="Taken from tokens that were written already.")]
+TopK = Annotated[int, typer.Option(help="Sample from the top K tokens; 0 = all.")]
+TopP = Annotated[float, typer.Option(help="Sample from the top tokens of this total probability.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the top token's probability.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages tokens that the text already has.")]
+PresencePenalty = Annotated[float, typer.Option(help="Taken from the logits of tokens that were written already.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Taken for every time a token was written.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop before this string; may be given several times.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="A stop rule for draft chains (confidence:0.4), or a string as --stop-string takes it."),
+]
+StopString = Annotated[list[str] | None, typer.Option(help="Stop before this string; may be given several times.")]
 
 DEFAULT_MODEL, DEFAULT_METHOD_NAME = DEFAULT, DEFAULT_METHOD
+
+
+def split_stops(stop: list[str] | None, strings: list[str] | None) -> tuple[str | None, list[str]]:
+    """(stop rule, stop strings): what `--stop` names is a rule if there is one of that name, else a string."""
+    rules = [text for text in stop or () if text.partition(":")[0] in STOPS.factories]
+    if len(rules) > 1:
+        raise UsageError(f"--stop names two stop rules, {rules[0]!r} and {rules[1]!r}; give one")
+    return (rules[0] if rules else None), [*(text for text in stop or () if text not in rules), *(strings or ())]
 
 
 def sampling(**values: Any) -> SamplingParams:
@@ -46,7 +82,7 @@ def sampling(**values: Any) -> SamplingParams:
 
 
 class LoadingBar:
-    """A progress bar on stderr for downloads and conversions; silent where nobody looks."""
+    """A progress bar on stderr for downloads and conversions; silent where stderr is no terminal."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -7,14 +7,15 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from ..recipes import LLM, find_recipe
+from ..recipes import LLM, read_method, read_methods
 from . import options as o
 
 ApiKey = Annotated[
     list[str] | None, typer.Option(envvar="FOREDRAFT_API_KEYS", help="Key that clients must send; may be repeated.")
 ]
 AllowMethods = Annotated[
-    str | None, typer.Option(help="Methods that clients may ask for, with commas (default: those without weights).")
+    str | None,
+    typer.Option(help="Methods that clients may ask for: a,b:shape=chain (default: those without weights)."),
 ]
 
 PromptTokens = Annotated[
@@ -45,6 +46,9 @@ def serve(
     judge: o.Judge = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    words: o.Words = None,
+    stop: o.DraftStop = None,
+    length: o.Length = None,
     max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
     slots: Annotated[int, typer.Option(help="Answers that run at a time.")] = 16,
     prompt_tokens: PromptTokens = None,
@@ -72,9 +76,8 @@ def serve(
         from ..serve.settings import Limits, Settings
     except ModuleNotFoundError as error:
         raise UsageError(f"'foredraft serve' needs {error.name}; pip install 'foredraft[serve]'") from None
-    allowed = None if allow_methods is None else tuple(filter(None, map(str.strip, allow_methods.split(","))))
-    for wanted in (method, *(allowed or ())):
-        find_recipe(wanted)  # a wrong name should not cost a model load
+    allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
+    read_method(method)  # a wrong name should not cost a model load
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
     sharing = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not is_loopback(host), allow_trace)
     settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *sharing, open_metrics)
@@ -83,7 +86,8 @@ def serve(
         with o.LoadingBar() as bar:
             return LLM(
                 model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-                dtype=dtype, device=device, batch_size=slots, max_length=max_length, progress=bar,
+                words=words, stop=stop, length=length, dtype=dtype, device=device, batch_size=slots,
+                max_length=max_length, progress=bar,
             )  # fmt: skip
 
     return run(Service(load, settings), host, port, access_log)

@@ -17,6 +17,7 @@ from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
 from .loading import Place, load
 from .recipe import Options, PartsFactory
+from .spelling import as_length, read_method
 from .stop_strings import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe
 
@@ -47,6 +48,9 @@ class LLM:
         drafter: str | None = None,
         draft_length: int | None = None,
         judge: str | None = None,
+        words: int | None = None,
+        stop: str | None = None,
+        length: str | int | None = None,
         dtype: str = "auto",
         device: str = "auto",
         batch_size: int = 1,
@@ -54,11 +58,16 @@ class LLM:
         share: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """`share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
+        """`method`, `shape`, `rule`, `stop` and `length` are spelled `name:key=value,..`, as on the command line; a
+        method may hold the others (`eagle3:shape=eagle2:nodes=64`). `length`: a length rule, or a number of tokens.
+
+        `share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
         """
-        self.options = Options(shape, rule, drafter, draft_length, judge)
-        find_recipe(method)  # a wrong name should not cost a model load
+        length, draft_length = as_length(length, draft_length)
+        named = read_method(method)
+        self.options = named.options.joined(Options(shape, rule, drafter, draft_length, judge, words, stop, length))
+        find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
         place = Place(dtype, device, batch_size, max_length)
         self.target = load(model, place, progress)
         self.tokenizer = self.target.tokenizer
@@ -69,18 +78,20 @@ class LLM:
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
-        self.method = self.build(method, self.options)
+        self.method = self.build(named.method, self.options)
 
     def build(self, method: str, options: Options | None = None) -> Method:
-        """A method on this target; built once, so that drafters keep what they have learnt."""
-        key = (method, options or Options())
+        """A method by its spelling on this target; built once, so that drafters keep what they have learnt."""
+        named = read_method(method)
+        key = (named.method, named.options.joined(options or Options()))
         if key not in self._methods:
             self._methods[key] = self.build_fresh(*key)
         return self._methods[key]
 
     def build_fresh(self, method: str, options: Options | None = None) -> Method:
         """A method with drafters that have seen nothing yet; for measurements."""
-        return find_recipe(method).build(self._factory, options or Options())
+        named = read_method(method)
+        return find_recipe(named.method).build(self._factory, named.options.joined(options or Options()))
 
     def with_rule(self, method: Method, rule: str, judge: str | None = None) -> Method:
         """The same drafter under another rule."""

@@ -1,17 +1,27 @@
-"""What a recipe is: a named choice of parts, the card that says what it is, and the factory that it is built in."""
+"""What a method of the table is: a card that says what it is, and a function that puts its drafter together.
+
+A row is cheap: `Recipe(name, Card(...), parts, ...)`, where `parts(factory, options, *, own=default)` returns the
+drafter, and a rule if the best exact one for the drafter's kind is not meant. The factory loads models and heads and
+makes what `options` spell (shape, stop rule); keyword-only parameters are the method's own options, spelled
+`name:own=value` and listed on its card without another line. Length rules and verification rules are put around the
+drafter here. It knows no method by name; `table` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from torch import Tensor
 
-from ..control.cost_aware_tree import CostAwareTree, DraftCosts
-from ..core.shapes.base import Shape
+from ..control.lengths import LENGTHS
+from ..core.shapes.base import Chain, Shape
+from ..core.spec import PartTable, Value, parameters_of
 from ..core.verify import Rule, default_rule, find_rule
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft import Drafter
+from ..draft.combine.length_control import LengthControlDrafter, with_length
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
@@ -19,28 +29,59 @@ from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
 from .judge_rules import judge_rule
 from .loading import Loaded, Place, load
-from .shape_table import COST_TREE, SHAPES
+from .shape_table import SHAPES, deepest
+from .stop_table import STOPS
 from .trained import Ready, best_kind, trained, with_accept_head
+
+LENGTH_RULES = PartTable("length rule", LENGTHS)
+PACED = 12  # longest draft where a length rule decides and no draft length is given
+ANY_LENGTH = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a caller may change of a recipe. None = as the recipe has it."""
+    """What a caller may change of a method. None = as the method has it."""
 
-    shape: str | None = None
-    rule: str | None = None
-    drafter: str | None = None
-    draft_length: int | None = None
+    shape: str | None = None  # how a model drafter spends its calls: eagle2:nodes=64
+    rule: str | None = None  # how drafts are verified: lenience:0.8
+    drafter: str | None = None  # a draft model, layers:K, or the folder of a trained head
+    draft_length: int | None = None  # most tokens to draft along a path
     judge: str | None = None  # folder of a trained judge; goes with the rule of that name
-    words: int | None = None  # how many of its words a trained head always drafts with, the most frequent ones
+    words: int | None = None  # size of a trained head's draft vocabulary: its most frequent tokens
+    stop: str | None = None  # what ends a draft chain early: confidence:0.4
+    length: str | None = None  # what sets the length of a draft every round: expected
+    own: tuple[tuple[str, Value], ...] = ()  # parameters of the method itself
 
     def __post_init__(self) -> None:
+        """Refuse what no method could do, before a model is loaded."""
         if self.judge is not None and not (self.rule or "judge").startswith("judge"):
             raise UsageError(f"a judge goes with the rule 'judge', not with {self.rule!r}")
         if self.draft_length is not None and self.draft_length < 1:
             raise UsageError("draft_length must be at least 1; use method 'plain' to draft nothing")
         if self.words is not None and self.words < 1:
             raise UsageError("words must be at least 1")
+        if self.length is not None and self.length.partition(":")[0] not in LENGTH_RULES.factories:
+            known = ", ".join(LENGTH_RULES.factories)
+            raise UsageError(f"length must be a number of tokens or a rule ({known}), not {self.length!r}")
+        for table, text in ((SHAPES, self.shape), (STOPS, self.stop), (LENGTH_RULES, self.length)):
+            if text is not None:
+                table.read(text)
+        if self.rule is not None and self.rule.partition(":")[0] != "judge":
+            find_rule(self.rule)
+
+    def filled(self, defaults: Options) -> Options:
+        """With the defaults where nothing was said."""
+        said = {name: getattr(self, name) for name in (each.name for each in fields(self))}
+        given = {name: value for name, value in said.items() if value is not None and name != "own"}
+        return replace(defaults, **given, own=self.own)
+
+    def joined(self, more: Options) -> Options:
+        """Both callers' wishes; nothing may be said twice."""
+        for each in fields(self):
+            mine, other = getattr(self, each.name), getattr(more, each.name)
+            if each.name != "own" and None not in (mine, other) and mine != other:
+                raise UsageError(f"option {each.name} is given twice: {mine!r} and {other!r}")
+        return replace(more.filled(self), own=self.own + more.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +92,16 @@ class Card:
     paper: str
     parts: str
     claim: str = ""
-    weights: str = "none needed"
+    weights: str = "none needed"  # what it needs, in a sentence
     exact: bool = True
+    needs: str = "-"  # the same in a word or two: a draft model, a head
+    phrase: str = ""  # what it does, in a few words; for tables
+    get: str = ""  # the one command that gets what it needs
 
 
 @dataclass(frozen=True, slots=True)
 class PartsFactory:
-    """What recipes are built with: the target, where drafters may be placed, and models that were loaded before."""
+    """What methods are built with: the target, where drafters may be placed, and models that were loaded before."""
 
     target: Loaded
     place: Place
@@ -77,26 +121,35 @@ class PartsFactory:
         """The kind of the head that was named, or the first of those wanted that comes with the package."""
         return best_kind(wanted, self.target, named)
 
-    def shape(self, name: str, depth: int) -> Shape:
-        """A shape by its name, for paths of this length at most."""
-        if name == COST_TREE:
-            return CostAwareTree(depth=depth, draft_costs=DraftCosts.of(costs_of(self.target)))
-        return SHAPES[name](depth)
-
-    def rule(self, name: str, judge: str | None, drafter: Drafter | None) -> Rule:
-        """A rule by its name; the judge is loaded for the target, and for the drafter whose states it may read."""
-        if name.partition(":")[0] == "judge":
-            return judge_rule(self.target, drafter, judge, name)
-        return find_rule(name)
-
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
         """A fastdraft head, and the head that predicts from its states whether its tokens are accepted."""
         return with_accept_head(self.target, named)
 
+    def shape(
+        self, options: Options, most: int = ANY_LENGTH, accept: Callable[[], Callable[[Tensor], Tensor]] | None = None
+    ) -> Shape:
+        """The shape that options spell, with their stop rule. `most`: the longest path that the drafter can draft."""
+        assert options.shape is not None and options.draft_length is not None, "methods have defaults for these"
+        length = min(options.draft_length, most)
+        shape = SHAPES.make(options.shape, length=lambda: length, costs=lambda: costs_of(self.target))
+        if deepest(shape) > most:
+            raise UsageError(f"shape {options.shape!r} is {deepest(shape)} deep, and this head drafts {most} tokens")
+        if options.stop is None:
+            return shape
+        if not isinstance(shape, Chain):
+            raise UsageError(f"a stop rule ends chains, and shape {options.shape!r} is a tree; use shape 'chain'")
+        return replace(shape, stop=STOPS.make(options.stop, **({} if accept is None else {"accept": accept})))
+
+    def rule(self, name: str, judge: str | None, drafter: Drafter | None) -> Rule:
+        """A rule by its spelling; the judge is loaded for the target, and for the drafter whose states it may read."""
+        if name.partition(":")[0] == "judge":
+            return judge_rule(self.target, _innermost(drafter), judge, name)
+        return find_rule(name)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a recipe chooses. None = plain decoding; the best exact rule for what the drafter makes."""
+    """What a method chooses. None = plain decoding; the best exact rule for what the drafter makes."""
 
     drafter: Drafter | None = None
     rule: Rule | None = None
@@ -108,31 +161,88 @@ class Recipe:
 
     name: str
     card: Card
-    parts: Callable[[PartsFactory, Options], Parts]
+    parts: Callable[..., Parts]  # (factory, options, *, the method's own parameters)
     shapes: tuple[str, ...] = ("chain",)
     takes_drafter: bool = False  # whether --drafter means anything
     kind: str | None = None  # of the trained head that it needs
-    takes_words: bool = False  # whether the words of a trained head may be chosen
+    takes_words: bool = False  # whether it drafts with a vocabulary that may be cut
+    takes_stop: bool = False  # whether it drafts chains that a stop rule may end
+    takes_length: bool = True  # whether a length rule may decide for it
+    defaults: Options = Options()
+
+    @property
+    def own(self) -> dict[str, Value]:
+        """Its own parameters with their defaults."""
+        return parameters_of(self.parts)
 
     def build(self, factory: PartsFactory, options: Options) -> Method:
         """Put the parts together; a biased pair is refused here."""
-        if options.shape is not None and options.shape not in self.shapes:
-            raise unknown_name(f"shape for method {self.name!r}", options.shape, self.shapes)
-        if options.drafter is not None and not self.takes_drafter:
-            raise UsageError(f"method {self.name!r} takes no drafter; leave --drafter out or use method 'draft-model'")
-        if options.words is not None and not self.takes_words:
-            raise UsageError(f"method {self.name!r} has no words to choose; leave the option words out")
-        parts = self.parts(factory, options)
-        rule = parts.rule or SAMPLE_AND_MATCH
-        if parts.rule is None and parts.drafter is not None:
-            rule = default_rule(parts.drafter.kinds, parts.drafter.topology)
+        self.check(options)
+        parts = self.parts(factory, self.filled(options), **dict(options.own))
+        drafter, rule = parts.drafter, parts.rule or SAMPLE_AND_MATCH
+        if parts.rule is None and drafter is not None:
+            rule = default_rule(drafter.kinds, drafter.topology)
         if (name := options.rule or (options.judge and "judge")) is not None:
-            rule = factory.rule(name, options.judge, parts.drafter)
-        return Method(self.name, rule, parts.drafter, options.draft_length or 0)
+            rule = factory.rule(name, options.judge, drafter)
+        if drafter is not None and options.length is not None:
+            length, given = LENGTH_RULES.read(options.length)
+            values: dict[str, Any] = dict(given)
+            drafter = with_length(drafter, length, costs_of(factory.target), **values)
+        return Method(self.name, rule, drafter, options.draft_length or 0)
+
+    def check(self, options: Options) -> None:
+        """Refuse options that mean nothing to this method."""
+        refusals = (
+            (options.drafter, self.takes_drafter, "takes no drafter; leave --drafter out or use method 'draft-model'"),
+            (options.words, self.takes_words, "has no words to choose; leave the option words out"),
+            (options.stop, self.takes_stop, "has no draft chain of its own for a stop rule to end"),
+            (options.length, self.takes_length, "takes no length rule"),
+        )
+        for given, takes, why in refusals:
+            if given is not None and not takes:
+                raise UsageError(f"method {self.name!r} {why}")
+        if options.shape is not None:
+            self.shape(options.shape)
+        for key, _ in options.own:
+            if key not in self.own:
+                raise unknown_name(f"option of method {self.name!r}", key, self.own)
+
+    def shape(self, text: str) -> str:
+        """A shape in its one spelling, if the method drafts in it; `tree` may be a shape of a method's own."""
+        if text in self.shapes and text in SHAPES.aliases:
+            return text
+        full = SHAPES.canonical(text)
+        if full.partition(":")[0] not in self.shapes:
+            raise unknown_name(f"shape for method {self.name!r}", text, self.shapes)
+        return full
+
+    def filled(self, options: Options) -> Options:
+        """With the method's defaults. A stop rule asks for a chain, a length rule for room."""
+        defaults = self.defaults
+        if options.stop is not None and options.shape is None:
+            defaults = replace(defaults, shape="chain")
+        if options.length is not None and defaults.draft_length is not None:
+            _, given = LENGTH_RULES.read(options.length)
+            room = max(PACED, defaults.draft_length, *(int(given.get(key, 0)) for key in ("length", "first")))
+            defaults = replace(defaults, draft_length=room)
+        return options.filled(defaults)
+
+
+def stopped(drafter: Drafter, shape: Shape) -> Drafter:
+    """A drafter whose stop rule learns from what came of its drafts, if it does."""
+    stop: Any = shape.stop if isinstance(shape, Chain) else None
+    return LengthControlDrafter(drafter, stop) if hasattr(stop, "observe") else drafter
+
+
+def _innermost(drafter: Drafter | None) -> Drafter | None:
+    """The drafter inside wrappers."""
+    while (inner := getattr(drafter, "inner", None)) is not None and isinstance(drafter, LengthControlDrafter):
+        drafter = inner
+    return drafter
 
 
 def draft_executor(factory: PartsFactory, name: str | None) -> Executor:
-    """The model behind --drafter: `layers:K` is the target's own first K layers, anything else a model argument."""
+    """The model that --drafter names: `layers:K` is the target's own first K layers, anything else a model argument."""
     name = name or DRAFTERS.get(factory.target.name, "")
     target = factory.target.executor
     if not name or name.startswith("layers:"):

@@ -34,7 +34,7 @@ def _method(method: Method, judge: ServedJudge | None, lossy: bool) -> Document:
     rules = [rule for rule in known if _fits(method, rule) and (lossy or not rule.lossy)]
     return {
         "name": method.name,
-        "title": RECIPES[method.name].card.title,
+        "title": RECIPES[method.name.partition(":")[0]].card.title,
         "drafts": method.drafter is not None,
         "rule": method.rule.name,
         "rules": [_rule(rule, judge) for rule in rules],

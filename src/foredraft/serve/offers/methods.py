@@ -11,6 +11,7 @@ from ...draft.combine.guarded import GuardedDrafter, OnLoss
 from ...engine import Method
 from ...errors import UsageError, unknown_name
 from ...recipes import LLM, RECIPES
+from ...recipes.spelling import one_spelling
 from ..api.api_errors import ApiError, bad_request
 from ..api.schema import Speculation
 from .judges import JUDGE, ServedJudge
@@ -30,7 +31,8 @@ class Menu:
         self.served = self._guard(llm.method)
         names = allowed if allowed is not None else untrained()
         others = [name for name in dict.fromkeys(("plain", *names)) if name != self.served.name]
-        self._methods = {name: self._guard(llm.build(name)) for name in others} | {self.served.name: self.served}
+        built = {name: self._guard(replace(llm.build(name), name=name)) for name in others}
+        self._methods = built | {self.served.name: self.served}
         self.plain = self._methods["plain"]
         self._variants: OrderedDict[tuple[object, ...], Method] = OrderedDict()
         self._lock = Lock()
@@ -62,9 +64,10 @@ class Menu:
     def _base(self, name: str | None) -> Method:
         if name is None:
             return self.served
+        name = one_spelling(name)
         if name not in self._methods:
             message = str(unknown_name("method", name, self._methods))
-            if name in RECIPES:
+            if name.partition(":")[0] in RECIPES:
                 message = f"method {name!r} is not offered here; choose from {', '.join(self._methods)}"
             raise bad_request(message, "speculation.method", "method_not_allowed")
         return self._methods[name]

@@ -1,9 +1,9 @@
-"""Sequential p/q tests with a lowered threshold. Lossy.
+"""Sequential p/q tests with a lowered bar. Lossy.
 
 lenience (Leviathan et al. 2023, appendix): test p / (l q), residual Nrm([p - l q]+); guarantees out <= p / l.
 cactus (2026): test g / q with g = p + sqrt(2 d p (1 - p)), residual Nrm([p - q]+). On trees both replace p by what is
-left of it, as the residual rule does. A test is made in two parts, so that the reasons tell which tokens only the
-lowered threshold let through.
+left of it, as the residual rule does. A test is rolled in two parts, so that the record tells which tokens only the
+lowered bar let through.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ....types import Kind, Reason
 from ...rng.keyed import Purpose
 from ...spec import label
 from ..base import Rule
-from ..exact.rejection import Relax, emit, point, ratio, reject_one_by_one, residual, walk_with_batched_rng
+from ..exact.rejection import Relax, emit, point, ratio, reject_in_attempt, residual, walk_with_batched_rng
 from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
 
 def solve_relaxed(relax: Relax, node: Node) -> Step:
-    """`solve_residual` with the lowered threshold."""
+    """`solve_residual` with the lowered bar."""
     if not node.children:
         return emit(node, node.p)
     chosen = node.kind == Kind.CHOSEN
@@ -47,7 +47,7 @@ def two_part_test(node: Node, child: Child, strict: float, wide: float) -> Step 
 
 
 def solve_relaxed_batch(relax: Relax, node: NodeBatch) -> StepBatch:
-    return reject_one_by_one(node, relax)
+    return reject_in_attempt(node, relax)
 
 
 def _rule(name: str, summary: str, relax: Relax) -> Rule:
@@ -70,7 +70,7 @@ def lenience(factor: float = 0.8) -> Rule:
 
 
 def cactus(delta: float = 1.0) -> Rule:
-    """delta: d >= 0 of g; 0 is the exact rule."""
+    """delta: d >= 0 of the bar; 0 is the exact rule."""
     if not delta >= 0:
         raise UsageError("cactus: delta is 0 or positive")
 

@@ -1,0 +1,105 @@
+"""How the methods of the table put their drafters together, `auto` excepted. Knows no cards and no names of methods.
+
+Each function is the `parts` of a row: (factory, options with the row's defaults filled in, *, own parameters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..core.shapes.base import Shape
+from ..draft import Drafter
+from ..draft.combine.cascade import CascadeDrafter
+from ..draft.combine.fused import FusedDrafter
+from ..draft.combine.relay import RelayDrafter
+from ..draft.neural.draft_model import ModelDrafter
+from ..draft.retrieval.maxgram import MaxGram
+from ..draft.retrieval.prompt_lookup import PromptLookup
+from ..draft.retrieval.suffix import SuffixDrafter
+from .recipe import Options, Parts, PartsFactory, draft_executor, stopped
+
+MakeParts = Callable[[PartsFactory, Options], Parts]
+
+
+def no_drafter(factory: PartsFactory, options: Options) -> Parts:
+    return Parts()
+
+
+def prompt_lookup(factory: PartsFactory, options: Options, *, max_ngram: int = 3) -> Parts:
+    assert options.draft_length is not None
+    return Parts(PromptLookup(options.draft_length, max_ngram))
+
+
+def suffix(
+    factory: PartsFactory,
+    options: Options,
+    *,
+    per_match: float = 1.0,
+    min_match: int = 1,
+    min_chance: float = 0.1,
+    shared_tokens: int = 100_000,
+) -> Parts:
+    assert options.draft_length is not None
+    tree = options.shape == "tree"
+    return Parts(SuffixDrafter(options.draft_length, per_match, min_match, min_chance, tree, shared_tokens))
+
+
+def draft_model(factory: PartsFactory, options: Options) -> Parts:
+    shape = factory.shape(options)
+    return Parts(stopped(_model(factory, options, shape), shape))
+
+
+def head(kind: str) -> MakeParts:
+    """A trained head of this kind. Heads that need nothing more than a shape need no function of their own."""
+
+    def parts(factory: PartsFactory, options: Options) -> Parts:
+        ready = factory.head(kind, options.drafter, options.words)
+        accept = (lambda: factory.head_that_stops(options.drafter)[1]) if kind == "fastdraft" else None
+        shape = factory.shape(options, ready.longest, accept)
+        return Parts(stopped(ready.drafter(shape, kind), shape))
+
+    return parts
+
+
+def specdec(factory: PartsFactory, options: Options) -> Parts:
+    """A fastdraft head with the head that predicts rejection."""
+    ready, accept = factory.head_that_stops(options.drafter)
+    shape = factory.shape(options, ready.longest, lambda: accept)
+    return Parts(stopped(ready.drafter(shape, "specdec++"), shape))
+
+
+def cascade(
+    factory: PartsFactory, options: Options, *, reviews: int = 3, per_review: int = 5, lenience: float = 2.0
+) -> Parts:
+    executor, size = draft_executor(factory, options.drafter), factory.target.executor.vocab_size
+    return Parts(CascadeDrafter(executor, MaxGram(), reviews, per_review, lenience, vocab_size=size))
+
+
+def relay(factory: PartsFactory, options: Options) -> Parts:
+    """A model drafts the first half of the draft length, lookup continues for as many again."""
+    assert options.draft_length is not None
+    shape = factory.shape(replace(options, draft_length=-(-options.draft_length // 2)))
+    first = stopped(_model(factory, options, shape), shape)
+    return Parts(RelayDrafter(first, MaxGram(options.draft_length)))
+
+
+def fused(heads: Sequence[str]) -> MakeParts:
+    """Looked-up text grafted onto a model's tree: that of the first head there is, or of the model --drafter names."""
+
+    def parts(factory: PartsFactory, options: Options) -> Parts:
+        kind = factory.best_head(heads, options.drafter)
+        if kind is None:
+            shape = factory.shape(options)
+            member: Drafter = _model(factory, options, shape)
+        else:
+            ready = factory.head(kind, options.drafter, options.words)
+            shape = factory.shape(options, ready.longest)
+            member = ready.drafter(shape, kind)
+        return Parts(FusedDrafter([SuffixDrafter(), stopped(member, shape)]))
+
+    return parts
+
+
+def _model(factory: PartsFactory, options: Options, shape: Shape) -> ModelDrafter:
+    return ModelDrafter(draft_executor(factory, options.drafter), shape, factory.target.executor.vocab_size)
