@@ -21,7 +21,7 @@ MODEL = dirichlet(12, seed=3, alpha=0.7)
 
 @dataclass
 class Behaviour:
-    """How the server differs from an honest one."""
+    """How the server differs from a correct one."""
 
     model: TableModel = MODEL
     bend: Callable[[Array], Array] = lambda distribution: distribution  # the distribution that it samples from
@@ -43,24 +43,24 @@ class Writer:
 
     def _choice(self, body: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         how, prefix = self.behaviour, (len(body["prompt"]) % 5,)
-        said: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+        logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
         for _ in range(body["max_tokens"]):
-            if said["tokens"] and rng.random() < how.ends:
+            if logprobs["tokens"] and rng.random() < how.ends:
                 break
             distribution = how.model.next_distribution(prefix)
             hot = body.get("temperature", 1.0) > 0
             token = int(rng.choice(distribution.size, p=how.bend(distribution))) if hot else how.greedy(distribution)
-            self._say(said, distribution, token, body["logprobs"])
+            self._report(logprobs, distribution, token, body["logprobs"])
             prefix = (*prefix, token)
-        return {"text": "".join(said["tokens"]), "logprobs": said if how.logprobs else None}
+        return {"text": "".join(logprobs["tokens"]), "logprobs": logprobs if how.logprobs else None}
 
-    def _say(self, said: dict[str, list[Any]], distribution: Array, token: int, top: int) -> None:
+    def _report(self, logprobs: dict[str, list[Any]], distribution: Array, token: int, top: int) -> None:
         best = set(np.argsort(-distribution)[:top].tolist()) | {
             token
         }  # like vLLM: the sampled token is always among them
-        said["tokens"].append(WORDS[token])
-        said["token_logprobs"].append(math.log(distribution[token]))
-        said["top_logprobs"].append({WORDS[i]: math.log(distribution[i]) for i in best})
+        logprobs["tokens"].append(WORDS[token])
+        logprobs["token_logprobs"].append(math.log(distribution[token]))
+        logprobs["top_logprobs"].append({WORDS[i]: math.log(distribution[i]) for i in best})
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Black boxes over HTTP: an honest server passes, dishonest ones fail, and a report says what happened."""
+"""Black boxes over HTTP: a correct server passes, wrong ones fail, and a report says what happened."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sharper(distribution: Array) -> Array:
 
 
 def swapped(distribution: Array) -> Array:
-    """The two likeliest tokens change places now and then: a bias that keeps all other cells."""
+    """The two most likely tokens change places now and then: a bias that keeps all other cells."""
     bent, (first, second) = distribution.copy(), np.argsort(-distribution)[:2]
     moved = 0.5 * (distribution[first] - distribution[second])
     bent[first] -= moved

@@ -11,11 +11,11 @@ from scipy.stats import kstest
 
 from foredraft.audit.enumerate.table_model import dirichlet, fixed
 from foredraft.audit.mutation import JointSubject
-from foredraft.audit.sequential.cells import CoarseDistribution, coarse, coarse_dense
+from foredraft.audit.sequential.cells import CellDistribution, cells_of, cells_of_dense
 from foredraft.audit.sequential.martingale import BINS, KAPPAS, Evidence, chance_shift, log_bayes
-from foredraft.audit.sequential.paired_martingale import Exchange, pair_power
+from foredraft.audit.sequential.paired_martingale import PairedBets, pair_power
 from foredraft.audit.sequential.power import POWER, detectable, hardest_shift, power, texts_needed
-from foredraft.audit.sequential.test import Plan, Verdict, run_trial
+from foredraft.audit.sequential.test import Plan, Verdict, run_sequential_test
 
 DISTRIBUTION = np.array([0.5, 0.3, 0.15, 0.05])
 
@@ -31,8 +31,8 @@ def test_a_bayes_factor_has_mean_one_under_the_null(kappa: float, length: int) -
 
 
 def test_the_evidence_of_all_views_has_mean_one_under_the_null() -> None:
-    """By simulation, since the transform rolls rng of its own."""
-    distribution, rng = coarse_dense(DISTRIBUTION, 4), np.random.default_rng(0)
+    """By simulation, since the transform draws of its own."""
+    distribution, rng = cells_of_dense(DISTRIBUTION, 4), np.random.default_rng(0)
     seen = []
     for _ in range(1500):
         evidence = Evidence(1, 1e-3, rng)
@@ -44,7 +44,7 @@ def test_the_evidence_of_all_views_has_mean_one_under_the_null() -> None:
 def test_the_first_token_behind_a_prefix_is_no_evidence() -> None:
     for token in range(4):
         evidence = Evidence(1, 1e-3, np.random.default_rng(0))
-        evidence.add(0, "x", coarse_dense(DISTRIBUTION, 4), set(), {token: 1})
+        evidence.add(0, "x", cells_of_dense(DISTRIBUTION, 4), set(), {token: 1})
         assert evidence.views[0]["tokens"].log_e() == 0.0
 
 
@@ -53,7 +53,7 @@ def test_the_transform_is_uniform_whatever_the_distributions_are() -> None:
     for key in range(3000):
         probs = rng.dirichlet(np.full(6, 0.4))
         token = int(rng.choice(6, p=probs))
-        evidence.add(0, key, coarse_dense(probs, 3), {0, 2}, {token: 1})
+        evidence.add(0, key, cells_of_dense(probs, 3), {0, 2}, {token: 1})
     for view in ("ranks", "copies"):
         counts = evidence.views[0][view].counts[view]
         assert counts.sum() == 3000
@@ -62,11 +62,11 @@ def test_the_transform_is_uniform_whatever_the_distributions_are() -> None:
 
 
 def test_an_impossible_token_is_forgiven_once() -> None:
-    distribution = coarse_dense(np.array([0.6, 0.4, 0.0]), 3)
+    distribution = cells_of_dense(np.array([0.6, 0.4, 0.0]), 3)
     for times, sure in ((1, False), (2, True)):
         evidence = Evidence(1, 1e-3, np.random.default_rng(0))
         evidence.add(0, "x", distribution, set(), {0: 6, 1: 4, 2: times})
-        assert (evidence.log_e(0) >= evidence.bar) == sure
+        assert (evidence.log_e(0) >= evidence.threshold) == sure
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
@@ -76,35 +76,37 @@ def test_false_alarms_stay_below_their_rate(alpha: float) -> None:
     joint, alarms = target.joint(2), 0
     for seed in range(100):
         plan = Plan(((),), 2, alpha, resolution=0.1, texts=600, batch=32, seed=seed)
-        alarms += run_trial(JointSubject("right", joint, target), plan).verdict is Verdict.FAIL
+        alarms += run_sequential_test(JointSubject("right", joint, target), plan).verdict is Verdict.FAIL
     assert alarms <= 100 * alpha
 
 
 def test_stated_power_is_reached_by_the_whole_procedure() -> None:
     target = fixed(DISTRIBUTION.tolist())
-    bar, distribution = float(np.log(1 / 1e-3)), coarse_dense(DISTRIBUTION, 4)
-    count = texts_needed([distribution], 0.08, bar)
+    threshold, distribution = float(np.log(1 / 1e-3)), cells_of_dense(DISTRIBUTION, 4)
+    count = texts_needed([distribution], 0.08, threshold)
     assert count is not None
-    assert detectable([distribution], count, bar) == pytest.approx(0.08, rel=0.1)
+    assert detectable([distribution], count, threshold) == pytest.approx(0.08, rel=0.1)
     wrong = hardest_shift(distribution.mass, 0.08)
     assert wrong is not None and np.abs(wrong - distribution.mass).sum() / 2 == pytest.approx(0.08)
     plans = [Plan(((),), 1, resolution=0.08, batch=64, seed=seed) for seed in range(60)]
-    failed = [run_trial(JointSubject("wrong", wrong[:4], target), plan).verdict is Verdict.FAIL for plan in plans]
+    failed = [
+        run_sequential_test(JointSubject("wrong", wrong[:4], target), plan).verdict is Verdict.FAIL for plan in plans
+    ]
     assert np.mean(failed) >= POWER - 0.08
 
 
 def test_more_texts_see_smaller_biases() -> None:
-    distributions, bar = [coarse_dense(dirichlet(12, seed).next_distribution(), 8) for seed in range(3)], 8.0
-    sizes = [detectable(distributions, count, bar) for count in (100, 1000, 10_000)]
+    distributions, threshold = [cells_of_dense(dirichlet(12, seed).next_distribution(), 8) for seed in range(3)], 8.0
+    sizes = [detectable(distributions, count, threshold) for count in (100, 1000, 10_000)]
     assert sizes[0] > sizes[1] > sizes[2] > 0
-    assert power(distributions, 1000, 0.3, bar) == 1.0
+    assert power(distributions, 1000, 0.3, threshold) == 1.0
 
 
 def test_prompts_without_choice_decide_nothing() -> None:
-    sure = CoarseDistribution((7,), np.array([1 - 1e-12, 1e-12]))
+    sure = CellDistribution((7,), np.array([1 - 1e-12, 1e-12]))
     assert texts_needed([sure], 0.1, 7.0) is None or hardest_shift(sure.mass, 0.1) is not None
-    trial = run_trial(JointSubject("sure", np.array([1.0]), fixed((1.0,))), Plan(((),), 1, texts=64))
-    assert trial.verdict in (Verdict.PASS, Verdict.UNDECIDED)
+    result = run_sequential_test(JointSubject("sure", np.array([1.0]), fixed((1.0,))), Plan(((),), 1, texts=64))
+    assert result.verdict in (Verdict.PASS, Verdict.UNDECIDED)
 
 
 def test_chance_level_is_what_chance_shows() -> None:
@@ -114,7 +116,7 @@ def test_chance_level_is_what_chance_shows() -> None:
 
 
 def test_partial_distributions_keep_the_rest_in_one_cell() -> None:
-    distribution = coarse({"a": 0.5, "b": 0.2})
+    distribution = cells_of({"a": 0.5, "b": 0.2})
     assert distribution.tokens == ("a", "b") and distribution.mass.tolist() == pytest.approx([0.5, 0.2, 0.3])
     assert distribution.cell("b") == 1 and distribution.cell("z") == distribution.cell("y") == 2
 
@@ -123,7 +125,7 @@ def test_pairs_of_equal_samplers_are_a_fair_coin() -> None:
     """The wealth has mean one: all sequences of three pairs over two tokens, enumerated."""
     distribution, total = np.array([0.7, 0.3]), np.zeros(3)
     for text in product(range(2), repeat=6):
-        bet = Exchange()
+        bet = PairedBets()
         for i in range(3):
             bet.add(text[2 * i], text[2 * i + 1])
         total += distribution[list(text)].prod() * np.exp(bet.wealth)
@@ -131,7 +133,7 @@ def test_pairs_of_equal_samplers_are_a_fair_coin() -> None:
 
 
 def test_pairs_of_different_samplers_are_told_apart() -> None:
-    rng, bet = np.random.default_rng(0), Exchange()
+    rng, bet = np.random.default_rng(0), PairedBets()
     for _ in range(800):
         bet.add(int(rng.random() < 0.6), int(rng.random() < 0.4))
     assert bet.log_e() > np.log(1000)

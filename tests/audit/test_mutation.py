@@ -18,7 +18,7 @@ from foredraft.audit.enumerate.mutants import (
 )
 from foredraft.audit.enumerate.table_model import at_temperature_zero, dirichlet, mixed
 from foredraft.audit.mutation import JointSubject, audit_mutation
-from foredraft.audit.sequential.test import Plan, Verdict, run_trial
+from foredraft.audit.sequential.test import Plan, Verdict, run_sequential_test
 from foredraft.cli.app import run
 from foredraft.core.verify import RULES, Rule
 from foredraft.types import Kind, Topology
@@ -74,11 +74,11 @@ def test_every_exact_pair_passes(rule: Rule, kind: Kind, topology: Topology) -> 
     assert distortion(method, target, length) < 1e-10
     joint = first_tokens(method, target, length)
     plan = Plan(((),), length, resolution=0.03, texts=100_000, batch=1024)
-    trial = run_trial(JointSubject(rule.name, joint / joint.sum(), target), plan)
+    result = run_sequential_test(JointSubject(rule.name, joint / joint.sum(), target), plan)
     if rule.greedy_only:
-        assert trial.verdict is not Verdict.FAIL  # a target without choice proves nothing about sampling
+        assert result.verdict is not Verdict.FAIL  # a target without choice proves nothing about sampling
     else:
-        assert trial.verdict is Verdict.PASS
+        assert result.verdict is Verdict.PASS
 
 
 @pytest.mark.slow
@@ -87,6 +87,8 @@ def test_false_alarms_over_many_seeds() -> None:
     target = dirichlet(3, 31)
     joint = target.joint(2)
     plans = [Plan(((),), 2, resolution=0.05, texts=8000, batch=256, seed=seed) for seed in range(1000)]
-    alarms = sum(run_trial(JointSubject("right", joint, target), plan).verdict is Verdict.FAIL for plan in plans)
+    alarms = sum(
+        run_sequential_test(JointSubject("right", joint, target), plan).verdict is Verdict.FAIL for plan in plans
+    )
     assert alarms <= 4
     assert np.isclose(joint.sum(), 1.0)

@@ -15,7 +15,7 @@ from foredraft.audit.enumerate.table_model import TableModel, dirichlet
 from foredraft.audit.greedy_identity import greedy_identity
 from foredraft.audit.own_engine import EngineSubject
 from foredraft.audit.report import without_key
-from foredraft.audit.sequential.test import Plan, Verdict, run_trial
+from foredraft.audit.sequential.test import Plan, Verdict, run_sequential_test
 from foredraft.cli.app import run
 from foredraft.core.shapes.base import Chain
 from foredraft.core.verify import RULES, find_rule
@@ -56,54 +56,56 @@ def test_a_lossy_rule_fails_and_says_so() -> None:
     assert found["verdict"] == "FAIL" and found["lossy"] and found["total_variation"] > 0.01
 
 
-def subject(rule: str, drafter: TableModel, slots: int = 32, heat: float = 1.0) -> EngineSubject:
+def subject(rule: str, drafter: TableModel, slots: int = 32, temperature: float = 1.0) -> EngineSubject:
     target = TableExecutor(CHAINS.target, slots)
     method = Method("m", find_rule(rule), ModelDrafter(TableExecutor(drafter, slots), Chain(2)))
-    return EngineSubject(target, method, SamplingParams(temperature=heat))
+    return EngineSubject(target, method, SamplingParams(temperature=temperature))
 
 
 def test_sampled_texts_of_an_exact_method_pass() -> None:
     mine = subject("residual", CHAINS.drafter)
-    trial = run_trial(mine, PLAN)
-    assert trial.verdict is Verdict.PASS and trial.texts >= (trial.needed or 0)
-    assert trial.detectable <= PLAN.resolution * 1.1
+    result = run_sequential_test(mine, PLAN)
+    assert result.verdict is Verdict.PASS and result.texts >= (result.needed or 0)
+    assert result.detectable <= PLAN.resolution * 1.1
     assert mine.activity is not None and mine.activity.drafted > mine.activity.accepted > 0
 
 
 def test_sampled_texts_of_a_lossy_method_fail() -> None:
-    trial = run_trial(subject("lenience:0.2", dirichlet(3, seed=9)), replace(PLAN, resolution=0.05))
-    assert trial.verdict is Verdict.FAIL and trial.first is not None
-    assert trial.positions[trial.first - 1]["total_variation"] > 0.03
+    result = run_sequential_test(subject("lenience:0.2", dirichlet(3, seed=9)), replace(PLAN, resolution=0.05))
+    assert result.verdict is Verdict.FAIL and result.first is not None
+    assert result.positions[result.first - 1]["total_variation"] > 0.03
 
 
 def test_distributions_are_those_of_the_table_at_any_temperature() -> None:
-    for heat in (1.0, 0.5):
-        found = subject("residual", CHAINS.drafter, heat=heat).distributions(PROMPT, [(), (2,), (2, 1)])
+    for temperature in (1.0, 0.5):
+        found = subject("residual", CHAINS.drafter, temperature=temperature).distributions(PROMPT, [(), (2,), (2, 1)])
         for prefix, distribution in zip([(), (2,), (2, 1)], found, strict=True):
-            p = CHAINS.target.next_distribution((*PROMPT, *prefix)) ** (1 / heat)
+            p = CHAINS.target.next_distribution((*PROMPT, *prefix)) ** (1 / temperature)
             assert np.allclose(distribution.mass[:3], np.sort(p / p.sum())[::-1], atol=1e-6)
 
 
 def test_texts_that_nobody_drafted_for_prove_nothing() -> None:
     method = Method("m", RULES["sample-and-match"], PromptLookup(max_nodes=2, max_ngram=0))
     mine = EngineSubject(TableExecutor(CHAINS.target, 32), method, TABLE)
-    trial = run_trial(mine, Plan((PROMPT,), 1, resolution=0.4, batch=32))
-    assert trial.verdict is Verdict.UNDECIDED and "drafted" in trial.reason
+    result = run_sequential_test(mine, Plan((PROMPT,), 1, resolution=0.4, batch=32))
+    assert result.verdict is Verdict.UNDECIDED and "drafted" in result.reason
 
 
 def test_a_short_budget_leaves_the_question_open() -> None:
-    trial = run_trial(subject("residual", CHAINS.drafter), Plan((PROMPT,), 2, resolution=0.02, texts=64, batch=32))
-    assert trial.verdict is Verdict.UNDECIDED
-    assert trial.needed is not None and trial.needed > 1000 and str(trial.needed) in trial.reason
+    result = run_sequential_test(
+        subject("residual", CHAINS.drafter), Plan((PROMPT,), 2, resolution=0.02, texts=64, batch=32)
+    )
+    assert result.verdict is Verdict.UNDECIDED
+    assert result.needed is not None and result.needed > 1000 and str(result.needed) in result.reason
 
 
 def test_greedy_identity() -> None:
     right = greedy_identity(subject("residual", CHAINS.drafter), [PROMPT, (1, 2)], 8, "fp32")
     assert right["verdict"] == "PASS" and right["differences"] == []
     wrong = subject("residual", CHAINS.drafter)
-    honest = wrong.greedy
+    right = wrong.greedy
     wrong.greedy = lambda prompt, tokens, speculate: (  # type: ignore[method-assign]
-        *honest(prompt, tokens, speculate)[:-1], 2 if speculate else 0
+        *right(prompt, tokens, speculate)[:-1], 2 if speculate else 0
     )  # fmt: skip
     found = greedy_identity(wrong, [PROMPT], 8, "fp32")
     assert found["differences"][0]["position"] == 8

@@ -14,7 +14,7 @@ from foredraft.audit.greedy_identity import greedy_identity
 from foredraft.audit.peers import load_peer
 from foredraft.audit.peers.hugging_face import TransformersSubject, load
 from foredraft.audit.peers.vllm_engine import VllmSubject, speculation
-from foredraft.audit.sequential.test import Plan, Verdict, run_trial
+from foredraft.audit.sequential.test import Plan, Verdict, run_sequential_test
 from foredraft.errors import ForedraftError, UsageError
 
 PROMPT = (3, 4, 5, 3, 4)
@@ -27,8 +27,8 @@ def plan(resolution: float, texts: int = 400, tokens: int = 2) -> Plan:
 @pytest.mark.parametrize("assistant", ["none", "lookup:3", "layers:1"])
 def test_transformers_passes(sixteen: Path, assistant: str) -> None:
     subject = load(sixteen, assistant, 1.0)
-    trial = run_trial(subject, plan(0.35))
-    assert trial.verdict is Verdict.PASS, trial.reason
+    result = run_sequential_test(subject, plan(0.35))
+    assert result.verdict is Verdict.PASS, result.reason
     assert greedy_identity(subject, [PROMPT, (1, 2, 1)], 8, "fp32")["verdict"] == "PASS"
     assert "transformers" in subject.version
 
@@ -36,18 +36,18 @@ def test_transformers_passes(sixteen: Path, assistant: str) -> None:
 def test_a_sampler_with_another_temperature_fails(sixteen: Path) -> None:
     """The writer is colder than the distribution says: what an engine does that forgets the request's temperature."""
     subject = load(sixteen, "lookup:3", 1.0)
-    honest = subject.write
+    right = subject.write
 
     def cold(prompt: Any, tokens: int, *, plain: bool = False, **options: Any) -> Any:
-        return honest(prompt, tokens, plain=plain, **(options | {"temperature": 0.3}))
+        return right(prompt, tokens, plain=plain, **(options | {"temperature": 0.3}))
 
     subject.write = cold  # type: ignore[method-assign]
-    trial = run_trial(subject, plan(0.1))
-    assert trial.verdict is Verdict.FAIL and trial.first is not None
+    result = run_sequential_test(subject, plan(0.1))
+    assert result.verdict is Verdict.FAIL and result.first is not None
 
 
 def test_distributions_follow_the_temperature(sixteen: Path) -> None:
-    warm, cold = (load(sixteen, "none", heat).distributions(PROMPT, [(), (7,)]) for heat in (1.0, 0.5))
+    warm, cold = (load(sixteen, "none", temperature).distributions(PROMPT, [(), (7,)]) for temperature in (1.0, 0.5))
     for a, b in zip(warm, cold, strict=True):
         assert a.tokens == b.tokens
         assert np.allclose(b.mass[:16], a.mass[:16] ** 2 / (a.mass[:16] ** 2).sum(), atol=1e-6)

@@ -41,7 +41,7 @@ def cascade(table: TableModel) -> CascadeDrafter:
     return CascadeDrafter(TableExecutor(table, max_slots=3, max_length=128), MaxGram(), 2, 3)
 
 
-def dice_for(batch: int) -> KeyedRng:
+def rng_for(batch: int) -> KeyedRng:
     return KeyedRng(*torch.arange(3 * batch).reshape(3, batch))
 
 
@@ -75,7 +75,7 @@ def test_the_second_goes_on_where_the_first_stops() -> None:
     assert relay.nodes == 6 and relay.kinds == {DRAWN, Kind.CHOSEN} and relay.topology is Topology.CHAIN
     texts = [text_of([0, 1, 2, 0, 1, 2, 0], 0, depth=5), text_of([3, 3, 3, 1], 1, depth=1)]
     relay.begin(texts)
-    drafts = relay.propose(texts, dice_for(2))
+    drafts = relay.propose(texts, rng_for(2))
     drafts.check()
     alone = MaxGram()
     alone.begin(texts)
@@ -131,13 +131,13 @@ def test_texts_too_long_for_the_first_are_left_to_the_second() -> None:
     relay = RelayDrafter(short, MaxGram(3))
     texts = [text_of([0, 1] * 7, 0), text_of([2, 3, 2], 1), text_of([1] * 12, 2)]
     relay.begin(texts)
-    drafts = relay.propose(texts, dice_for(3))
+    drafts = relay.propose(texts, rng_for(3))
     drafts.check()
     assert [set(drafts.tree(b).kind) for b in range(3)] == [{Kind.CHOSEN}, {DRAWN, Kind.CHOSEN}, {Kind.CHOSEN}]
     assert drafts.distributions is not None
     single, two = model(NEAR, 3), text_of([2, 3, 2], 1)
     single.begin([two])
-    alone = single.propose([two], dice_for(3).choose(torch.tensor([1])))
+    alone = single.propose([two], rng_for(3).choose(torch.tensor([1])))
     assert drafts.tree(1).token[:3] == alone.tree(0).token and alone.distributions is not None
     for row in range(3):
         distribution = drafts.distributions.at(torch.full((3,), row)).dense()[1]

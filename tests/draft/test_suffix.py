@@ -12,7 +12,7 @@ from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.draft.retrieval.suffix_automaton import SuffixAutomaton
 from foredraft.types import Budget, SamplingParams, Sequence
 
-NO_DICE: KeyedRng = None  # type: ignore[assignment]  # retrieval drafters roll none
+NO_RNG: KeyedRng = None  # type: ignore[assignment]  # retrieval drafters roll none
 
 
 def letters(text: str) -> list[int]:
@@ -26,7 +26,7 @@ def sequence(tokens: list[int], number: int = 0, nodes: int = 16, depth: int = 1
 
 
 def propose(drafter: SuffixDrafter | PromptLookup, *texts: Sequence) -> list[list[int]]:
-    drafts = drafter.propose(list(texts), NO_DICE)
+    drafts = drafter.propose(list(texts), NO_RNG)
     drafts.check()
     return [drafts.tree(b).token for b in range(len(texts))]
 

@@ -10,10 +10,10 @@ from foredraft.engine import Engine, Method, Request
 from foredraft.types import Budget, SamplingParams, Sequence
 from tests.engine.runs import finish, request
 from tests.kit.executor import TableExecutor
-from tests.kit.tables import TableModel, behind, dirichlet
+from tests.kit.tables import TableModel, continued, dirichlet
 
 TARGET = dirichlet(4, seed=5, alpha=0.5)  # never says the same thing twice
-LOOPING = behind(dirichlet(4, seed=9, alpha=0.5), (), reach=2)  # greedy text runs into a loop
+LOOPING = continued(dirichlet(4, seed=9, alpha=0.5), (), reach=2)  # greedy text runs into a loop
 PROMPTS = [[0], [1, 2, 3, 0, 1], [3, 3]]
 
 

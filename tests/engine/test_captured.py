@@ -168,7 +168,9 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
     seen: set[Reason] = set()
     for threshold in (-5.0, 0.0, 5.0):
         rule = lenient(reads, threshold)
-        stepwise = replace(rule, second_chance=None)  # the walk level by level: nobody knows that opinions can be had ahead
+        stepwise = replace(
+            rule, second_chance=None
+        )  # the walk level by level: nobody knows that opinions can be had ahead
         (expected, before, _), (host, between, _) = texts(eager, stepwise), texts(eager, rule)
         found, after, engine = texts(taped, rule)
         assert expected == host == found

@@ -125,7 +125,9 @@ def random_case(batch: int, seed: int, kind: Kind, branching: int) -> BatchCase:
     key = torch.arange(batch) + seed
     point = torch.zeros_like(p).scatter_(2, p.argmax(dim=2, keepdim=True), 1.0)  # a greedy request
     hidden = torch.randn(batch, 5, 6, generator=generator)
-    return BatchCase(drafts, TableDistributions(point), KeyedRng(key, key, key), hidden, temperature_one=TableDistributions(p))
+    return BatchCase(
+        drafts, TableDistributions(point), KeyedRng(key, key, key), hidden, temperature_one=TableDistributions(p)
+    )
 
 
 @pytest.mark.parametrize("reads", [("target",), ("target", "draft"), ("evidence",), EVERYTHING], ids="+".join)

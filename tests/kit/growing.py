@@ -22,7 +22,7 @@ PLENTY = Budget(99, 99)
 
 
 class TableStepper:
-    """Reads a table behind one text per sequence, and watches that a shape reads what it may."""
+    """Reads a table after one text per sequence, and watches that a shape reads what it may."""
 
     def __init__(
         self, model: TableModel, texts: Sequence[Prefix] = ((),), temperature: float = 1.0, device: str = "cpu"
@@ -120,5 +120,5 @@ def paths_of(drafts: DraftBatch, index: int = 0) -> dict[Prefix, float]:
 
 
 def by_last_token(distributions: dict[Prefix, Sequence[float]]) -> TableModel:
-    """A toy whose distribution depends on the last token only; () is the distribution behind the root."""
+    """A toy whose distribution depends on the last token only; () is the distribution after the root."""
     return TableModel(len(distributions[()]), lambda prefix: np.array(distributions[prefix[-1:]]))

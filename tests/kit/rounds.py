@@ -1,6 +1,6 @@
 """Many rounds at once, the way production runs them: drafts for a large batch, drawn and judged as tensors.
 
-Contexts are numbered like a heap: the root is 0 and token v behind context c is c * V + v + 1.
+Contexts are numbered like a heap: the root is 0 and token v after context c is c * V + v + 1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Rounds:
         return first * self.target.vocab + second
 
     def draft(self) -> tuple[DraftBatch, Tensor]:
-        """The drafts, and the context [N, nodes + 1] behind every row."""
+        """The drafts, and the context [N, nodes + 1] after every row."""
         q, vocab = table_of(self.drafter, len(self.shape)), self.drafter.vocab
         shape = static_tree(self.shape)
         nodes = len(shape.parent)
@@ -82,11 +82,11 @@ class Rounds:
         chosen = {Kind.CHOSEN: count, Kind.TOP_THEN_SAMPLED: count - 1}.get(self.kind, 0)
         found = list(distribution.topk(chosen, dim=1).indices.unbind(dim=1))
         node = torch.full((self.count,), parent)
-        for turn in range(chosen, count):
+        for attempt in range(chosen, count):
             left = distribution.clone()
             if found and self.kind != Kind.SAMPLED_IID:
                 left.scatter_(1, torch.stack(found, dim=1), 0.0)
-            found.append(self.rng.draw(DenseDistribution(left), Purpose.DRAFT, node, turn))
+            found.append(self.rng.draw(DenseDistribution(left), Purpose.DRAFT, node, attempt))
         return torch.stack(found, dim=1)
 
 

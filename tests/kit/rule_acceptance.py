@@ -2,7 +2,8 @@
 
 The rule itself is run, over all outcomes of its tests: given the candidates the result is exact at any vocabulary size,
 because a draw from what is left matters only as far as it hits a candidate. Only the order in which independent draws
-are tried is drawn, once per seed. Nothing here knows what a rule does; `audit.analyze.closed_forms` does, and is held to this.
+are tried is drawn, once per seed. Nothing here knows what a rule does; `audit.analyze.closed_forms` does, and is held
+to this.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from foredraft.types import Distribution, DraftTree, Kind
 
 @dataclass(slots=True)
 class NodeRng:
-    """Tests fall on every side; a drawn token is told apart only where it is a candidate; orders are drawn once."""
+    """Enumerates tests; a drawn token is told apart only where it is a candidate; orders are drawn once."""
 
     exact: EnumeratingRng
     tokens: list[int]

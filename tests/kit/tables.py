@@ -13,11 +13,11 @@ from foredraft.audit.enumerate.table_model import (
     Prefix,
     TableModel,
     at_temperature_zero,
-    behind,
+    continued,
     dirichlet,
     fixed,
     mixed,
-    rolled,
+    rotated,
 )
 
 __all__ = [
@@ -31,9 +31,9 @@ __all__ = [
     "Prefix",
     "TableModel",
     "at_temperature_zero",
-    "behind",
+    "continued",
     "dirichlet",
     "fixed",
     "mixed",
-    "rolled",
+    "rotated",
 ]

@@ -34,18 +34,18 @@ def _silent_lines(tree: ast.Module) -> set[int]:
 
 
 def copies(found: list[Module]) -> list[str]:
-    """Places where a run of lines stands that also stands elsewhere; runs that overlap are told once."""
+    """Places where a run of lines stands that also stands elsewhere; runs that overlap are listed once."""
     places: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for module in found:
         lines = telling_lines(module)
         for i in range(len(lines) - RUN + 1):
             places[tuple(text for _, text in lines[i : i + RUN])].append((module.label, lines[i][0]))
-    told: set[tuple[str, str]] = set()
+    listed: set[tuple[str, str]] = set()
     report = []
     for where in places.values():
         key = (where[0][0], where[-1][0])
-        if len(where) > 1 and key not in told:
-            told.add(key)
+        if len(where) > 1 and key not in listed:
+            listed.add(key)
             report.append(" = ".join(f"{label}:{line}" for label, line in where))
     return report
 

@@ -20,7 +20,7 @@ from .own_engine import EngineSubject
 from .peers import load_peer
 from .report import conclude
 from .sequential.cells import Text
-from .sequential.test import Plan, Progress, run_trial
+from .sequential.test import Plan, Progress, run_sequential_test
 from .subject import Activity
 
 CONTEXT = 512  # tokens that a prompt and its text may take; many short texts are written at a time
@@ -73,7 +73,7 @@ def audit_method(order: Order, progress: Progress, loading: Loading | None = Non
     greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, llm.target.dtype)
     if subject.activity is not None:
         subject.activity = Activity()  # what the sequential test drafts, not what the greedy texts did
-    trial = run_trial(subject, plan, progress).as_dict(plan)
+    result = run_sequential_test(subject, plan, progress).as_dict(plan)
     rule = llm.method.rule
     about = {
         "name": f"method {method}",
@@ -85,7 +85,7 @@ def audit_method(order: Order, progress: Progress, loading: Loading | None = Non
         "drafted": 0 if subject.activity is None else subject.activity.drafted,
         "accepted": 0 if subject.activity is None else subject.activity.accepted,
     }
-    return conclude(about, {"exact": exact, "greedy": greedy, "statistics": trial}, plan.seed)
+    return conclude(about, {"exact": exact, "greedy": greedy, "statistics": result}, plan.seed)
 
 
 def enumerate_or_skip(method: str, options: Options) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def audit_peer(order: Order, progress: Progress, loading: Loading | None = None)
     subject = load_peer(order.what, folder, order.assistant, order.params.temperature, order.dtype)
     plan = replace(order.plan, prompts=encode(Tokenizer.from_folder(folder), order.prompts))
     greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, order.dtype)
-    trial = run_trial(subject, plan, progress).as_dict(plan)
+    result = run_sequential_test(subject, plan, progress).as_dict(plan)
     about = {
         "name": subject.name,
         "model": order.model,
@@ -117,15 +117,15 @@ def audit_peer(order: Order, progress: Progress, loading: Loading | None = None)
         "dtype": order.dtype,
         "version": subject.version,
     }
-    return conclude(about, {"greedy": greedy, "statistics": trial}, plan.seed)
+    return conclude(about, {"greedy": greedy, "statistics": result}, plan.seed)
 
 
 def audit_server(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
     """A black box over HTTP."""
     server = Server(order.what, order.model, order.api_key)
     reference = None if order.reference is None else Server(order.reference, order.model, order.api_key)
-    heat = order.params.temperature
-    return audit_endpoint(server, reference, order.prompts, order.plan, heat, order.greedy_tokens, progress)
+    temperature = order.params.temperature
+    return audit_endpoint(server, reference, order.prompts, order.plan, temperature, order.greedy_tokens, progress)
 
 
 def audit_wrong_rule(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:

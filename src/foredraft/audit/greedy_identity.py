@@ -1,6 +1,6 @@
 """Greedy identity: at temperature 0 speculation must write what plain decoding writes, token for token.
 
-Where two texts part, the margin between the target's two likeliest tokens says whether rounding can have done it
+Where two texts part, the margin between the target's two most likely tokens says whether rounding can have done it
 (DESIGN invariant 8): a near-tie is reported and forgiven, anything else is a fault.
 """
 
@@ -24,7 +24,7 @@ class GreedySubject(Protocol):
     def greedy(self, prompt: Text, tokens: int, speculate: bool) -> Text: ...
 
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """[texts, V] behind whole texts of one length."""
+        """[texts, V] after whole texts of one length."""
 
 
 def greedy_identity(subject: GreedySubject, prompts: Sequence[Text], tokens: int, dtype: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The audit of the audit: a seeded wrong rule goes through the exact part and the sequential test, and must fail both.
 
-Rounds of a wrong rule are drawn from their enumerated distribution, which is the distribution that its rng have.
+Rounds of a wrong rule are drawn from their enumerated distribution.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .enumerate.exactness import distortion, first_tokens
 from .enumerate.mutants import Mutant, find_mutant
 from .enumerate.table_model import Array, TableModel
 from .report import conclude
-from .sequential.cells import CoarseDistribution, Text, coarse_dense
-from .sequential.test import Plan, Progress, Verdict, run_trial
+from .sequential.cells import CellDistribution, Text, cells_of_dense
+from .sequential.test import Plan, Progress, Verdict, run_sequential_test
 from .subject import Activity
 
 EXACT = 1e-10  # total variation that float64 sums may leave
@@ -34,9 +34,9 @@ class JointSubject:
         places = np.unravel_index(drawn, self.joint.shape)
         return list(zip(*(place.tolist() for place in places), strict=True))
 
-    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:
         return [
-            coarse_dense(self.target.next_distribution(tuple(map(int, prefix))), self.target.vocab)
+            cells_of_dense(self.target.next_distribution(tuple(map(int, prefix))), self.target.vocab)
             for prefix in prefixes
         ]
 
@@ -58,6 +58,8 @@ def audit_mutation(name: str, seed: int = 0, alpha: float = 1e-3, progress: Prog
     exact = exact_finding(distortion(mutant.method, mutant.target, mutant.length), tokens=mutant.length)
     joint = first_tokens(mutant.method, mutant.target, mutant.length)
     plan = mutant_plan(mutant, seed, alpha)
-    trial = run_trial(JointSubject(name, joint / joint.sum(), mutant.target), plan, progress or (lambda *_: None))
+    result = run_sequential_test(
+        JointSubject(name, joint / joint.sum(), mutant.target), plan, progress or (lambda *_: None)
+    )
     about = {"name": f"mutation {name}", "bug": mutant.bug}
-    return conclude(about, {"exact": exact, "statistics": trial.as_dict(plan)}, seed)
+    return conclude(about, {"exact": exact, "statistics": result.as_dict(plan)}, seed)

@@ -1,6 +1,6 @@
 """Our own engine under audit: texts of a method, and the distributions of plain passes over the same executor.
 
-Distributions come from one chain per prefix, read anew without drafts, trees or rules; only the executor is shared.
+Distributions come from one chain per prefix, read again without drafts, trees or rules; only the executor is shared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..engine import Engine, Method, Request
 from ..runtime import Executor, Rows
 from ..types import SamplingParams, Sequence
-from .sequential.cells import CoarseDistribution, Text, coarse_dense
+from .sequential.cells import CellDistribution, Text, cells_of_dense
 from .subject import CELLS, Activity
 
 
@@ -53,17 +53,17 @@ class EngineSubject:
             self.activity.accepted += sum(request.stats.accepted for request in requests)
         return [tuple(request.sequence.output) for request in requests]
 
-    def distributions(self, prompt: Text, prefixes: Seq[Text]) -> list[CoarseDistribution]:
+    def distributions(self, prompt: Text, prefixes: Seq[Text]) -> list[CellDistribution]:
         shorter = {prefix[:-1] for prefix in prefixes if prefix}
         ends = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in shorter]
-        found: dict[Text, CoarseDistribution] = {}
+        found: dict[Text, CellDistribution] = {}
         for begin in range(0, len(ends), self.executor.max_slots):
             self._read(list(map(int, prompt)), ends[begin : begin + self.executor.max_slots], found)
         return [found[prefix] for prefix in prefixes]
 
     @torch.inference_mode()
-    def _read(self, prompt: list[int], prefixes: list[Text], found: dict[Text, CoarseDistribution]) -> None:
-        """Distributions behind every beginning of some prefixes, one slot each."""
+    def _read(self, prompt: list[int], prefixes: list[Text], found: dict[Text, CellDistribution]) -> None:
+        """Distributions after every beginning of some prefixes, one slot each."""
         slots, device = list(range(len(prefixes))), self.executor.device
         self.executor.rollback(slots, [0] * len(slots))
         self.executor.prefill(slots, [prompt[:-1]] * len(slots))
@@ -74,10 +74,10 @@ class EngineSubject:
             for length in range(len(prefix) + 1):
                 if prefix[:length] not in found:
                     row = out.logits[out.index[b, length]].to(torch.float32)[None]
-                    found[prefix[:length]] = coarse_dense(distribution_of(row, block).dense()[0].cpu().numpy(), CELLS)
+                    found[prefix[:length]] = cells_of_dense(distribution_of(row, block).dense()[0].cpu().numpy(), CELLS)
 
     def logits(self, texts: Seq[Text]) -> torch.Tensor:
-        """[texts, V] logits behind whole texts, one after another."""
+        """[texts, V] logits after whole texts, one after another."""
         rows = []
         with torch.inference_mode():
             for text in texts:

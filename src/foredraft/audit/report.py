@@ -113,7 +113,11 @@ def _exact(part: dict[str, Any]) -> list[str]:
     if "reason" in part:
         return [part["reason"]]
     rows = [f"- {key.replace('_', ' ')}: {_cell(value)}" for key, value in part.items() if key != "verdict"]
-    return ["The distribution of whole texts on table models, every outcome of every die enumerated.", "", *rows]
+    return [
+        "The distribution of whole texts on table models, every outcome of every random draw enumerated.",
+        "",
+        *rows,
+    ]
 
 
 def _greedy(part: dict[str, Any]) -> list[str]:

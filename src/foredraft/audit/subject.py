@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .sequential.cells import CoarseDistribution, Text
+from .sequential.cells import CellDistribution, Text
 
 CELLS = 16  # tokens that keep their own cell where whole distributions are known
 
@@ -28,5 +28,5 @@ class Subject(Protocol):
     def sample(self, prompt: Text, count: int, tokens: int, seed: int) -> list[Text]:
         """`count` independent continuations of at most `tokens` tokens; no two calls get the same seeds."""
 
-    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
-        """The target's own distribution of the next token behind prompt + prefix."""
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:
+        """The target's own distribution of the next token after prompt + prefix."""

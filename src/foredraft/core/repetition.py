@@ -1,6 +1,6 @@
 """Repetition loops: where an output begins to say the same thing over and over.
 
-Small models fall into loops under greedy decoding, and a drafter that guesses what was said before is always right
+Small models fall into loops under greedy decoding, and a drafter that repeats earlier text is always right
 inside one. An output *loops* if its end, up to the last token, repeats a block of at most `LONGEST` tokens at least
 `TIMES` times and over at least `SHORTEST` tokens. The first pass through the block is text; what follows is the loop.
 """

@@ -1,8 +1,8 @@
 """Probability distributions as the rules see them: something to look tokens up in and to draw from.
 
-`Distributions` holds one distribution per tree row and sequence and works a row out only when a rule visits it, so that a walk of
-three nodes through a tree of sixty never pays for sixty softmaxes. `Distribution` is one visited row of each sequence.
-Rows are numbered like the target's forward pass: row 0 follows the root, row i + 1 follows node i.
+`Distributions` holds one distribution per tree row and sequence and computes a row only when a rule visits it, so that
+a walk of three nodes through a tree of sixty never pays for sixty softmaxes. `Distribution` is one visited row of each
+sequence. Rows are numbered like the target's forward pass: row 0 follows the root, row i + 1 follows node i.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Distribution(Protocol):
     def race(self, key: Tensor) -> Tensor:
         """Draw by an exponential race among all tokens, keyed by [B] int64.
 
-        Dearer than `draw`, but tiny changes of the distribution hardly ever change the outcome, while an inverse-CDF draw that
-        lands among rare tokens moves with every rounding error before it.
+        Costlier than `draw`, but rounding errors of the distribution hardly ever change the outcome, while an
+        inverse-CDF draw that lands among rare tokens moves with every rounding error before it.
         """
 
     def choose(self, index: Tensor) -> Distribution:
@@ -40,7 +40,7 @@ class Distribution(Protocol):
 
 
 class Distributions(Protocol):
-    """The distributions of all rows of a batch of trees, worked out on demand."""
+    """The distributions of all rows of a batch of trees, computed on demand."""
 
     def at(self, row: Tensor) -> Distribution:
         """The distribution at one row per sequence, [B] int64."""

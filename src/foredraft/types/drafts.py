@@ -18,13 +18,13 @@ from .distributions import Distributions
 
 
 class Kind(IntEnum):
-    """How the children of one node came about. It decides which rules keep the target's distribution (DESIGN invariant 1)."""
+    """How the children of one node came about: it decides which rules are exact on them (DESIGN invariant 1)."""
 
-    CHOSEN = 0  # by any means that did not roll rng for the tokens: top-k, retrieval, pruning after the fact
+    CHOSEN = 0  # without drawing the tokens: top-k, retrieval, pruning after the fact
     SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft distribution, each token at most once
     SAMPLED_IID = 2  # drawn independently from the draft distribution; equal draws are merged and counted
-    TOP_THEN_SAMPLED = 3  # the k - 1 likeliest tokens, then one draw from the rest of the distribution
-    SAMPLED_IN_TURN = 4  # as without replacement, but whether another sibling is drawn may depend on the elder ones
+    TOP_THEN_SAMPLED = 3  # the k - 1 most likely tokens, then one draw from the rest of the distribution
+    SAMPLED_IN_TURN = 4  # as without replacement, but whether another one is drawn may depend on the earlier ones
 
 
 class Budget(NamedTuple):
@@ -86,9 +86,7 @@ class DraftBatch:
     kind: Kind = Kind.CHOSEN  # of all nodes, unless node_kind tells them apart
     branching: int = 1  # most children that any node has; known on the host, so that loops have fixed ends
     levels: int = 0  # greatest depth; like `branching` an upper bound that the host knows
-    distributions: Distributions | None = (
-        None  # draft distribution of each expanded row, where the kind needs it; in target ids
-    )
+    distributions: Distributions | None = None  # q of each expanded row where the kind needs it, in target ids
     multiplicity: Tensor | None = None  # [B, N] int64, SAMPLED_IID only
     node_kind: Tensor | None = None  # [B, N] int64, where drafters of several kinds share a batch; one per siblings
     value: Tensor | None = None  # [B, N] float32, estimate of P(node is committed), for schedulers only

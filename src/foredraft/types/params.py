@@ -16,7 +16,7 @@ class SamplingParams:
     temperature: float = 0.0  # 0 = greedy
     top_k: int = 0  # 0 = all tokens
     top_p: float = 1.0
-    min_p: float = 0.0  # drop tokens below this share of the likeliest one
+    min_p: float = 0.0  # drop tokens below this share of the most likely one
     repetition_penalty: float = 1.0  # over prompt and output, as in transformers
     presence_penalty: float = 0.0  # over the output, as in the OpenAI API
     frequency_penalty: float = 0.0

@@ -17,7 +17,7 @@ class Stats:
     drafted: int = 0  # draft nodes verified
     accepted: int = 0  # draft nodes committed
     emitted: int = 0  # tokens written
-    reused: int = 0  # prompt tokens whose K/V an earlier request had left behind
+    reused: int = 0  # prompt tokens whose K/V an earlier request had left in the cache
     cut: int = 0  # draft nodes that were dropped unverified, because others made better use of the pass
     drafted_by_position: list[int] = field(default_factory=list)  # rounds in which this depth was drafted
     accepted_by_position: list[int] = field(default_factory=list)  # rounds in which this depth was accepted

@@ -15,7 +15,7 @@ class StepTrace:
     token: list[int]  # drafted nodes
     parent: list[int]  # -1 = the token that was written last
     path: list[int]  # accepted nodes from the root downwards
-    rank: list[int]  # per written token, 1 = likeliest
+    rank: list[int]  # per written token, 1 = most likely
     probability: list[float]  # per written token
 
     def rejected(self) -> list[int]:

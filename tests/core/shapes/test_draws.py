@@ -1,4 +1,4 @@
-"""Draws without replacement behind many nodes at once: the fast form against the slow one, and against their distribution."""
+"""Draws without replacement after many nodes at once: the fast form against the reference and the distribution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plain:
         return self.rng.draw(distribution, purpose, node, turn)
 
 
-def dice_for(batch: int, seed: int = 0) -> KeyedRng:
+def rng_for(batch: int, seed: int = 0) -> KeyedRng:
     every = torch.arange(batch)
     return KeyedRng(every * 7919 + seed, every % 3, every)
 
@@ -66,7 +66,7 @@ def same(a: Candidates, b: Candidates) -> bool:
 def test_fast_draws_are_the_slow_ones(vocab: int, sharpness: float) -> None:
     """Also where distributions run out of tokens, and where they have next to nothing left."""
     for seed in range(6):
-        step, rng = random_step(vocab, sharpness, seed), dice_for(BATCH, seed)
+        step, rng = random_step(vocab, sharpness, seed), rng_for(BATCH, seed)
         fast, slow = drawn_candidates(step, 7, rng, nodes()), drawn_candidates(step, 7, Plain(rng), nodes())  # type: ignore[arg-type]
         assert same(fast, slow)
         assert fast.token.shape == (BATCH, WIDTH, 7)
@@ -77,7 +77,7 @@ def test_fast_draws_are_the_slow_ones(vocab: int, sharpness: float) -> None:
 
 
 def test_draws_end_where_their_value_falls_below_the_floor() -> None:
-    step, rng = random_step(50, 2.0, 1), dice_for(BATCH)
+    step, rng = random_step(50, 2.0, 1), rng_for(BATCH)
     value = torch.rand((BATCH, WIDTH), generator=torch.Generator().manual_seed(5))
     floor = torch.tensor([[0.1], [0.3], [0.9]])
     whole = drawn_candidates(step, 50, rng, nodes())
@@ -93,12 +93,12 @@ def test_draws_end_where_their_value_falls_below_the_floor() -> None:
 
 
 def test_draws_belong_to_their_node() -> None:
-    """The same distribution behind several nodes gives different draws, and the same node the same ones in any company."""
+    """Nodes of equal distributions get different draws, and a node the same ones in any batch."""
     step = step_of(torch.zeros((BATCH, WIDTH, 40)))
-    all_of_them = drawn_candidates(step, 5, dice_for(BATCH), nodes())
+    all_of_them = drawn_candidates(step, 5, rng_for(BATCH), nodes())
     assert len({tuple(row) for row in all_of_them.token.flatten(0, 1).tolist()}) == BATCH * WIDTH
     alone = step_of(torch.zeros((1, 1, 40)))
-    mine = drawn_candidates(alone, 3, dice_for(BATCH).choose(torch.tensor([1])), nodes()[:1, 2:3])
+    mine = drawn_candidates(alone, 3, rng_for(BATCH).choose(torch.tensor([1])), nodes()[:1, 2:3])
     assert mine.token[0, 0].tolist() == all_of_them.token[1, 2, :3].tolist()
 
 
@@ -130,17 +130,17 @@ def test_the_interpreter_sees_draws_without_replacement() -> None:
 def test_keyed_draws_follow_the_same_distribution() -> None:
     count = 60_000
     step = step_of(torch.from_numpy(DISTRIBUTION).log().float().expand(count, 1, -1))
-    token = drawn_candidates(step, 3, dice_for(count), nodes(count, 1)).token[:, 0]
+    token = drawn_candidates(step, 3, rng_for(count), nodes(count, 1)).token[:, 0]
     cell = (token * torch.tensor([16, 4, 1])).sum(dim=1)
     assert chance_of(cell, without_replacement(DISTRIBUTION, 3)) > 1e-3
     assert chance_of(cell, without_replacement(np.array([0.5, 0.05, 0.25, 0.2]), 3)) < 1e-3
 
 
 def test_the_tail_of_a_sure_distribution_is_drawn_as_it_is() -> None:
-    """Behind a token of probability one minus a millionth the next draw still tells 6 from 4."""
+    """After a token of probability one minus a millionth the next draw still tells 6 from 4."""
     count = 20_000
     distribution = torch.tensor([1 - 1e-6, 0.6e-6, 0.4e-6])
-    found = drawn_candidates(step_of(distribution.log().expand(count, 1, -1)), 2, dice_for(count), nodes(count, 1))
+    found = drawn_candidates(step_of(distribution.log().expand(count, 1, -1)), 2, rng_for(count), nodes(count, 1))
     assert chance_of(found.token[:, 0, 1] - 1, np.array([0.6, 0.4])) > 1e-3
     assert chance_of(found.token[:, 0, 1] - 1, np.array([0.5, 0.5])) < 1e-3
 
@@ -150,7 +150,7 @@ def test_tokens_come_in_target_ids() -> None:
     ids = torch.tensor([7, 2, 4])
     index[ids] = torch.arange(3)
     step = step_of(torch.tensor([[[0.0, 1.0, 3.0]]]), 1.0, Vocabulary(ids, index))
-    for found in (drawn_candidates(step, 3, dice_for(1), nodes(1, 1)), top_candidates(step, 3)):
+    for found in (drawn_candidates(step, 3, rng_for(1), nodes(1, 1)), top_candidates(step, 3)):
         assert sorted(found.token[0, 0].tolist()) == [2, 4, 7]
         distribution = step.distribution(0)
         chances = [float(distribution.prob(token[None])) for token in found.token[0, 0]]

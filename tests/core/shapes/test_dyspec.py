@@ -18,7 +18,7 @@ from tests.kit.growing import PLENTY, TableStepper, paths_of
 from tests.kit.ledger import Ledger
 from tests.kit.tables import TableModel, dirichlet, fixed
 
-from .test_shapes import MODEL, TOY, dice_for, grown, written
+from .test_shapes import MODEL, TOY, rng_for, grown, written
 
 
 def chances(drafts: DraftBatch, model: TableModel) -> list[float]:
@@ -34,7 +34,7 @@ def chances(drafts: DraftBatch, model: TableModel) -> list[float]:
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_dyspec_of_the_spec(drawn: bool) -> None:
-    """K.2, with the likeliest tokens by choice, or as draws of rng that always give the likeliest."""
+    """K.2, with the most likely tokens by choice, or as draws of rng that always give the most likely."""
     drafts = DySpec(nodes=7, drawn=drawn).grow(TableStepper(TOY), [PLENTY], Ledger())
     nodes = [("a", 0.6), ("ab", 0.42), ("aba", 0.21), ("b", 0.3), ("ba", 0.15)]
     assert list(written(drafts).items())[:5] == nodes
@@ -52,7 +52,7 @@ def test_dyspec_layers_of_the_spec(drawn: bool) -> None:
 
 @dataclass(frozen=True)
 class DistributionDice:
-    """Draws that depend on nothing but the distribution that is drawn from: equal draws whoever asks in whatever order."""
+    """Draws that depend on nothing but the distribution that is drawn from: the same in whatever order."""
 
     seed: int
 
@@ -100,7 +100,7 @@ def test_a_full_level_takes_the_draws_of_largest_chance(seed: int) -> None:
 
 def test_only_expanded_nodes_are_read() -> None:
     stepper = TableStepper(MODEL)
-    drafts = DySpec(nodes=12, depth=9).grow(stepper, [PLENTY], dice_for(1))
+    drafts = DySpec(nodes=12, depth=9).grow(stepper, [PLENTY], rng_for(1))
     assert stepper.calls == len(set(drafts.tree(0).parent) - {-1}) < 11
 
 

@@ -79,7 +79,7 @@ def test_a_row_that_is_no_distribution_shows() -> None:
 
 @dataclass
 class Guess:
-    """A drafter whose distribution behind a node depends on the path to it; it remembers where it was asked to read."""
+    """A drafter whose distribution after a node depends on the path to it; it remembers where it was asked to read."""
 
     batch: int
     vocab: int

@@ -1,4 +1,4 @@
-"""Growths in the real engine: the target's text at temperature 0, its distribution at 1, and the draft model's K/V in step."""
+"""Shapes in the real engine: the target's text at temperature 0, its distribution at 1, and the draft model's K/V."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep 
     ids=str,
 )
 def test_the_distribution_of_whole_texts(shape: Shape) -> None:
-    """After a prompt of two tokens, the distribution of the next three is the product of the target's own distributions."""
+    """After a prompt of two tokens, the next three follow the product of the target's own distributions."""
     distribution = np.zeros((3,) * 3)
 
     def run(rng: EnumeratingRng) -> list[int]:

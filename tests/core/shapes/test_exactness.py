@@ -1,6 +1,6 @@
-"""Every growth with every rule that may judge it: the distribution of the text by enumeration, and growths that are wrong.
+"""Every shape with every rule that may verify it: the distribution of the text by enumeration, and wrong shapes.
 
-The rule sees the distributions that the shape handed over, so a distribution behind the wrong node would show as well.
+The rule sees the distributions that the shape handed over, so a distribution after the wrong node would show as well.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def value_of(paths: tuple[tuple[int, ...], ...], accept: tuple[float, ...]) -> f
 
 
 def best_first(accept: tuple[float, ...], size: int) -> float:
-    """The reference for falling acceptance: always add the likeliest node whose elder sibling and parent are there."""
+    """The reference for falling acceptance: always add the most likely node whose earlier sibling and parent exist."""
     heap, total = [(-accept[0], (0,))], 1.0
     for _ in range(size - 1):
         value, path = heapq.heappop(heap)

@@ -46,13 +46,13 @@ GROWTHS: list[Shape] = [
 EVERY = pytest.mark.parametrize("shape", GROWTHS, ids=str)
 
 
-def dice_for(batch: int, seed: int = 1) -> KeyedRng:
+def rng_for(batch: int, seed: int = 1) -> KeyedRng:
     every = torch.arange(batch)
     return KeyedRng(every * 31 + seed, every + 5, every)
 
 
 def grown(shape: Shape, model: TableModel = MODEL, budget: Budget = PLENTY, seed: int = 1) -> DraftBatch:
-    return shape.grow(TableStepper(model), [budget], dice_for(1, seed))
+    return shape.grow(TableStepper(model), [budget], rng_for(1, seed))
 
 
 # --- vectors of the spec --------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def written(drafts: DraftBatch) -> dict[str, float]:
 def test_opt_tree_of_the_spec(nodes: int, gain: float, tree: dict[str, float], calls: int) -> None:
     """K.1; the number of calls says where it stopped."""
     stepper = TableStepper(TOY)
-    assert written(OptTree(nodes, 10, gain).grow(stepper, [PLENTY], dice_for(1))) == tree
+    assert written(OptTree(nodes, 10, gain).grow(stepper, [PLENTY], rng_for(1))) == tree
     assert stepper.calls == calls
 
 
@@ -106,7 +106,7 @@ def test_budgets_are_kept(shape: Shape) -> None:
     largest = 0
     for budget in BUDGETS:
         stepper = TableStepper(MODEL)
-        drafts = shape.grow(stepper, [budget], dice_for(1))
+        drafts = shape.grow(stepper, [budget], rng_for(1))
         drafts.check()
         length = drafts.lengths()[0]
         assert length <= min(budget.nodes, shape.nodes)
@@ -157,7 +157,7 @@ def test_chosen_siblings_come_likeliest_first(shape: Shape) -> None:
 def test_sources_are_the_numbers_by_which_nodes_were_read(shape: Shape) -> None:
     """A drafter finds the K/V of accepted nodes by them."""
     stepper = TableStepper(MODEL)
-    drafts = shape.grow(stepper, [PLENTY], dice_for(1))
+    drafts = shape.grow(stepper, [PLENTY], rng_for(1))
     paths = list(paths_of(drafts))
     source = list(range(len(paths))) if drafts.source is None else drafts.source[0].tolist()
     read = [node for node, number in enumerate(source[: len(paths)]) if number in stepper.known[0]]
@@ -170,7 +170,7 @@ def test_a_batch_is_each_sequence_alone(shape: Shape) -> None:
     """Different texts, budgets and seeds side by side, one of them with nothing to draft."""
     texts = [(0, 1), (2,), (3, 3, 4), ()]
     budgets = [Budget(8, 3), Budget(4, 9), Budget(6, 2), Budget(3, 0)]
-    rng = dice_for(4)
+    rng = rng_for(4)
     together = shape.grow(TableStepper(MODEL, texts), budgets, rng)
     together.check()
     assert together.lengths()[3] == 0
@@ -189,7 +189,7 @@ def test_a_batch_is_each_sequence_alone(shape: Shape) -> None:
 @EVERY
 def test_grown_trees_have_interval_masks(shape: Shape) -> None:
     """K.12 on what shapes make."""
-    drafts = shape.grow(TableStepper(MODEL, [(0,), (1,), (2,)]), [PLENTY, Budget(3, 2), Budget(5, 9)], dice_for(3))
+    drafts = shape.grow(TableStepper(MODEL, [(0,), (1,), (2,)]), [PLENTY, Budget(3, 2), Budget(5, 9)], rng_for(3))
     heavy = reorder(drafts, heavy_order(drafts.parent, drafts.length, drafts.levels))
     heavy.check()
     mask = interval_mask(*intervals(heavy.parent, heavy.length, heavy.levels))
@@ -200,7 +200,7 @@ def test_grown_trees_have_interval_masks(shape: Shape) -> None:
 def test_a_sure_model_drafts_a_chain(shape: Shape) -> None:
     """At temperature 0 a draw is the argmax and leaves nothing for siblings."""
     stepper = TableStepper(MODEL, temperature=0.0)
-    drafts = shape.grow(stepper, [PLENTY], dice_for(1))
+    drafts = shape.grow(stepper, [PLENTY], rng_for(1))
     drafts.check()
     if shape.kind == Kind.CHOSEN:
         return
@@ -217,8 +217,8 @@ def test_tensors_are_made_where_the_stepper_is(shape: Shape) -> None:
     """With a default device that holds no data, whatever is made elsewhere than on the stepper's device fails."""
     budgets = [Budget(8, 3), Budget(4, 9)]
     steppers = [TableStepper(MODEL, [(0,), (1,)]) for _ in range(2)]
-    usual = shape.grow(steppers[0], budgets, dice_for(2))
-    rng = dice_for(2)
+    usual = shape.grow(steppers[0], budgets, rng_for(2))
+    rng = rng_for(2)
     with torch.device("meta"):
         drafts = shape.grow(steppers[1], budgets, rng)
     assert [drafts.tree(b) for b in range(2)] == [usual.tree(b) for b in range(2)]
@@ -226,18 +226,18 @@ def test_tensors_are_made_where_the_stepper_is(shape: Shape) -> None:
 
 @EVERY
 def test_a_broken_drafter_breaks_nothing(shape: Shape) -> None:
-    """Distributions of NaN behind the root, or further down, in one sequence of two or in both."""
+    """Distributions of NaN after the root, or further down, in one sequence of two or in both."""
     for who, depth in (((1,), 1), ((1,), 2), ((0, 1), 1)):
 
-        def work_out(prefix: tuple[int, ...], who: tuple[int, ...] = who, depth: int = depth) -> np.ndarray:
+        def compute(prefix: tuple[int, ...], who: tuple[int, ...] = who, depth: int = depth) -> np.ndarray:
             broken = prefix[0] in who and len(prefix) >= depth
             return np.full(5, np.nan) if broken else MODEL.next_distribution(prefix)
 
-        drafts = shape.grow(TableStepper(TableModel(5, work_out), [(0,), (1,)]), [PLENTY] * 2, dice_for(2))
+        drafts = shape.grow(TableStepper(TableModel(5, compute), [(0,), (1,)]), [PLENTY] * 2, rng_for(2))
         drafts.check()
         assert drafts.lengths() == tuple(drafts.length.tolist())
         if who == (1,):
-            well = shape.grow(TableStepper(MODEL, [(0,)]), [PLENTY], dice_for(1))
+            well = shape.grow(TableStepper(MODEL, [(0,)]), [PLENTY], rng_for(1))
             assert drafts.tree(0) == well.tree(0)
 
 
@@ -286,10 +286,10 @@ def test_a_drawn_tree_has_no_gaps() -> None:
 def test_leaves_are_not_read() -> None:
     stepper = TableStepper(dirichlet(9, seed=1))
     shape = StaticTree()
-    shape.grow(stepper, [PLENTY], dice_for(1))
+    shape.grow(stepper, [PLENTY], rng_for(1))
     assert (stepper.reads, stepper.calls) == (shape.reads, 4) == (4 + 4 + 1 + 1, 4)
     stepper = TableStepper(dirichlet(9, seed=1))
-    shape.grow(stepper, [Budget(6, 9)], dice_for(1))
+    shape.grow(stepper, [Budget(6, 9)], rng_for(1))
     assert (stepper.reads, stepper.calls) == (1, 1)  # 00 and 01 are all that is left of the second level
 
 
@@ -326,7 +326,7 @@ def test_the_vocabulary_is_passed_over_per_call_and_not_per_node(shape: Shape, m
     vocab = 4000
     stepper = TableStepper(dirichlet(vocab, 1, alpha=0.02))
     with _Passes(vocab) as passes:
-        drafts = shape.grow(stepper, [PLENTY], dice_for(1))
+        drafts = shape.grow(stepper, [PLENTY], rng_for(1))
     assert drafts.lengths()[0] == 28
     assert passes.count <= most * (stepper.calls + 1)
 
@@ -347,7 +347,7 @@ def test_a_cost_tree_reads_no_level_that_does_not_pay() -> None:
     for level in (0.0, 0.1, 100.0):
         stepper = TableStepper(MODEL)
         CostAwareTree(nodes=12, width=3, depth=6, draft_costs=DraftCosts(CHEAP, level)).grow(
-            stepper, [PLENTY], dice_for(1)
+            stepper, [PLENTY], rng_for(1)
         )
         calls.append(stepper.calls)
     assert 5 >= calls[0] > calls[1] > calls[2] == 0

@@ -1,4 +1,4 @@
-"""Cutting and choosing drafts: what is left is a tree, its distributions follow its nodes, and sources name the old nodes."""
+"""Cutting and choosing drafts: a tree is left, with the distributions of its nodes and their old indices."""
 
 from __future__ import annotations
 

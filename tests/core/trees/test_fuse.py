@@ -104,7 +104,7 @@ def test_without_values_the_first_drafter_goes_first() -> None:
 
 
 def test_an_unlikely_parent_takes_its_children_with_it() -> None:
-    """The second drafter is sure of what it says behind a token that nobody believes in."""
+    """The second drafter is sure of what it says after a token that nobody believes in."""
     first = trees([([1, 2], [-1, -1])], value=[[0.6, 0.1]])
     second = trees([([2, 3], [-1, 0])], value=[[0.2, 0.9]])
     fused = fuse([first, second], [2])

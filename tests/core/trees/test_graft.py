@@ -45,11 +45,11 @@ def test_the_best_keep_their_ancestors_and_their_numbers() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_chains_against_a_dictionary_of_paths(seed: int) -> None:
-    rolls = random.Random(seed)
+    rng = random.Random(seed)
     tree, expected = Graft([], [], [], []), dict[tuple[int, ...], float]()
     for _ in range(5):
-        tokens = [rolls.randrange(3) for _ in range(rolls.randrange(6))]
-        values = sorted((rolls.random() for _ in tokens), reverse=True)
+        tokens = [rng.randrange(3) for _ in range(rng.randrange(6))]
+        values = sorted((rng.random() for _ in tokens), reverse=True)
         tree.add(tokens, values)
         for i, value in enumerate(values):
             path = tuple(tokens[: i + 1])

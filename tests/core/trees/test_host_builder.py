@@ -22,7 +22,7 @@ COSTS = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))
 
 
 class Bigrams:
-    """A drafter whose distribution behind a token is a row of a table; remembers the columns of parents that it was told."""
+    """A drafter whose distribution after a token is a row of a table; remembers the columns of parents that it got."""
 
     def __init__(self, seed: int) -> None:
         self.batch, self.ids, self.device = BATCH, tuple(range(BATCH)), CPU

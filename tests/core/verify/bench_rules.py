@@ -2,8 +2,9 @@
 
     python -m tests.core.verify.bench_rules [--rounds 20] [--threads 1]
 
-Prints a table and, last, one JSON line. Rules that walk get a tree of 8 x (1 + 7) nodes, others a chain of 64. The distributions
-are not timed: logits processing is the sampler's work. Times are medians over rounds with different drafts and rng.
+Prints a table and, last, one JSON line. Rules that walk get a tree of 8 x (1 + 7) nodes, others a chain of 64. The
+distributions are not timed: logits processing is the sampler's work. Times are medians over rounds with different
+drafts and rng.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SWOR, IID, TOP = Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.SAMPLED_IID, Kind.TOP_TH
 
 @dataclass(frozen=True)
 class Ready:
-    """Distributions of one sequence, worked out beforehand."""
+    """Distributions of one sequence, computed beforehand."""
 
     rows: list[DenseDistribution]
 

@@ -29,11 +29,11 @@ def image_model(codebook: Tensor, spread: float, drift: float, seed: int) -> Tab
     """The next code is near the last one, moved by `drift`; a little noise keeps models apart."""
     points = codebook.numpy()
 
-    def work_out(prefix: Prefix) -> Array:
+    def compute(prefix: Prefix) -> Array:
         rng = np.random.default_rng([seed, len(prefix), *prefix])
         here = points[prefix[-1]] if prefix else points.mean(axis=0) + 0.3
         distance = ((points - here - drift) ** 2).sum(axis=1)
         distribution = np.exp(-distance / spread + 0.3 * rng.normal(size=len(points)))
         return np.asarray(distribution / distribution.sum())
 
-    return TableModel(len(points), work_out)
+    return TableModel(len(points), compute)

@@ -1,7 +1,7 @@
-"""Which pairs of rule and drafts keep the target's distribution, worked out by enumeration and not by argument.
+"""Which pairs of rule and drafts keep the target's distribution, computed by enumeration and not by argument.
 
-Every rule runs under the exact interpreter on drafts of every kind, as chains and as trees, over random distributions. A pair is
-legal if no outcome of any run is off by more than rounding; it is biased if one run is off by a millionth.
+Every rule runs under the exact interpreter on drafts of every kind, as chains and as trees, over random distributions.
+A pair is legal if no outcome of any run is off by more than rounding; it is biased if one run is off by a millionth.
     python -m tests.core.verify.derive       prints the table
 """
 
@@ -48,7 +48,7 @@ def is_legal(rule: Rule, kind: Kind, topology: Topology) -> bool:
 
 
 def cases(rule: Rule, kind: Kind, topology: Topology) -> Iterator[tuple[TableModel, TableModel, tuple[int, ...]]]:
-    """Distributions and shapes. Trees are tried wide and deep; deep ones are drawn from two tokens, or outcomes are too many."""
+    """Distributions and shapes. Trees are wide or deep; deep ones are drawn from two tokens to keep outcomes few."""
     shapes = CHAINS if topology is Topology.CHAIN else TREES
     for seed in range(2):
         for number, (shape, vocab, support) in enumerate(shapes):
@@ -90,7 +90,7 @@ def drop_unlikely(drafter: TableModel, rng: Rng, kind: Kind) -> Draft:
 
 
 def drop_by_later_row(drafter: TableModel, rng: Rng, kind: Kind) -> Draft:
-    """A budget that looks at the row behind the last token: throws the token away if nothing likely follows it."""
+    """A budget that looks at the row after the last token: throws the token away if nothing likely follows it."""
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
         text = _longer(text, drafter, rng)

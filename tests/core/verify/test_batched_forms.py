@@ -1,4 +1,4 @@
-"""Invariant 3 of the design: a rule's batched form agrees with its readable form, whatever stands next to it in the batch."""
+"""Invariant 3 of the design: a rule's batched form agrees with its reference, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foredraft.core.verify.tree_walk import NodeBatch
 from foredraft.types import Kind, Topology
 from tests.kit.drafting import Draft, batch_case_of, draft_tree
 from tests.kit.exactness import emitted
-from tests.kit.tables import at_temperature_zero, behind, dirichlet, mixed
+from tests.kit.tables import at_temperature_zero, continued, dirichlet, mixed
 
 VOCAB = 50
 EXACT = [rule for rule in RULES.values() if not rule.lossy]
@@ -33,7 +33,7 @@ def name_of(value: object) -> str:
     return "+".join(kind.name for kind in value) if isinstance(value, tuple) else str(getattr(value, "name", value))
 
 
-def dice_of(seed: int, batch: int) -> KeyedRng:
+def rng_of(seed: int, batch: int) -> KeyedRng:
     rng = np.random.default_rng(seed)
     keys = torch.from_numpy(rng.integers(-(2**62), 2**62, batch))
     return KeyedRng(keys, torch.from_numpy(rng.integers(0, 99, batch)), torch.from_numpy(rng.integers(0, 999, batch)))
@@ -50,7 +50,7 @@ def random_case(
     batch = 18 if seed % 4 == 2 else int(numpy_rng.integers(1, 8))
     drafter = dirichlet(VOCAB, seed, 0.1, support=6 if rule.name == "otm" else None)  # it lists all sets of draws
     target = mixed(drafter, dirichlet(VOCAB, seed + 1, 0.1), 0.6)
-    rng = dice_of(seed, batch)
+    rng = rng_of(seed, batch)
     drafts: list[Draft] = []
     for b in range(batch):
         depth = int(numpy_rng.integers(0, 4))
@@ -142,7 +142,7 @@ def test_chosen_drafts_need_no_distributions(name: str) -> None:
 @pytest.mark.parametrize("name", ["chain", "block", "residual-iid"])
 def test_rules_that_need_distributions_say_so(name: str) -> None:
     rule, model = RULES[name], dirichlet(4, 1)
-    case = batch_case_of([draft_tree(model, (1, 1), Kind.SAMPLED_IID, dice_of(1, 1))], model, model)(dice_of(1, 1))
+    case = batch_case_of([draft_tree(model, (1, 1), Kind.SAMPLED_IID, rng_of(1, 1))], model, model)(rng_of(1, 1))
     bare = replace(case, drafts=replace(case.drafts, distributions=None))
     with pytest.raises(ValueError, match="draft's distributions"):
         rule.verify_batch(bare)
@@ -168,7 +168,7 @@ def text_of(rule: Rule, kind: Kind, shape: tuple[int, ...], length: int = 16) ->
     text: list[int] = []
     for turn in range(length):
         rng = KeyedRng(torch.tensor([77]), torch.tensor([turn]), torch.tensor([len(text)]))
-        p, q = behind(target, text), behind(drafter, text)
+        p, q = continued(target, text), continued(drafter, text)
         draft = draft_tree(q, shape, kind, rng)
         text += emitted(draft, rule.verify_batch(batch_case_of([draft], p, q)(rng)).row(0))
     return text[:length]

@@ -18,13 +18,13 @@ SWOR = Kind.SAMPLED_WITHOUT_REPLACEMENT
 
 
 def b8_target() -> TableModel:
-    """Roots .6 / .4; a tail token is accepted with .2 behind the first root and .9 behind the second."""
+    """Roots .6 / .4; a tail token is accepted with .2 after the first root and .9 after the second."""
     distributions = {(): (0.6, 0.4), (0,): (0.2, 0.8), (1,): (0.9, 0.1)}
     return TableModel(2, lambda prefix: np.array(distributions.get(prefix, (0.5, 0.5))))
 
 
 def fork(target: TableModel, tail: TableModel) -> Method:
-    """Two roots drawn from the target without replacement, one drafted token behind each."""
+    """Two roots drawn from the target without replacement, one drafted token after each."""
 
     def draw(rng: Rng, distribution: np.ndarray, turn: int) -> int:
         row = DenseDistribution(torch.from_numpy(distribution)[None])

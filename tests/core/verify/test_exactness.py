@@ -1,7 +1,7 @@
 """T1 of the spec: every rule on every kind of drafts, in both forms, under the exact interpreter.
 
 A rule is exact where it says so and biased where it does not: the declared table is held to the enumerated one.
-Lengths are one more than the drafted depth, so that the rows behind accepted drafts are tested too.
+Lengths are one more than the drafted depth, so that the rows after accepted drafts are tested too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ UNDECLARED = [
     for topology in Topology
     if (kind, topology) not in rule.exact_for
 ]
-# With one child per node "the k - 1 likeliest, then one draw" is a single draw from q, so p/q rules happen to be right.
+# With one child per node "the k - 1 most likely, then one draw" is a single draw from q, so p/q rules happen to be
+# right.
 # They refuse it all the same: a drafter of this kind that ends up with one child may have chosen it.
 EXACT_BUT_REFUSED = {(Kind.TOP_THEN_SAMPLED, Topology.CHAIN)}
 SHAPES = {Topology.CHAIN: ((1,), (1, 1)), Topology.TREE: ((2,), (3,))}
@@ -42,7 +43,7 @@ def name_of(value: object) -> str:
 
 
 def models(rule: Rule, vocab: int, seeds: range, alphas: tuple[float, ...] = (0.3, 1.0, 3.0)) -> Iterator[Pair]:
-    """Random (target, draft) pairs: full distributions, and distributions that leave tokens out. Greedy rules get one-hot targets."""
+    """Random (target, draft) pairs, with and without impossible tokens. Greedy rules get one-hot targets."""
     for seed in seeds:
         for alpha in alphas:
             for support in (None, vocab - 1):
@@ -150,7 +151,7 @@ def test_plain_decoding_is_every_rule_without_drafts(kind: Kind) -> None:
 def test_a_candidate_that_cannot_have_been_drawn_costs_its_token_nothing(
     tokens: tuple[int, ...], dtype: torch.dtype | None
 ) -> None:
-    """A draft distribution of one token has no second draw. What stands there anyway is rejected, and may still be emitted."""
+    """A draft distribution of one token has no second draw. One that is there anyway is rejected; it may be emitted."""
     target, drafter, count = fixed((0.3, 0.4, 0.3)), fixed((1.0, 0.0, 0.0)), len(tokens)
     draft = Draft(tokens, (-1,) * count, (1,) * count, (Kind.SAMPLED_WITHOUT_REPLACEMENT,) * count)
     ledger = Ledger()
@@ -164,7 +165,7 @@ def test_a_candidate_that_cannot_have_been_drawn_costs_its_token_nothing(
 
 @pytest.mark.parametrize("rest", [1e-4, 1e-6, 3e-8])
 def test_float32_keeps_the_tail_of_a_peaked_draft_distribution(rest: float) -> None:
-    """Behind a token of q near one, 1 - q is rounding error; the distribution of the second draw must not be made from it."""
+    """After a token of q near one, 1 - q is rounding error; the second draw must not be tested with it."""
     target, drafter = fixed((0.3, 0.4, 0.3)), fixed((1 - rest, 0.6 * rest, 0.4 * rest))
     draft = Draft((0, 1), (-1, -1), (1, 1), (Kind.SAMPLED_WITHOUT_REPLACEMENT,) * 2)
     ledger = Ledger()

@@ -142,12 +142,12 @@ def test_one_candidate_makes_all_p_over_q_rules_one(seed: int) -> None:
 def test_the_default_rule_accepts_most_at_a_node(kind: Kind, seed: int) -> None:
     target, drafter = dirichlet(3, seed, 1.0), dirichlet(3, 70 + seed, 1.0)
     # Searching at every node accepts more, and on some draws without replacement so does the rule for greedy drafts.
-    dear = {"otm", "canonical", "k-seq"} | (set() if kind == Kind.TOP_THEN_SAMPLED else {"top-then-sampled"})
+    costly = {"otm", "canonical", "k-seq"} | (set() if kind == Kind.TOP_THEN_SAMPLED else {"top-then-sampled"})
     exact = [rule for rule in RULES.values() if rule.exact_with(frozenset({kind}), Topology.TREE)]
     means = {
         rule.name: accepted_tokens(method_of(rule, target, drafter, (2,), kind))
         for rule in exact
-        if not rule.greedy_only and rule.name not in dear
+        if not rule.greedy_only and rule.name not in costly
     }
     best = default_rule(frozenset({kind}), Topology.TREE).name
     assert means[best] == pytest.approx(max(means.values()), abs=1e-12)

@@ -156,7 +156,7 @@ def test_typical_threshold_of_g1() -> None:
 
 
 def run(rule: Rule, draft: Draft, target: TableModel, temperature_one: TableModel | None = None) -> TreeVerdict:
-    """A verdict without luck: every test fails, and draws give the likeliest token."""
+    """A verdict without randomness: every test fails, and draws give the top token."""
     case = tree_case_of(draft, target, fixed([1 / target.vocab] * target.vocab))(Ledger())
     if temperature_one is not None:
         case = replace(case, temperature_one=lambda row: temperature_one.next_distribution(draft.prefix(row - 1)))
@@ -234,7 +234,7 @@ class Sure(Ledger):
 
 
 def fly_path(rule: Rule, *tokens: int) -> TreeVerdict:
-    """A greedy target that always writes 0, with an unsure distribution behind it."""
+    """A greedy target that always writes 0, with an unsure distribution after it."""
     case = tree_case_of(chain(*tokens), at_temperature_zero(UNSURE), UNSURE)(Sure())
     return rule.verify(replace(case, temperature_one=lambda row: UNSURE.next_distribution()))
 
@@ -243,7 +243,7 @@ def test_fly_keeps_a_mismatch_that_the_target_recovers_from() -> None:
     rule = fly(theta=0.3, window=2)
     assert fly_path(rule, 0, 1, 0, 0).path == [0, 1, 2, 3]
     assert fly_path(rule, 0, 1, 0, 0).reasons[1] == Reason.RELAXED
-    assert fly_path(rule, 0, 1, 0).path == [0]  # the window does not fit behind it
+    assert fly_path(rule, 0, 1, 0).path == [0]  # the window does not fit after it
     assert fly_path(rule, 0, 1, 0, 2).path == [0]  # it does not recover
     assert fly_path(rule, 1, 0, 0, 2, 0, 0).path == [0, 1, 2, 3, 4, 5]  # two mismatches, each with its window
     assert fly_path(fly(theta=0.99, window=2), 0, 1, 0, 0).path == [0]  # the target is too sure

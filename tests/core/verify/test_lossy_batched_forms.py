@@ -1,4 +1,4 @@
-"""Invariant 3 for lossy rules: batched and readable forms agree on ragged batches, states and temperature-1 views included."""
+"""Invariant 3 for lossy rules: both forms agree on ragged batches, with states and temperature-1 views."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def sampled(rng: Rng) -> Draft:
     return draft_tree(DRAFTER, (2, 2), SWOR, rng)
 
 
-def likeliest(rng: Rng) -> Draft:
+def top_tokens(rng: Rng) -> Draft:
     """A top-k tree that calls itself drawn."""
     return draft_tree(DRAFTER, (2, 2), Kind.CHOSEN, rng)._replace(kind=(SWOR,) * 6)
 
@@ -57,7 +57,7 @@ def path_probability(draft: Draft, node: int) -> float:
 
 
 def grown_by_heap(rng: Rng) -> Draft:
-    """DySpec: the next draw goes where it is likeliest to be looked at, which is known before the token is."""
+    """DySpec: the next draw goes where it is most likely to be looked at, which is known before the token is."""
     draft = tree([], [])
     heap: list[tuple[float, int, int, tuple[float, ...]]] = [(-1.0, 0, -1, tuple(DRAFTER.next_distribution()))]
     while len(draft.token) < 3:
@@ -130,8 +130,8 @@ def longest_of_independent_paths(draft: Draft) -> Emit:
 
 
 EXACT = [
-    ("sample-and-match", likeliest),
-    ("one-hot", likeliest),
+    ("sample-and-match", top_tokens),
+    ("one-hot", top_tokens),
     ("residual", sampled),
     ("residual", grown_by_heap),
     ("sample-and-match", pruned),
@@ -145,7 +145,7 @@ EXACT = [
     ("block", stopped_anywhere),
     ("sample-and-match", dropped),
 ]
-BIASED = [("residual", pruned), ("residual", likeliest), ("residual", dropped), ("chain", dropped), ("block", dropped)]
+BIASED = [("residual", pruned), ("residual", top_tokens), ("residual", dropped), ("chain", dropped), ("block", dropped)]
 
 
 def method(rule: str, draft: Callable[[Rng], Draft]) -> Method:

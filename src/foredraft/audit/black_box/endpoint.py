@@ -1,6 +1,6 @@
 """An OpenAI-compatible server as a black box: texts over /v1/completions, and the log-probabilities that come along.
 
-A server reveals the few likeliest tokens of each distribution; everything else is one cell. Standard library only.
+A server reveals the few most likely tokens of each distribution; everything else is one cell. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ForedraftError, UsageError
-from ..sequential.cells import CoarseDistribution, Text, coarse
+from ..sequential.cells import CellDistribution, Text, cells_of
 from ..subject import Activity
 
 TOP = 5  # alternatives that are asked for; every server gives that many
@@ -62,10 +62,10 @@ class Server:
             with urllib.request.urlopen(request, timeout=_WAIT) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            said = error.read()[:200].decode(errors="replace")
+            body_text = error.read()[:200].decode(errors="replace")
             if error.code in (400, 422) and "ignore_eos" in body:
                 raise _Refused from None
-            raise ForedraftError(f"{self.url} answered {error.code}: {said}") from None
+            raise ForedraftError(f"{self.url} answered {error.code}: {body_text}") from None
         except (urllib.error.URLError, OSError, ValueError) as error:
             raise ForedraftError(f"{self.url} cannot be asked: {getattr(error, 'reason', error)}") from None
 
@@ -76,18 +76,18 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One text with what the server said of each token."""
+    """One text with the log-probabilities that came along."""
 
     text: Text
-    distributions: list[CoarseDistribution]
-    gaps: list[float]  # how far each token's log-probability lies below the likeliest one's
+    distributions: list[CellDistribution]
+    gaps: list[float]  # how far each token's log-probability lies below the most likely one's
     ended: bool  # the server stopped before the last token that was asked for
 
 
 def read_choice(choice: dict[str, Any], tokens: int, bare: bool = False) -> Written:
     """A choice of the completions API, checked. `bare` = a text without log-probabilities will do."""
-    said = choice.get("logprobs") or {}
-    names, own, tops = (said.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))
+    logprobs = choice.get("logprobs") or {}
+    names, own, tops = (logprobs.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))
     if not names or not own or not tops or None in own or None in tops:
         if bare and isinstance(choice.get("text"), str):
             return Written(words(choice["text"])[:tokens], [], [], False)
@@ -96,7 +96,7 @@ def read_choice(choice: dict[str, Any], tokens: int, bare: bool = False) -> Writ
     for name, value, top in zip(names[:tokens], own, tops, strict=False):
         # Servers add the sampled token to the list. What is listed must not depend on it, so the last one is dropped.
         listed = sorted(top.items(), key=lambda item: -item[1])[: TOP - 1]
-        distributions.append(coarse({token: math.exp(min(0.0, value)) for token, value in listed}))
+        distributions.append(cells_of({token: math.exp(min(0.0, value)) for token, value in listed}))
         known = dict(listed).get(name)
         # Another token that is written alike belongs to the rest.
         text.append(name if known is None or abs(known - value) < 1e-2 else f"{name}\0")
@@ -117,9 +117,9 @@ class EndpointSubject:
     def __init__(self, server: Server, temperature: float = 1.0, bare: bool = False) -> None:
         self.name, self.server, self.temperature = f"{server.model} at {server.url}", server, temperature
         self.bare = bare  # texts alone will do
-        self.ended = 0  # texts that stopped early: what they would have said is hidden
+        self.ended = 0  # texts that stopped early: their other tokens are hidden
         self.wobble = 0.0  # how far the server's distributions of one context were apart
-        self._distributions: dict[Text, CoarseDistribution] = {}
+        self._distributions: dict[Text, CellDistribution] = {}
 
     def sample(self, prompt: Text, count: int, tokens: int, seed: int) -> list[Text]:
         found: list[Text] = []
@@ -141,7 +141,7 @@ class EndpointSubject:
                 self.wobble, abs(float(known.mass[0]) - float(distribution.mass[distribution.cell(known.tokens[0])]))
             )
 
-    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:
         for prefix in prefixes:
             if (*prompt, *prefix) not in self._distributions:
                 choice = self.server.complete((*prompt, *prefix), max_tokens=1, temperature=self.temperature)[0]
@@ -149,6 +149,6 @@ class EndpointSubject:
         return [self._distributions[(*prompt, *prefix)] for prefix in prefixes]
 
     def check(self) -> None:
-        """Log-probabilities are those of temperature 1, of which only a few are known: no other distribution can be made."""
+        """Only a few log-probabilities of temperature 1 are known, so those of other temperatures are not."""
         if self.temperature != 1.0:
             raise UsageError("an endpoint's own logprobs are those of temperature 1; use -t 1 or --reference URL")

@@ -10,50 +10,55 @@ import numpy as np
 from ..report import conclude
 from ..sequential.cells import Text
 from ..sequential.paired_test import run_pairs
-from ..sequential.test import Plan, Progress, Trial, Verdict, run_trial
+from ..sequential.test import Plan, Progress, SequentialResult, Verdict, run_sequential_test
 from .endpoint import EndpointSubject, Server, Written, read_choice, words
 
-GAP = 0.25  # log-probability by which rounding may lift another token over the likeliest one
+GAP = 0.25  # log-probability by which rounding may lift another token over the most likely one
 _HIDDEN = 2  # texts that may end early before the sample is no longer that of the distribution
 
 
 def audit_endpoint(
-    server: Server, reference: Server | None, prompts: tuple[str, ...], plan: Plan, heat: float, greedy_tokens: int,
+    server: Server,
+    reference: Server | None,
+    prompts: tuple[str, ...],
+    plan: Plan,
+    temperature: float,
+    greedy_tokens: int,
     progress: Progress,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Greedy part and sequential test of a server."""
     plan = replace(plan, prompts=tuple(words(prompt) for prompt in prompts))
-    subject = EndpointSubject(server, heat, bare=reference is not None)
+    subject = EndpointSubject(server, temperature, bare=reference is not None)
     if reference is None:
         subject.check()
     greedy = greedy_part(server, reference, plan.prompts, greedy_tokens)
     if reference is None:
-        trial = _unless_hidden(run_trial(subject, plan, progress), subject.ended)
+        result = _unless_hidden(run_sequential_test(subject, plan, progress), subject.ended)
     else:
-        trial = run_pairs(subject, EndpointSubject(reference, heat, bare=True), plan, progress)
+        result = run_pairs(subject, EndpointSubject(reference, temperature, bare=True), plan, progress)
     about = {
         "name": subject.name,
         "model": server.model,
         "endpoint": server.url,
         "compared with": "its own logprobs" if reference is None else reference.url,
-        "temperature": heat,
+        "temperature": temperature,
         "requests": server.requests + (0 if reference is None else reference.requests),
         "texts that ended early": subject.ended,
         "largest change of one context's logprobs": round(subject.wobble, 4),
     }
-    return conclude(about, {"greedy": greedy, "statistics": trial.as_dict(plan)}, plan.seed)
+    return conclude(about, {"greedy": greedy, "statistics": result.as_dict(plan)}, plan.seed)
 
 
-def _unless_hidden(trial: Trial, ended: int) -> Trial:
+def _unless_hidden(result: SequentialResult, ended: int) -> SequentialResult:
     """Texts that end early hide tokens, and what is left no longer follows the distribution."""
     if ended <= _HIDDEN:
-        return trial
+        return result
     reason = f"{ended} texts ended early, which hides tokens; use prompts that go on, or a server that knows ignore_eos"
-    return replace(trial, verdict=Verdict.UNDECIDED, reason=reason)
+    return replace(result, verdict=Verdict.UNDECIDED, reason=reason)
 
 
 def greedy_part(server: Server, reference: Server | None, prompts: tuple[Text, ...], tokens: int) -> dict[str, Any]:
-    """At temperature 0 every token is the likeliest, and the text is the reference's, if there is one."""
+    """At temperature 0 every token is the most likely, and the text is the reference's, if there is one."""
     differences: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts, 1):
         first = _greedy_text(server, prompt, tokens, bare=reference is not None)

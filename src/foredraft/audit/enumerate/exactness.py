@@ -1,7 +1,7 @@
 """The exactness check: the distribution of what one round emits, by enumeration, against the target's own distribution.
 
-A round that emits few tokens is continued with plain draws from the target up to a fixed length, so that the joint distribution
-of the first tokens can be compared; the continuation is multiplied in, not enumerated.
+A round that emits few tokens is continued with plain draws from the target up to a fixed length, so that the joint
+distribution of the first tokens can be compared; the continuation is multiplied in, not enumerated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Wrong rules that a test of exactness must catch: the bug table B1 to B9, and the rule of a released engine.
 
-Each mutant is a `Method` like the right ones, together with the distributions on which it was measured, so that any check of
-exactness can be tried on it. B7 on G2 is the one bug that cannot be seen there; its distortion is zero.
+Each mutant is a `Method` like the right ones, together with the distributions on which it was measured, so that any
+check of exactness can be tried on it. B7 on G2 is the one bug that cannot be seen there; its distortion is zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTHING = Draft((), (), (), ())
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, where it was measured, and by how much it bends the distribution of the first `length` tokens."""
+    """A bug, where it was measured, and by how much it changes the distribution of the first `length` tokens."""
 
     bug: str
     method: Method
@@ -46,7 +46,7 @@ def unchanged_distribution(case: TreeCase) -> TreeVerdict:
     return _one_level(case, range(len(case.tree.token)), case.draft(0), shrink=False)
 
 
-def likeliest_first(case: TreeCase) -> TreeVerdict:
+def descending_q(case: TreeCase) -> TreeVerdict:
     """B2: drawn without replacement, tried by descending q instead of in draw order."""
     q = case.draft(0)
     return _one_level(case, sorted(range(len(case.tree.token)), key=lambda i: -q[case.tree.token[i]]), q)
@@ -105,7 +105,7 @@ def _block(case: TreeCase, stop: bool = False, weigh: bool = True) -> TreeVerdic
 
 
 def wrong_rule(judge: Judge, target: TableModel, drafter: TableModel, shape: tuple[int, ...], kind: Kind) -> Method:
-    """A judge, right or wrong, on honest drafts."""
+    """A rule, right or wrong, on drafts of the kind that it expects."""
 
     def prepare(draft: Draft) -> Emit:
         case = tree_case_of(draft, target, drafter)
@@ -203,8 +203,8 @@ IID = Kind.SAMPLED_IID
 MUTANTS: dict[str, Mutant] = {
     "B1 K=2": Mutant("duplicates skipped", _siblings(unchanged_distribution, IID, 2), G1_TARGET, 1, 0.0176),
     "B1 K=3": Mutant("duplicates skipped", _siblings(unchanged_distribution, IID, 3), G1_TARGET, 1, 0.0270),
-    "B2 K=2": Mutant("tried by descending q", _siblings(likeliest_first, SWOR, 2), G1_TARGET, 1, 0.1246),
-    "B2 K=3": Mutant("tried by descending q", _siblings(likeliest_first, SWOR, 3), G1_TARGET, 1, 0.2235),
+    "B2 K=2": Mutant("tried by descending q", _siblings(descending_q, SWOR, 2), G1_TARGET, 1, 0.1246),
+    "B2 K=3": Mutant("tried by descending q", _siblings(descending_q, SWOR, 3), G1_TARGET, 1, 0.2235),
     "B3 K=2": Mutant("tested as if with replacement", _siblings(unchanged_distribution, SWOR, 2), G1_TARGET, 1, 0.0256),
     "B3 K=3": Mutant("tested as if with replacement", _siblings(unchanged_distribution, SWOR, 3), G1_TARGET, 1, 0.0396),
     "B4": Mutant("softmax of chosen drafts", _siblings(renormalised_softmax, Kind.CHOSEN, 2), G1_TARGET, 1, 0.30, 2),

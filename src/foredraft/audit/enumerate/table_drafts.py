@@ -55,15 +55,15 @@ def candidates(distribution: Array, count: int, kind: Kind, rng: Rng, node: int)
     return _MAKERS[kind](distribution, count, rng, node)
 
 
-def _draw(distribution: Array, rng: Rng, node: int, turn: int) -> int:
+def _draw(distribution: Array, rng: Rng, node: int, attempt: int) -> int:
     row = DenseDistribution(torch.from_numpy(np.ascontiguousarray(distribution))[None])
-    return int(rng.draw(row, Purpose.DRAFT, torch.tensor([node]), turn)[0])
+    return int(rng.draw(row, Purpose.DRAFT, torch.tensor([node]), attempt)[0])
 
 
 def _without_replacement(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
     left, found = distribution.copy(), []
-    for turn in range(min(count, int((distribution > 0).sum()))):
-        token = _draw(left / left.sum(), rng, node, turn)
+    for attempt in range(min(count, int((distribution > 0).sum()))):
+        token = _draw(left / left.sum(), rng, node, attempt)
         found.append((token, 1))
         left[token] = 0.0
     return found
@@ -81,8 +81,8 @@ def _in_turn(distribution: Array, count: int, rng: Rng, node: int) -> Candidates
 
 def _independent(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
     times: dict[int, int] = {}
-    for turn in range(count):
-        token = _draw(distribution, rng, node, turn)
+    for attempt in range(count):
+        token = _draw(distribution, rng, node, attempt)
         times[token] = times.get(token, 0) + 1
     return list(times.items())
 
@@ -110,7 +110,7 @@ _MAKERS: dict[Kind, Callable[[Array, int, Rng, int], Candidates]] = {
 
 
 def rows_of(draft: Draft, model: TableModel) -> Array:
-    """[N + 1, V] the model's distribution behind the root and behind every node."""
+    """[N + 1, V] the model's distribution after the root and after every node."""
     return np.stack([model.next_distribution(draft.prefix(node)) for node in range(-1, len(draft.token))])
 
 

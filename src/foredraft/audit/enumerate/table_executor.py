@@ -13,7 +13,7 @@ from .table_model import Prefix, TableModel
 
 
 class TableExecutor:
-    """Slots hold token lists; a row's logits are the logarithms of the table's distribution behind its path."""
+    """Slots hold token lists; a row's logits are the logarithms of the table's distribution after its path."""
 
     pads_rows = False
     decoder = capturing = compiled = None

@@ -1,7 +1,8 @@
 """The exact part: a method of the table, rebuilt on table models and run by the real engine under all outcomes.
 
-Drafter, shape and rule are those of the method; only the models are tables, small enough to enumerate every outcome
-of every die. The result is the distribution of whole texts, to be compared with the product of the target's own distributions.
+Drafter, shape and rule are those of the method; only the models are tables, small enough to enumerate every outcome of
+every random draw. The result is the distribution of whole texts, to be compared with the product of the target's own
+distributions.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _DRAFTER = "table-drafter"
 _MOST = 400_000  # outcomes that anybody waits for
 
 
-def _two_likeliest(distribution: Array) -> Array:
-    """A flatter distribution on the two likeliest tokens."""
+def _top_two(distribution: Array) -> Array:
+    """A flatter distribution on the two most likely tokens."""
     kept = np.where(distribution >= np.sort(distribution)[-2], np.sqrt(distribution), 0.0)
     return np.asarray(kept / kept.sum())
 
@@ -57,7 +58,7 @@ CHAINS = Tables(SMALL, mixed(SMALL, dirichlet(3, seed=2), 0.5))
 TREES = Tables(LARGE, mixed(LARGE, dirichlet(5, seed=5), 0.5))  # trees are up to four wide
 # Few possible tokens at a place keep the number of drawn trees down.
 SPARSE = dirichlet(5, seed=6, support=3)
-DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _two_likeliest(SPARSE.next_distribution(prefix))))
+DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _top_two(SPARSE.next_distribution(prefix))))
 
 
 def tables_for(method: Method) -> Tables:

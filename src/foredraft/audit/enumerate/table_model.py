@@ -1,4 +1,4 @@
-"""Language models that are tables: a distribution for every prefix, worked out on first sight and then fixed."""
+"""Language models that are tables: a distribution for every prefix, computed on first sight and then fixed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TableModel:
-    """A next-token distribution for every prefix. `work_out` must be a function of the prefix alone."""
+    """A next-token distribution for every prefix. `compute` must be a function of the prefix alone."""
 
     vocab: int
-    work_out: Callable[[Prefix], Array]
+    compute: Callable[[Prefix], Array]
     _known: dict[Prefix, Array] = field(default_factory=dict, repr=False)
 
     def next_distribution(self, prefix: Sequence[int] = ()) -> Array:
         key = tuple(prefix)
         if key not in self._known:
-            self._known[key] = self.work_out(key)
+            self._known[key] = self.compute(key)
         return self._known[key]
 
     def joint(self, length: int, prefix: Prefix = ()) -> Array:
@@ -35,9 +35,9 @@ class TableModel:
 
 
 def dirichlet(vocab: int, seed: int, alpha: float = 1.0, support: int | None = None) -> TableModel:
-    """Random distributions; small `alpha` makes peaked ones, `support` leaves only so many tokens possible per prefix."""
+    """Random distributions; small `alpha` makes peaked ones, `support` is the number of possible tokens per prefix."""
 
-    def work_out(prefix: Prefix) -> Array:
+    def compute(prefix: Prefix) -> Array:
         rng = np.random.default_rng([seed, len(prefix), *prefix])
         distribution = rng.dirichlet(np.full(vocab, alpha))
         if support is not None:
@@ -45,7 +45,7 @@ def dirichlet(vocab: int, seed: int, alpha: float = 1.0, support: int | None = N
         distribution = np.maximum(distribution, 0.0)
         return np.asarray(distribution / distribution.sum())
 
-    return TableModel(vocab, work_out)
+    return TableModel(vocab, compute)
 
 
 def fixed(distribution: Sequence[float]) -> TableModel:
@@ -54,22 +54,22 @@ def fixed(distribution: Sequence[float]) -> TableModel:
     return TableModel(len(distribution), lambda prefix: array)
 
 
-def rolled(distribution: Sequence[float]) -> TableModel:
-    """`distribution` rolled to the right by the sum of the prefix: the context-dependent golden vector G3."""
+def rotated(distribution: Sequence[float]) -> TableModel:
+    """`distribution` shifted to the right by the sum of the prefix: the context-dependent golden vector G3."""
     array = np.array(distribution)
     return TableModel(len(distribution), lambda prefix: np.roll(array, sum(prefix) % len(distribution)))
 
 
 def mixed(first: TableModel, second: TableModel, share: float) -> TableModel:
-    """`share` of the first model's distributions and the rest of the second's: a target that likes its drafter."""
+    """`share` of the first model's distributions and the rest of the second's: a target that resembles its drafter."""
 
-    def work_out(prefix: Prefix) -> Array:
+    def compute(prefix: Prefix) -> Array:
         return share * first.next_distribution(prefix) + (1 - share) * second.next_distribution(prefix)
 
-    return TableModel(first.vocab, work_out)
+    return TableModel(first.vocab, compute)
 
 
-def behind(model: TableModel, text: Sequence[int], reach: int = 2) -> TableModel:
+def continued(model: TableModel, text: Sequence[int], reach: int = 2) -> TableModel:
     """The same model after `text`, of which it remembers the last `reach` tokens."""
     return TableModel(model.vocab, lambda prefix: model.next_distribution((*text, *prefix)[-reach:]))
 
@@ -77,15 +77,15 @@ def behind(model: TableModel, text: Sequence[int], reach: int = 2) -> TableModel
 def at_temperature_zero(model: TableModel) -> TableModel:
     """The point mass at the argmax of another model's distributions."""
 
-    def work_out(prefix: Prefix) -> Array:
+    def compute(prefix: Prefix) -> Array:
         distribution = np.zeros(model.vocab)
         distribution[model.next_distribution(prefix).argmax()] = 1.0
         return distribution
 
-    return TableModel(model.vocab, work_out)
+    return TableModel(model.vocab, compute)
 
 
 # Golden vectors of the verification spec, section 0.7.
 G1_TARGET, G1_DRAFT = fixed((0.40, 0.30, 0.15, 0.10, 0.05)), fixed((0.10, 0.25, 0.35, 0.05, 0.25))
 G2_TARGET, G2_DRAFT = fixed((1 / 3, 2 / 3)), fixed((2 / 3, 1 / 3))
-G3_TARGET, G3_DRAFT = rolled((0.45, 0.30, 0.15, 0.10)), rolled((0.15, 0.20, 0.35, 0.30))
+G3_TARGET, G3_DRAFT = rotated((0.45, 0.30, 0.15, 0.10)), rotated((0.15, 0.20, 0.35, 0.30))

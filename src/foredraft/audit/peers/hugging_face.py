@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import ForedraftError, UsageError
 from ...recipes.loading import DTYPES
-from ..sequential.cells import CoarseDistribution, Text, coarse_dense
+from ..sequential.cells import CellDistribution, Text, cells_of_dense
 from ..subject import CELLS, Activity
 
 _ROWS = 32  # texts of one length that are read in one pass
@@ -61,8 +61,8 @@ class TransformersSubject:
         )
         return tuple(out[0, len(prompt) :].tolist())
 
-    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
-        found: dict[Text, CoarseDistribution] = {}
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:
+        found: dict[Text, CellDistribution] = {}
         by_length: dict[int, list[Text]] = defaultdict(list)
         for prefix in prefixes:
             by_length[len(prefix)].append(prefix)
@@ -70,12 +70,12 @@ class TransformersSubject:
             for begin in range(0, len(same), _ROWS):
                 part = same[begin : begin + _ROWS]
                 rows = torch.softmax(self.logits([(*prompt, *prefix) for prefix in part]) / self.temperature, dim=1)
-                found |= {prefix: coarse_dense(row.numpy(), CELLS) for prefix, row in zip(part, rows, strict=True)}
+                found |= {prefix: cells_of_dense(row.numpy(), CELLS) for prefix, row in zip(part, rows, strict=True)}
         return [found[prefix] for prefix in prefixes]
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """[texts, V] float64 logits behind texts of one length."""
+        """[texts, V] float64 logits after texts of one length."""
         ids = torch.tensor([list(map(int, text)) for text in texts], device=self.device)
         return self.model(ids, logits_to_keep=1).logits[:, -1].double().cpu()
 

@@ -18,7 +18,7 @@ from ...errors import ForedraftError, UsageError
 from ...recipes.loading import Place, load
 from ...types import SamplingParams
 from ..own_engine import EngineSubject
-from ..sequential.cells import CoarseDistribution, Text
+from ..sequential.cells import CellDistribution, Text
 from ..subject import Activity
 
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -47,12 +47,14 @@ class VllmSubject:
     def _write(self, prompts: list[Text], options: list[tuple[int, float, int]]) -> list[Text]:
         asked = [{"prompt_token_ids": list(map(int, prompt))} for prompt in prompts]
         how = [
-            self.params(max_tokens=tokens, temperature=heat, seed=seed, top_p=1.0, ignore_eos=True, detokenize=False)
-            for tokens, heat, seed in options
+            self.params(
+                max_tokens=tokens, temperature=temperature, seed=seed, top_p=1.0, ignore_eos=True, detokenize=False
+            )
+            for tokens, temperature, seed in options
         ]
         return [tuple(out.outputs[0].token_ids) for out in self.llm.generate(asked, how, use_tqdm=False)]
 
-    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CoarseDistribution]:
+    def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:
         return self.plain.distributions(prompt, prefixes)
 
     def logits(self, texts: Sequence[Text]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The distribution of a next token as an auditor sees it: the likeliest tokens one by one, all others as one cell.
+"""The distribution of a next token as an auditor sees it: the most likely tokens one by one, all others as one cell.
 
 A black box reveals no more than that, and a test on cells stays valid whatever happens inside the last one. Tokens are
 ids, or strings where an endpoint gives no ids; nothing here knows which.
@@ -21,10 +21,10 @@ FLOOR = 1e-12  # a cell that should be empty keeps this much: one stray token is
 
 
 @dataclass(frozen=True, slots=True)
-class CoarseDistribution:
+class CellDistribution:
     """Probabilities of m tokens and of everything else."""
 
-    tokens: tuple[Token, ...]  # likeliest first
+    tokens: tuple[Token, ...]  # most likely first
     mass: Array  # [m + 1], the last cell is the rest
     place: dict[Token, int] = field(init=False, repr=False)
 
@@ -35,14 +35,14 @@ class CoarseDistribution:
         return self.place.get(token, len(self.tokens))
 
 
-def coarse(probs: Mapping[Token, float]) -> CoarseDistribution:
+def cells_of(probs: Mapping[Token, float]) -> CellDistribution:
     """From the probabilities of some tokens; the rest of the mass is the rest."""
     ranked = sorted(probs.items(), key=lambda item: -item[1])
     return _distribution(tuple(token for token, _ in ranked), [p for _, p in ranked], 1.0 - sum(probs.values()))
 
 
-def coarse_dense(probs: ArrayLike, top: int) -> CoarseDistribution:
-    """From a whole distribution, of which the `top` likeliest tokens keep their own cells."""
+def cells_of_dense(probs: ArrayLike, top: int) -> CellDistribution:
+    """From a whole distribution, of which the `top` most likely tokens keep their own cells."""
     distribution = np.asarray(probs, np.float64)
     top = min(top, distribution.size)
     order = np.argpartition(-distribution, top - 1)[:top] if top < distribution.size else np.arange(distribution.size)
@@ -53,6 +53,6 @@ def coarse_dense(probs: ArrayLike, top: int) -> CoarseDistribution:
     )
 
 
-def _distribution(tokens: tuple[Token, ...], probs: Sequence[float] | Array, rest: float) -> CoarseDistribution:
+def _distribution(tokens: tuple[Token, ...], probs: Sequence[float] | Array, rest: float) -> CellDistribution:
     mass = np.maximum(np.append(np.asarray(probs, np.float64), rest), FLOOR)
-    return CoarseDistribution(tokens, mass / mass.sum())
+    return CellDistribution(tokens, mass / mass.sum())

@@ -1,9 +1,10 @@
 """Evidence that texts do not follow the target: test martingales that may be looked at as often as one likes.
 
-Under the null every emitted token is a draw from the target's distribution given its own prefix. A *view* puts tokens into cells
-whose null probabilities are known; the Bayes factor of "some distribution near the target's" (Dirichlet with mean p) against
-"the target's distribution" then has mean one at any time, and so has any average of such factors. By Ville's inequality it
-ever reaches 1 / alpha with probability at most alpha: no schedule of looks has to be agreed on beforehand.
+Under the null every emitted token is a draw from the target's distribution given its own prefix. A *view* puts tokens
+into cells whose null probabilities are known; the Bayes factor of "some distribution near the target's" (Dirichlet with
+mean p) against "the target's distribution" then has mean one at any time, and so has any average of such factors. By
+Ville's inequality it ever reaches 1 / alpha with probability at most alpha: no schedule of looks has to be agreed on
+beforehand.
 
 Views: `tokens` keeps a table per prefix and finds any shift among likely tokens; `ranks` and `copies` pool all prefixes
 through the randomised probability integral transform, with tokens in the order of their probability, or with those
@@ -19,12 +20,12 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from ..enumerate.table_model import Array
-from .cells import CoarseDistribution, Token
+from .cells import CellDistribution, Token
 
 KAPPAS = (16.0, 256.0, 4096.0)  # prior sizes: large shifts, small ones, and small ones in many cells
 BINS = 8
 VIEWS = ("tokens", "ranks", "copies")
-_MANY = 30  # observations behind a prefix from which on its own shift is worth an estimate
+_MANY = 30  # observations after a prefix from which on its own shift is worth an estimate
 
 
 def log_bayes(counts: Array, mass: Array, kappa: float) -> Array:
@@ -69,7 +70,7 @@ class View:
 
 
 def chance_shift(mass: Array, count: float) -> float:
-    """Mean total variation between a distribution and the frequencies of `count` draws from it (normal approximation)."""
+    """Mean total variation between `mass` and the frequencies of `count` draws from it (normal approximation)."""
     return float(np.sqrt(2 * mass * (1 - mass) / (np.pi * count)).sum() / 2)
 
 
@@ -86,7 +87,7 @@ class Evidence:
         self.views = [{name: View() for name in VIEWS} for _ in range(self.tokens)]
 
     @property
-    def bar(self) -> float:
+    def threshold(self) -> float:
         """log evidence that a position must reach: alpha is shared equally by the positions."""
         return float(np.log(self.tokens / self.alpha))
 
@@ -94,7 +95,7 @@ class Evidence:
         self,
         position: int,
         key: Hashable,
-        distribution: CoarseDistribution,
+        distribution: CellDistribution,
         context: Collection[Token],
         seen: Mapping[Token, int],
     ) -> None:
@@ -109,7 +110,7 @@ class Evidence:
             here[name].add(name, np.full(BINS, 1 / BINS), self._transform(counts[order], distribution.mass[order]))
 
     def _transform(self, counts: Array, mass: Array) -> Array:
-        """[BINS] the randomised integral transform of counted cells: uniform under the null, whatever the distribution."""
+        """[BINS] the randomised integral transform of counted cells: uniform under the null."""
         high = np.cumsum(mass)
         edges = np.linspace(0.0, 1.0, BINS + 1)
         bins = np.zeros(BINS)

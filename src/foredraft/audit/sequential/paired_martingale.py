@@ -1,8 +1,9 @@
 """Two samplers, one question: do they write the same texts? A test martingale that needs no distribution at all.
 
-Texts are drawn in pairs, one from each. If both have the same distribution, who wrote which of the two is a fair coin, whatever
-that distribution is. Betting on the coin with the frequencies seen so far multiplies a wealth of mean one, which by Ville's
-inequality ever reaches 1 / alpha with probability at most alpha. It knows texts only as things that are equal or not.
+Texts are drawn in pairs, one from each. If both have the same distribution, who wrote which of the two is a fair coin,
+whatever that distribution is. Betting on the coin with the frequencies seen so far multiplies a wealth of mean one,
+which by Ville's inequality ever reaches 1 / alpha with probability at most alpha. It knows texts only as things that
+are equal or not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _REPEATS = 100
 
 
 @dataclass(slots=True)
-class Exchange:
+class PairedBets:
     """The bets at one position."""
 
     ours: Counter[Hashable] = field(default_factory=Counter)
@@ -53,7 +54,7 @@ class Exchange:
         return apart, chance_shift(pooled, total / 2)
 
 
-def pair_power(distributions: Sequence[Array], count: int, size: float, bar: float, seed: int = 0) -> float:
+def pair_power(distributions: Sequence[Array], count: int, size: float, threshold: float, seed: int = 0) -> float:
     """Chance that `count` pairs per distribution show two samplers that are `size` apart, in the hardest direction."""
     rng, wealth = np.random.default_rng(seed), np.zeros((CAUTION.size, _REPEATS))
     for mass in distributions:
@@ -70,13 +71,13 @@ def pair_power(distributions: Sequence[Array], count: int, size: float, bar: flo
             wealth += np.where(x == y, 0.0, np.log(2 * ratio / (1 + ratio)))
             seen[0, x, every] += 1
             seen[1, y, every] += 1
-    return float((np.logaddexp.reduce(wealth, axis=0) - np.log(CAUTION.size) >= bar).mean())
+    return float((np.logaddexp.reduce(wealth, axis=0) - np.log(CAUTION.size) >= threshold).mean())
 
 
-def detectable_pairs(distributions: Sequence[Array], count: int, bar: float) -> float:
+def detectable_pairs(distributions: Sequence[Array], count: int, threshold: float) -> float:
     """Smallest total variation between two samplers that `count` pairs per prompt show with 95% power; 1 = none."""
     low, high = 0.0, 1.0
     for _ in range(6):
         middle = (low + high) / 2
-        low, high = (low, middle) if pair_power(distributions, count, middle, bar) >= POWER else (middle, high)
+        low, high = (low, middle) if pair_power(distributions, count, middle, threshold) >= POWER else (middle, high)
     return high

@@ -1,4 +1,7 @@
-"""The sequential test of two samplers against each other, for when no distribution is known. It ends as `run_trial` does."""
+"""The sequential test of two samplers against each other, for when no distribution is known.
+
+It ends as `run_sequential_test` does.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ import numpy as np
 
 from ..enumerate.table_model import Array
 from ..subject import CELLS, Subject
-from .cells import Text, coarse
-from .paired_martingale import Exchange, detectable_pairs
+from .cells import Text, cells_of
+from .paired_martingale import PairedBets, detectable_pairs
 from .power import POWER
-from .test import Plan, Progress, Trial, Verdict, position_row
+from .test import Plan, Progress, SequentialResult, Verdict, position_row
 
 
-class Duel:
-    """The state of one trial."""
+class PairedSampling:
+    """The state of one test."""
 
     def __init__(self, ours: Subject, theirs: Subject, plan: Plan) -> None:
         self.ours, self.theirs, self.plan = ours, theirs, plan
-        self.bar = float(np.log(plan.tokens / plan.alpha))
-        self.bets = [Exchange() for _ in range(plan.tokens)]
+        self.threshold = float(np.log(plan.tokens / plan.alpha))
+        self.bets = [PairedBets() for _ in range(plan.tokens)]
         self.firsts: list[Counter[str]] = [Counter() for _ in plan.prompts]
         self.drawn = 0  # texts of each side
 
@@ -43,7 +46,7 @@ class Duel:
                 self.bets[i].add((which, a[: i + 1]), (which, b[: i + 1]))
 
     def alarm(self) -> bool:
-        return any(bet.log_e() >= self.bar for bet in self.bets)
+        return any(bet.log_e() >= self.threshold for bet in self.bets)
 
     def detectable(self) -> float:
         """Smallest total variation that would have shown, with the first tokens seen so far as the distribution."""
@@ -51,31 +54,35 @@ class Duel:
         for counts in self.firsts:
             total = sum(counts.values())
             if total:
-                distributions.append(coarse({token: n / total for token, n in counts.most_common(CELLS)}).mass)
-        return detectable_pairs(distributions, max(1, self.drawn // len(self.firsts)), self.bar)
+                distributions.append(cells_of({token: n / total for token, n in counts.most_common(CELLS)}).mass)
+        return detectable_pairs(distributions, max(1, self.drawn // len(self.firsts)), self.threshold)
 
     def positions(self) -> list[dict[str, Any]]:
-        return [position_row(i, bet.log_e(), self.bar, "pairs", *bet.shift()) for i, bet in enumerate(self.bets)]
+        return [position_row(i, bet.log_e(), self.threshold, "pairs", *bet.shift()) for i, bet in enumerate(self.bets)]
 
 
-def run_pairs(ours: Subject, theirs: Subject, plan: Plan, progress: Progress = lambda done, total: None) -> Trial:
+def run_pairs(
+    ours: Subject, theirs: Subject, plan: Plan, progress: Progress = lambda done, total: None
+) -> SequentialResult:
     """Run the test to its end."""
-    began, duel = time.monotonic(), Duel(ours, theirs, plan)
+    began, sampling = time.monotonic(), PairedSampling(ours, theirs, plan)
     smallest, alarm, check = 1.0, False, 64 * len(plan.prompts)
     while not alarm and smallest > plan.resolution:
-        if duel.drawn >= plan.texts or time.monotonic() - began >= plan.seconds:
+        if sampling.drawn >= plan.texts or time.monotonic() - began >= plan.seconds:
             break
-        progress(duel.drawn, plan.texts)
-        duel.draw()
-        alarm = duel.alarm()
-        if duel.drawn >= check:  # the power takes a while to simulate, so it is looked at ever more rarely
-            smallest, check = duel.detectable(), int(1.5 * duel.drawn)
-    smallest = min(smallest, duel.detectable())
-    needed = int(duel.drawn * max(1.0, smallest / plan.resolution) ** 2)
+        progress(sampling.drawn, plan.texts)
+        sampling.draw()
+        alarm = sampling.alarm()
+        if sampling.drawn >= check:  # the power takes a while to simulate, so it is looked at ever more rarely
+            smallest, check = sampling.detectable(), int(1.5 * sampling.drawn)
+    smallest = min(smallest, sampling.detectable())
+    needed = int(sampling.drawn * max(1.0, smallest / plan.resolution) ** 2)
     if alarm:
         verdict, reason = Verdict.FAIL, "the two samplers do not write the same texts"
     elif smallest <= plan.resolution:
         verdict, reason = Verdict.PASS, f"a bias of {plan.resolution:g} would have been seen with {POWER:.0%} power"
     else:
-        verdict, reason = Verdict.UNDECIDED, f"the budget ended at {duel.drawn} texts; about {needed} would decide"
-    return Trial(verdict, reason, duel.drawn, needed, smallest, time.monotonic() - began, duel.positions())
+        verdict, reason = Verdict.UNDECIDED, f"the budget ended at {sampling.drawn} texts; about {needed} would decide"
+    return SequentialResult(
+        verdict, reason, sampling.drawn, needed, smallest, time.monotonic() - began, sampling.positions()
+    )

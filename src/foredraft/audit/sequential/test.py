@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ..subject import Subject
-from .cells import CoarseDistribution, Text, Token
+from .cells import CellDistribution, Text, Token
 from .martingale import Evidence
 from .power import POWER, detectable, texts_needed
 
@@ -44,7 +44,7 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a trial is run."""
+    """How a test is run."""
 
     prompts: tuple[Text, ...]
     tokens: int = 3  # of every text
@@ -69,8 +69,8 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Trial:
-    """What a trial found."""
+class SequentialResult:
+    """What a test found."""
 
     verdict: Verdict
     reason: str
@@ -105,12 +105,12 @@ class Trial:
         }
 
 
-def position_row(index: int, log_e: float, bar: float, view: str, seen: float, chance: float) -> dict[str, Any]:
+def position_row(index: int, log_e: float, threshold: float, view: str, seen: float, chance: float) -> dict[str, Any]:
     """What was found at one position of the texts."""
     return {
         "position": index + 1,
         "log10_evidence": round(log_e / float(np.log(10)), 3),
-        "alarm": log_e >= bar,
+        "alarm": log_e >= threshold,
         "view": view,
         "total_variation": round(seen, 4),
         "chance_level": round(chance, 4),
@@ -118,20 +118,20 @@ def position_row(index: int, log_e: float, bar: float, view: str, seen: float, c
 
 
 class Sampling:
-    """The state of one trial."""
+    """The state of one test."""
 
     def __init__(self, subject: Subject, plan: Plan) -> None:
         self.subject, self.plan = subject, plan
         self.evidence = Evidence(plan.tokens, plan.alpha, np.random.default_rng(plan.seed))
-        self.known: list[dict[Text, CoarseDistribution]] = [{} for _ in plan.prompts]
+        self.known: list[dict[Text, CellDistribution]] = [{} for _ in plan.prompts]
         for i in range(len(plan.prompts)):
             self._learn(i, [()])
-        per_prompt = texts_needed(self.first_distributions, plan.resolution, self.evidence.bar)
+        per_prompt = texts_needed(self.first_distributions, plan.resolution, self.evidence.threshold)
         self.needed = None if per_prompt is None else per_prompt * len(plan.prompts)
         self.drawn = 0
 
     @property
-    def first_distributions(self) -> list[CoarseDistribution]:
+    def first_distributions(self) -> list[CellDistribution]:
         return [distributions[()] for distributions in self.known]
 
     def draw(self, count: int) -> None:
@@ -158,13 +158,17 @@ class Sampling:
 
     def positions(self) -> list[dict[str, Any]]:
         evidence = self.evidence
-        return [position_row(i, evidence.log_e(i), evidence.bar, *evidence.shift(i)) for i in range(self.plan.tokens)]
+        return [
+            position_row(i, evidence.log_e(i), evidence.threshold, *evidence.shift(i)) for i in range(self.plan.tokens)
+        ]
 
     def alarm(self) -> bool:
-        return any(self.evidence.log_e(i) >= self.evidence.bar for i in range(self.plan.tokens))
+        return any(self.evidence.log_e(i) >= self.evidence.threshold for i in range(self.plan.tokens))
 
 
-def run_trial(subject: Subject, plan: Plan, progress: Progress = lambda done, total: None) -> Trial:
+def run_sequential_test(
+    subject: Subject, plan: Plan, progress: Progress = lambda done, total: None
+) -> SequentialResult:
     """Run the test to its end."""
     began = time.monotonic()
     sampling = Sampling(subject, plan)
@@ -179,9 +183,9 @@ def run_trial(subject: Subject, plan: Plan, progress: Progress = lambda done, to
     progress(sampling.drawn, total)
     verdict, reason = _conclude(sampling, alarm)
     per_prompt = max(1, sampling.drawn // len(plan.prompts))
-    smallest = detectable(sampling.first_distributions, per_prompt, sampling.evidence.bar)
+    smallest = detectable(sampling.first_distributions, per_prompt, sampling.evidence.threshold)
     seconds = time.monotonic() - began
-    return Trial(verdict, reason, sampling.drawn, sampling.needed, smallest, seconds, sampling.positions())
+    return SequentialResult(verdict, reason, sampling.drawn, sampling.needed, smallest, seconds, sampling.positions())
 
 
 def _conclude(sampling: Sampling, alarm: bool) -> tuple[Verdict, str]:

@@ -19,7 +19,7 @@ from .masks import RowMasks
 from .tensors import DenseDistribution, PointMass
 from .top_k import argmax
 
-# Rows are truncated by looking at this many of the likeliest tokens first; almost always they are enough.
+# Rows are truncated by looking at this many of the most likely tokens first; almost always they are enough.
 _HEAD = 512
 # Logits divided by a smaller temperature could overflow; at this one every distribution is a point mass already.
 _COLDEST = 1e-30
@@ -193,7 +193,7 @@ def penalise(logits: Tensor, counts: TokenCounts, path: Tensor, block: ParamBloc
 
 @dataclass(slots=True)
 class LogitDistributions:
-    """The distributions of a batch of tree rows, worked out from packed logits when a rule visits a row.
+    """The distributions of a batch of tree rows, computed from packed logits when a rule visits a row.
 
     `index[b, r]` says which packed row of `logits` belongs to row r of sequence b.
     """
@@ -228,7 +228,8 @@ class LogitDistributions:
             logits = logits.masked_fill(~self.mask.at(row), -torch.inf)
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
-        # A void row behind a rejected draft is nobody's business; as a uniform distribution it cannot spoil sums over rows.
+        # A void row after a rejected draft is nobody's business; as a uniform distribution it cannot spoil sums over
+        # rows.
         if logits.device.type != "cpu" or bool(void.any()):
             logits = logits.masked_fill(void, 0.0)
         return distribution_of(logits, self.block)

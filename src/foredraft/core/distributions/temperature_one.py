@@ -1,7 +1,8 @@
-"""Distributions for rules that weigh alternatives: at temperature 0 the target's distribution is a point mass and weighs nothing.
+"""The temperature-1 view of greedy rows, for lossy rules that weigh alternatives: a point mass has none.
 
-Lossy rules that ask "how sure is the target?" (typical acceptance, divergence gates, FLy) look at these distributions instead:
-the same logits, penalties and truncation, at temperature 1 where the request is greedy and unchanged elsewhere.
+Lossy rules that ask "how sure is the target?" (typical acceptance, divergence gates, FLy) look at these distributions
+instead: the same logits, penalties and truncation, at temperature 1 where the request is greedy and unchanged
+elsewhere.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class PointMass:
 
 @dataclass(frozen=True, slots=True)
 class MappedDistribution:
-    """A distribution over a reduced draft vocabulary, seen in target ids: zero wherever the drafter has no such token."""
+    """A distribution over a reduced draft vocabulary, in target ids: zero where the drafter has no such token."""
 
     inner: Distribution
     ids: Tensor  # [Vd] target id of each draft id
@@ -124,7 +124,7 @@ class TableDistributions:
 
 @dataclass(frozen=True, slots=True)
 class PointMasses:
-    """The distributions of chains of likeliest tokens, [B, N]: row i is sure of token i. Nobody asks behind the last one."""
+    """The distributions of greedy chains [B, N]: row i is a point mass at token i; the row after the last is not read."""
 
     token: Tensor
     vocab: int
@@ -135,18 +135,19 @@ class PointMasses:
 
 @dataclass(frozen=True, slots=True)
 class LazyDistributions:
-    """Distributions worked out by a function when a row is visited."""
+    """Distributions computed by a function when a row is visited."""
 
-    work_out: Callable[[Tensor], Distribution]
+    compute: Callable[[Tensor], Distribution]
 
     def at(self, row: Tensor) -> Distribution:
-        return self.work_out(row)
+        return self.compute(row)
 
 
 def race(probs: Tensor, key: Tensor) -> Tensor:
     """One exponential race per row of [B, V]: the token with the largest p / E wins, E one exponential per token.
 
-    Run as two races, among blocks of tokens by their mass and then inside the winner: the same distribution for fewer hashes.
+    Run as two races, among blocks of tokens by their mass and then inside the winner: the same distribution for fewer
+    hashes.
     """
     batch, vocab = probs.shape
     if vocab <= _BLOCK:

@@ -1,8 +1,9 @@
 """What a target's distribution says about a token, in four numbers. Pure; judges and their training share it.
 
-log p of the token, log(1 + rank) with rank the number of likelier tokens, margin = log p of the likeliest - log p of
-the token, and the entropy of the distribution, all in nats. `look` reads them off a distribution that is written out, `features_of_rows` off
-many rows at once: straight from the logits where the distribution is their softmax and nothing else.
+log p of the token, log(1 + rank) with rank the number of more likely tokens, margin = log p of the most likely - log p
+of the token, and the entropy of the distribution, all in nats. `look` reads them off a distribution that is written
+out, `features_of_rows` off many rows at once: straight from the logits where the distribution is their softmax and
+nothing else.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ class TokenFeatures(NamedTuple):
     """What distributions say about tokens; all of one shape."""
 
     p: Tensor  # of the token
-    likelier: Tensor  # how many tokens are
-    top: Tensor  # p of the likeliest token
+    more_likely: Tensor  # how many tokens are more likely
+    top: Tensor  # p of the top token
     entropy: Tensor  # of the distribution
 
     def evidence(self) -> Tensor:
         """[.., 4] float32, in the order of `EVIDENCE`."""
         own = self.p.clamp(min=LEAST).log()
         margin = self.top.clamp(min=LEAST).log() - own
-        return torch.stack((own, self.likelier.to(own.dtype).log1p(), margin, self.entropy), dim=-1).to(torch.float32)
+        return torch.stack((own, self.more_likely.to(own.dtype).log1p(), margin, self.entropy), dim=-1).to(
+            torch.float32
+        )
 
 
 def evidence(p: Tensor, token: Tensor) -> Tensor:
@@ -46,10 +49,10 @@ def look(p: Tensor, token: Tensor) -> TokenFeatures:
     """[B, V] distributions at [B, C] tokens."""
     own = p.gather(1, token)
     # One column at a time: [B, C, V] comparisons would not fit for wide trees.
-    likelier = [(p > own[:, k : k + 1]).sum(dim=1) for k in range(token.shape[1])]
+    more_likely = [(p > own[:, k : k + 1]).sum(dim=1) for k in range(token.shape[1])]
     entropy = -(p * p.clamp(min=LEAST).log()).sum(dim=1, keepdim=True)
     return TokenFeatures(
-        own, torch.stack(likelier, dim=1), p.amax(dim=1, keepdim=True).expand_as(own), entropy.expand_as(own)
+        own, torch.stack(more_likely, dim=1), p.amax(dim=1, keepdim=True).expand_as(own), entropy.expand_as(own)
     )
 
 
@@ -79,5 +82,5 @@ def features_of_logits(logits: Tensor, token: Tensor, temperature: Tensor) -> To
     total = weight.sum(dim=1)
     entropy = total.log() - torch.linalg.vecdot(weight, away) / total
     # Sums of float32 are quicker than counts of bool, and exact; their room is that of the weights.
-    likelier = torch.gt(away, own, out=weight).sum(dim=1)
-    return TokenFeatures(own[:, 0].exp() / total, likelier, 1 / total, entropy)
+    more_likely = torch.gt(away, own, out=weight).sum(dim=1)
+    return TokenFeatures(own[:, 0].exp() / total, more_likely, 1 / total, entropy)

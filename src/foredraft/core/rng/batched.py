@@ -1,8 +1,8 @@
-"""Faster rolls for one round: the same numbers as `KeyedRng` gives one by one.
+"""The random numbers of one round in one go: the same numbers as `KeyedRng` gives one by one.
 
-A roll is a pure function of its key, so it may be worked out in whatever way is cheap: for a few sequences on the host
-by plain integers, otherwise for all nodes of the round in one hash. Rng without keys (the exact interpreter) are
-passed through and roll one by one.
+A random number is a pure function of its key, so it may be computed in whatever way is cheap: for a few sequences on
+the host by plain integers, otherwise for all nodes of the round in one hash. An rng without keys (`EnumeratingRng`) is
+returned as it is.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ class BatchedRng:
 
     rng: KeyedRng
     keys: list[tuple[int, int]] | None  # (seed, round) of each sequence
-    accept: Tensor | None  # [B, N + 1] float64 acceptance rolls of attempt 0; column i + 1 belongs to node i
+    accept: (
+        Tensor | None
+    )  # [B, N + 1] float64 uniforms of the acceptance tests, attempt 0; column i + 1 belongs to node i
 
     def uniform(self, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] float64 in [0, 1)."""
         if self.keys is not None:
             which = zip(self.keys, node.tolist(), strict=True)
-            rolls = [uniform_of(seed, turned, n, int(purpose), attempt) for (seed, turned), n in which]
-            return torch.tensor(rolls, dtype=torch.float64)
+            uniforms = [uniform_of(seed, round, n, int(purpose), attempt) for (seed, round), n in which]
+            return torch.tensor(uniforms, dtype=torch.float64)
         if self.accept is not None and purpose == Purpose.ACCEPT and attempt == 0:
             return self.accept.gather(1, node[:, None] + 1)[:, 0]
         return self.rng.uniform(self.rng.round, purpose, node, attempt)
 
     def accepts(self, node: Tensor) -> Tensor:
-        """[B, C] acceptance rolls of several nodes per sequence."""
+        """[B, C] uniforms of the acceptance tests of several nodes per sequence."""
         if self.accept is not None:
             return self.accept.gather(1, node + 1)
         which = zip(self.keys or (), node.tolist(), strict=True)
-        rolls = [[uniform_of(*key, n, int(Purpose.ACCEPT), 0) for n in row] for key, row in which]
-        return torch.tensor(rolls, dtype=torch.float64)
+        uniforms = [[uniform_of(*key, n, int(Purpose.ACCEPT), 0) for n in row] for key, row in which]
+        return torch.tensor(uniforms, dtype=torch.float64)
 
     def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         return self.uniform(purpose, node, attempt) < prob
@@ -68,14 +70,14 @@ def batched_rng(rng: Rng, nodes: int) -> Rng:
     if rng.seed.device.type == "cpu" and rng.seed.shape[0] <= _FEW:
         return BatchedRng(rng, list(zip(rng.seed.tolist(), rng.round.tolist(), strict=True)), None)
     node = torch.arange(-1, nodes, device=rng.seed.device)[None, :]
-    rolls = hashed_uniform(rng.seed[:, None], rng.round[:, None], node, int(Purpose.ACCEPT), 0)
-    return BatchedRng(rng, None, rolls)
+    uniforms = hashed_uniform(rng.seed[:, None], rng.round[:, None], node, int(Purpose.ACCEPT), 0)
+    return BatchedRng(rng, None, uniforms)
 
 
 def first_pass(rng: Rng, prob: Tensor, node: Tensor) -> Tensor:
     """[B] int64: the first column whose acceptance test passes, -1 = none. prob [B, C]; node [B, C], -1 = absent.
 
-    For tests whose probabilities are known before the first of them falls.
+    For tests whose probabilities are known before the first of them is made.
     """
     if isinstance(rng, BatchedRng):
         passed = all_tests(rng, prob, node)
@@ -94,5 +96,5 @@ def all_tests(rng: Rng, prob: Tensor, node: Tensor) -> Tensor:
     if isinstance(rng, BatchedRng):
         return (rng.accepts(node) < prob) & (node >= 0)
     prob = prob * (node >= 0)
-    rolls = [rng.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) for k in range(node.shape[1])]
-    return torch.stack(rolls, dim=1)
+    passed = [rng.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) for k in range(node.shape[1])]
+    return torch.stack(passed, dim=1)

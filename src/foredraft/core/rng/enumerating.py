@@ -1,8 +1,8 @@
-"""Rng that fall on every side: run any function of rng under all outcomes, with their exact probabilities.
+"""The enumerating rng: run any function of an rng under all outcomes, with their exact probabilities.
 
 The function is run again and again; each run follows a recorded prefix of outcomes and takes the first branch of every
-later roll, which the next run then changes, depth first. So rules, drafters and the whole engine loop are enumerated
-as they are written, without a second implementation. Works for one sequence (B = 1); all rolls are fresh.
+later draw, which the next run then changes, depth first. So rules, drafters and the whole engine loop are enumerated
+as they are written, without a second implementation. Works for one sequence (B = 1); all draws are independent.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class EnumeratingRng:
 
     def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         p = float(prob.reshape(-1)[0])
-        return torch.tensor([bool(self._roll([(1, p), (0, 1.0 - p)]))])
+        return torch.tensor([bool(self._take([(1, p), (0, 1.0 - p)]))])
 
     def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         probs = distribution.dense()[0].double()
         probs = probs / probs.sum()
-        return torch.tensor([self._roll(list(enumerate(probs.tolist())))])
+        return torch.tensor([self._take(list(enumerate(probs.tolist())))])
 
     def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
         return self.draw(distribution, Purpose.EMIT, depth)
@@ -53,7 +53,7 @@ class EnumeratingRng:
     def to(self, device: torch.device) -> EnumeratingRng:
         return self
 
-    def _roll(self, options: list[tuple[int, float]]) -> int:
+    def _take(self, options: list[tuple[int, float]]) -> int:
         options = [(outcome, p) for outcome, p in options if p > 0]
         if len(options) == 1:
             return options[0][0]

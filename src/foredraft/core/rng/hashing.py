@@ -1,6 +1,6 @@
-"""Numbers from keys: a counter-based generator on int64 tensors (CPU and CUDA alike), and its twin on Python integers.
+"""Counter-based random numbers: a hash of keys on int64 tensors (CPU and CUDA alike), and its reference on integers.
 
-The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014). It knows no rng and no distributions.
+The mixing function is SplitMix64's finaliser (Steele, Lea and Flood, 2014). It knows no requests and no distributions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Randomness as a pure function: the same key always rolls the same number.
+"""Randomness as a pure function: the same key always gives the same number.
 
 A uniform is a hash of (request seed, counter, node, purpose). Nothing is consumed from a stream, so a request's text
 does not depend on its batch mates, and a round can be replayed from its keys alone. The exact interpreter
-(`core.rng.enumerating`) replaces these rng with rng that fall on every side.
+(`core.rng.enumerating`) replaces this rng with one that visits every outcome.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .hashing import hashed_uniform, state_of
 
 
 class Purpose(IntEnum):
-    """What a roll is for. Different purposes are independent."""
+    """What a random number is for. Different purposes are independent."""
 
     EMIT = 0  # the target's own token at an absolute position (plain decoding, sample-and-match)
     ACCEPT = 1  # acceptance tests
-    OWN = 2  # the target's own token behind the accepted path: correction or bonus
+    OWN = 2  # the target's own token after the accepted path: correction or bonus
     DRAFT = 3  # drawing drafts
     ORDER = 4  # shuffling i.i.d. siblings
     POLICY = 5  # randomised length rules; never read by a verifier
@@ -33,7 +33,7 @@ class Purpose(IntEnum):
 
 
 class Rng(Protocol):
-    """One roll per sequence of a batch. `node` is a tree node (or any small counter), -1 = the root."""
+    """One random number per sequence of a batch. `node` is a tree node (or any small counter), -1 = the root."""
 
     def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] bool: True with probability `prob`. Strict (u < prob): 0 never passes, 1 always does."""
@@ -42,10 +42,10 @@ class Rng(Protocol):
         """[B] tokens drawn from `distribution`."""
 
     def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
-        """[B] tokens drawn with the rng of the absolute position `depth` tokens behind the root.
+        """[B] tokens drawn with the random numbers of the absolute position `depth` tokens after the root.
 
-        Whoever decides that position, in whatever round, rolls the same rng: the text of a seed is then the same with
-        speculation on, off or batched.
+        Whoever decides that position, in whatever round, uses the same numbers: the text of a seed is then the same
+        with speculation on, off or batched.
         """
 
     def choose(self, index: Tensor) -> Rng:
@@ -57,11 +57,11 @@ class Rng(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyedRng:
-    """The rng of production: uniforms hashed from keys, on the batch's device."""
+    """The rng of the engine: uniforms hashed from keys, on the batch's device."""
 
     seed: Tensor  # [B] int64
     round: Tensor  # [B] int64, verification rounds so far
-    position: Tensor  # [B] int64, absolute position of the root; depth d lies d behind it
+    position: Tensor  # [B] int64, absolute position of the root; depth d lies d after it
 
     def uniform(self, counter: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] float64 in [0, 1)."""
@@ -90,7 +90,7 @@ class KeyedRng:
 
 
 class LazyRng(KeyedRng):
-    """The same, whose keys are brought to the device when somebody rolls: greedy requests never do."""
+    """The same, whose keys are copied to the device on the first draw: greedy requests never draw."""
 
     __slots__ = ("_bring", "_brought")
     _bring: Callable[[], Tensor]

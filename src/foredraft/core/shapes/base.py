@@ -1,7 +1,8 @@
 """Shapes: where a model drafter spends its next call. The protocol, and chains; other shapes have files of their own.
 
-A shape sees draft distributions and its own rng (purpose DRAFT), never the target's rows or the verifier's rolls. Whatever it
-draws reaches the verifier (DESIGN invariant 5): stop rules act before a draw, from quantities known by then.
+A shape sees draft distributions and its own random numbers (purpose DRAFT), never the target's rows or the verifier's
+numbers. Whatever it draws reaches the verifier (DESIGN invariant 5): stop rules act before a draw, from quantities
+known by then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop"
 class Stop(Protocol):
     """Decides, token by token, whether a chain goes on.
 
-    It may look at the distribution that a token is drawn from and at what was drawn before, never at the draw itself: what has
+    It may look at the distribution that a token is drawn from and at earlier draws, never at the draw itself: what has
     been drawn is verified (invariant 5).
     """
 
@@ -34,7 +35,7 @@ class Stop(Protocol):
         """The state of fresh chains of these sequences, float32 [B] or [B, whatever the rule carries along]."""
 
     def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
-        """State, and [B] bool: draft beyond the token that `step` yields (depth 0 = behind the pending token)?"""
+        """State, and [B] bool: draft beyond the token that `step` yields (depth 0 = after the pending token)?"""
 
 
 class Shape(Protocol):
@@ -74,7 +75,7 @@ class Chain:
 
     @property
     def sure(self) -> bool:
-        """Whether it is the likeliest token whatever the temperature: then nothing is drawn."""
+        """Whether it is the top token whatever the temperature: then nothing is drawn."""
         return self.kind is Kind.CHOSEN
 
     @property

@@ -1,8 +1,8 @@
-"""DySpec (Xiong et al., 2024): draw the next token where a verifier is likeliest to look at it.
+"""DySpec (Xiong et al., 2024): draw the next token where a verifier is most likely to look at it.
 
-Behind every node waits one draw: the next sibling. A verifier that accepts as the draft model would, gets to look at
-it with chance v = (product of q along the path) * (mass of q that earlier siblings left over). This is known before
-the token is drawn, so growing by v is exact; growing by v * q(token), known afterwards, would bias the text (invariant 5).
+After every node waits one draw: the next sibling. A verifier that accepts as the draft model would, gets to look at it
+with chance v = (product of q along the path) * (mass of q that earlier siblings left over). This is known before the
+token is drawn, so growing by v is exact; growing by v * q(token), known afterwards, would bias the text (invariant 5).
 
 Here the draws are made in order of v, and the draft model is called for a node when its first child is due, not before.
 `core.shapes.dyspec_layers` makes all draws above a threshold, with one call per level.
@@ -25,7 +25,7 @@ from .step import Frontier, Step, Stepper
 
 
 class Drawing:
-    """What both forms share. Without `drawn` the likeliest tokens take the place of draws, and the tree is CHOSEN."""
+    """What both forms share. Without `drawn` the most likely tokens take the place of draws, and the tree is CHOSEN."""
 
     drawn: bool
 
@@ -40,7 +40,7 @@ class Drawing:
     def candidates(
         self, step: Step, most: int, rng: Rng, node: Tensor, value: Tensor, floor: Tensor
     ) -> tuple[Candidates, Tensor]:
-        """Candidates behind nodes with log values [B, w], and v of each, 0 where there is none."""
+        """Candidates after nodes with log values [B, w], and v of each, 0 where there is none."""
         value = value.exp()
         found = drawn_candidates(step, most, rng, node, value, floor) if self.drawn else top_candidates(step, most)
         return found, torch.where(torch.isfinite(found.score), value[:, :, None] * found.left, 0.0)
@@ -74,7 +74,7 @@ class DySpec(Drawing):
 
 
 class _Waiting:
-    """The draws that wait behind the root (row 0) and behind every node (row i + 1); the last row is nobody's."""
+    """The draws that wait after the root (row 0) and after every node (row i + 1); the last row is nobody's."""
 
     def __init__(self, shape: DySpec, stepper: Stepper, budgets: Seq[Budget], rng: Rng, size: int) -> None:
         self.shape, self.rng, self.size = shape, rng, size
@@ -95,7 +95,7 @@ class _Waiting:
         self.next[:, :1] = (self.limit > 0).to(rows.dtype)
 
     def draw(self) -> None:
-        """Make the draw of largest v for every sequence; new draws wait behind its node and beside it."""
+        """Make the draw of largest v for every sequence; new draws wait after its node and beside it."""
         new = self.builder.size
         row = self.next.argmax(dim=1, keepdim=True)
         due = (self.next.gather(1, row) > 0) & (new < self.room)
@@ -120,7 +120,7 @@ class _Waiting:
         self._put(row, self.builder.read(Frontier(row - 1, token, parent, torch.where(missing, front.depth, 1))))
 
     def _put(self, row: Tensor, step: Step) -> None:
-        """Candidates behind the nodes of some rows [B, 1], as far as any of them may still be due.
+        """Candidates after the nodes of some rows [B, 1], as far as any of them may still be due.
 
         Of the draws that are known already the best `size` go before any other of smaller v.
         """

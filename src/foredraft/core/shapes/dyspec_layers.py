@@ -1,7 +1,8 @@
 """DySpec level by level: all draws that a verifier looks at with chance v >= threshold, with one draft call per level.
 
-See `core.shapes.dyspec` for v. With the smallest v of a tree grown there as threshold, and the same draws, both trees are the
-same: v never rises from a draw to the draws that follow it, so "the best n" and "all above the n-th" are one set.
+See `core.shapes.dyspec` for v. With the smallest v of a tree grown there as threshold, and the same draws, both trees
+are the same: v never rises from a draw to the draws that follow it, so "the best n" and "all above the n-th" are one
+set.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ REMEMBERED = 1024  # sequences whose thresholds are kept; nobody says when one i
 class DySpecLayers(Drawing):
     """Where a level has more draws above the threshold than the tree has room for, those of largest v are made.
 
-    At most `width` nodes are read per level, the likeliest ones. With `adapt` each sequence moves its threshold so that
-    its trees come to have `nodes` nodes: log t += adapt * log(draws above t / nodes).
+    At most `width` nodes are read per level, the most likely ones. With `adapt` each sequence moves its threshold so
+    that its trees come to have `nodes` nodes: log t += adapt * log(draws above t / nodes).
     """
 
     nodes: int = 32
@@ -91,7 +92,7 @@ class _Layers:
         self.onward = 0  # nodes of the last level that are worth reading, in the sequence that has most of them
 
     def draw(self, step: Step, level: int) -> bool:
-        """The draws of one level, behind the nodes that `step` has read; whether another level can follow.
+        """The draws of one level, after the nodes that `step` has read; whether another level can follow.
 
         The host looks how many there are, once per level.
         """
@@ -112,7 +113,7 @@ class _Layers:
         return bool(self.onward)
 
     def read(self) -> Step:
-        """The distributions behind the likeliest nodes of the last level."""
+        """The distributions after the most likely nodes of the last level."""
         wide = min(self.shape.width, self.onward)
         best = torch.argsort(self.value, dim=1, descending=True, stable=True)[:, :wide].sort(dim=1).values
         self.node, self.number, self.value = (x.gather(1, best) for x in (self.node, self.number, self.value))

@@ -1,7 +1,7 @@
 """Triton kernels of a growing value tree: a level's candidates and who is read next, and the best nodes of all.
 
-`Eagle2Tree.grow` and `TreeBuilder.best` are the references. Here every sequence grows the whole tree, so that shapes and the
-depth of a node follow from its number: `width` nodes on the first level, width * width on each of the others.
+`Eagle2Tree.grow` and `TreeBuilder.best` are the references. Here every sequence grows the whole tree, so that shapes
+and the depth of a node follow from its number: `width` nodes on the first level, width * width on each of the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Growth:
         return cls(token, parent, torch.empty((batch, numbered), device=device), width)
 
     def add(self, step: Step) -> None:
-        """What stands behind the nodes that were read, or behind the root: new nodes, and the best of them as front."""
+        """What stands after the nodes that were read, or after the root: new nodes, and the best of them as front."""
         more, ids = step.top_rows(self.width)
         batch, columns = step.rows.shape
         front = torch.empty((5, batch, self.width), dtype=torch.int64, device=more.device)
@@ -98,7 +98,7 @@ if triton is not None:
         COLUMNS: tl.constexpr, K: tl.constexpr, CELLS: tl.constexpr, ROOT: tl.constexpr,
     ):  # fmt: skip
         b = tl.program_id(0)
-        cell = tl.arange(0, CELLS)  # column of the front * K + rank of the token behind it
+        cell = tl.arange(0, CELLS)  # column of the front * K + rank of the token after it
         real, column = cell < COLUMNS * K, cell // K
         row = tl.load(rows + b * COLUMNS + column, mask=real, other=0)
         worth = tl.load(more + row * K + cell % K, mask=real, other=0.0)

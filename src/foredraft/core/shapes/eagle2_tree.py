@@ -23,7 +23,7 @@ from .step import Step, Stepper
 
 @dataclass(frozen=True, slots=True)
 class Eagle2Tree:
-    """`width` nodes are read per level and each offers its `width` likeliest tokens; the best `nodes` of all stay."""
+    """`width` nodes are read per level and each offers its `width` most likely tokens; the best `nodes` of all stay."""
 
     nodes: int = 32
     width: int = 8
@@ -70,13 +70,13 @@ class Eagle2Tree:
         return growth.best(self.nodes, self.kind)
 
     def _whole(self, budgets: Seq[Budget]) -> bool:
-        """Whether nothing that a sequence is told, and no rule of a subclass, makes its tree smaller."""
+        """Whether neither the budget of a sequence nor a rule of a subclass makes its tree smaller."""
         if type(self) is not Eagle2Tree:
             return False
         return self.numbered >= self.nodes and all(b.nodes >= self.nodes and b.depth >= self.depth for b in budgets)
 
     def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool:
-        """Whether another level shall be read, given the values [B, w] of those that it would be read behind."""
+        """Whether another level shall be read, given the values [B, w] of those that it would be read after."""
         return True
 
     def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]:

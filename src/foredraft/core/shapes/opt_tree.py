@@ -18,7 +18,7 @@ from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder, falling_ranks, most_nodes, tightened
 from .step import Stepper
 
-CANDIDATES = 32  # likeliest tokens behind a node that are looked at; more would cost a larger search a layer
+CANDIDATES = 32  # most likely tokens after a node that are looked at; more would cost a larger search a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class OptTree:
     def _worth_reading(
         self, builder: TreeBuilder, layer: Tensor, room: Tensor, growing: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Nodes of the last layer among the best of all, and their values: what is behind others can never be best.
+        """Nodes of the last layer among the best of all, and their values: what is after others can never be best.
 
         As many for every sequence as the one with most of them has; looks at that number from the host.
         """

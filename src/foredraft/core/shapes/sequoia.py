@@ -8,7 +8,8 @@ most 1. By dynamic programming,
                = max over y of F[l][b - 1][y] + accept[b - 1] * max over b' of F[l - 1][b'][m - y]
 
 and size and depth follow from measured times: the least (draft calls * T_draft + T_verify(m)) per committed position.
-The result is a list of rank paths for `core.shapes.static_tree`; ranks are the order of draws, so the tree is to be drawn.
+The result is a list of rank paths for `core.shapes.static_tree`; ranks are the order of draws, so the tree is to be
+drawn.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class RankCounts:
             tree, path = drafts.tree(b), verdict.row(b).path
             for node, child in zip([-1, *path], [*path, None], strict=True):
                 if len(tree.children(node)) < self.accepted.size:
-                    continue  # where there are fewer children others would seem likelier than they are
+                    continue  # fewer children would make the others seem more likely than they are
                 self.visited += 1
                 if child is not None and tree.order[child] < self.accepted.size:
                     self.accepted[tree.order[child]] += 1

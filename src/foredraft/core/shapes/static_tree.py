@@ -1,6 +1,6 @@
 """Trees of a fixed layout: which rank of its parent's candidates each node takes never changes.
 
-A layout is a list of rank paths, such as 0, 1, 00, 01: the likeliest token, the second one, and two behind the first.
+A layout is a list of rank paths, such as 0, 1, 00, 01: the top token, the second one, and two after the first.
 Children are chosen by rank, or drawn without replacement; then rank is the order of the draws.
 """
 
@@ -125,12 +125,12 @@ class FixedTree:
         return drawn_candidates(step, most, rng, node) if self.drawn else top_candidates(step, most)
 
     def _finish(self, builder: TreeBuilder, lengths: list[int], words: int) -> DraftBatch:
-        """The first nodes of every sequence, whatever their tokens are (invariant 5), without those that do not exist."""
+        """The first nodes of every sequence, whatever their tokens are (invariant 5); missing nodes are dropped."""
         limit = torch.tensor(lengths, device=builder.device)[:, None]
         value = torch.where(torch.arange(builder.size, device=builder.device) < limit, builder.columns()[2], -torch.inf)
         branching = max(map(self.layout.parent.count, self.layout.parent))
         drafts = builder.pick(value, max(lengths), self.kind, branching)
-        # The likeliest tokens always exist where the vocabulary has enough; then the host knows all lengths already.
+        # The most likely tokens always exist where the vocabulary has enough; then the host knows all lengths already.
         enough = not self.drawn and words > max(self.layout.rank)
         return replace(drafts, lengths_host=tuple(lengths)) if enough else tightened(drafts)
 

@@ -1,6 +1,6 @@
 """The seam between shapes and the models that draft: what a shape asks for, and what it gets to see.
 
-A shape asks for the distributions behind nodes; it sees logits and states of the draft model, never the target's rows.
+A shape asks for the distributions after nodes; it sees logits and states of the draft model, never the target's rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a drafter knows after one call: a distribution and a state behind each of w nodes of every sequence."""
+    """What a drafter knows after one call: a distribution and a state after each of w nodes of every sequence."""
 
     logits: Tensor  # [M, Vd] packed
     rows: Tensor  # [B, w] packed row of each node
@@ -38,7 +38,7 @@ class Step:
     vocabulary: Vocabulary | None = None  # None = the target's
 
     def distribution(self, column: int) -> Distribution:
-        """The draft distribution behind the node in that column, in target ids."""
+        """The draft distribution after the node in that column, in target ids."""
         distribution: Distribution
         if self.block.all_greedy:  # every launch counts
             rows = self.logits_of(column)
@@ -52,7 +52,7 @@ class Step:
         )
 
     def logits_of(self, column: int) -> Tensor:
-        """[B, Vd] behind the node in that column; not copied where there are no others."""
+        """[B, Vd] after the node in that column; not copied where there are no others."""
         return self.logits if self.whole and self.rows.shape[1] == 1 else self.logits[self.rows[:, column]]
 
     @property
@@ -61,7 +61,7 @@ class Step:
         return self.rows.numel() == len(self.logits)
 
     def dense(self) -> Tensor:
-        """[B, w, Vd] the draft distributions behind all nodes, in the drafter's own ids."""
+        """[B, w, Vd] the draft distributions after all nodes, in the drafter's own ids."""
         batch, width = self.rows.shape
         who = torch.arange(batch, device=self.rows.device).repeat_interleave(width)
         distribution = distribution_of(self.logits[self.rows.flatten()].to(torch.float32), self.block.choose(who))
@@ -72,7 +72,7 @@ class Step:
         return ids if self.vocabulary is None else self.vocabulary.ids[ids]
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest tokens behind every node: log-probabilities at temperature 1 and target ids, [B, w, k].
+        """The k most likely tokens after every node: log-probabilities at temperature 1 and target ids, [B, w, k].
 
         A smaller vocabulary gives fewer; an impossible token gets a very small value, so that values stay finite.
         """
@@ -112,7 +112,7 @@ def chain_distributions(steps: Seq[Step], token: Tensor) -> Distributions:
     first, size = steps[0], token.shape[1]
     if first.block.all_greedy:
         return PointMasses(token, first.logits.shape[1] if first.vocabulary is None else len(first.vocabulary.index))
-    # Row i lies behind node i - 1; nobody asks for the row behind the last one.
+    # Row i lies after node i - 1; nobody asks for the row after the last one.
     row_of = torch.arange(size + 1, device=token.device).clamp(max=size - 1)
     return draft_distributions(steps, row_of.expand(len(token), -1))
 
@@ -136,7 +136,7 @@ class Stepper(Protocol):
     device: torch.device
 
     def root(self) -> Step:
-        """The distribution behind the pending token (one column)."""
+        """The distribution after the pending token (one column)."""
 
     def expand(self, frontier: Frontier) -> Step:
-        """Read nodes whose parents have been read (or are the root); distributions behind each of them."""
+        """Read nodes whose parents have been read (or are the root); distributions after each of them."""

@@ -28,7 +28,7 @@ class TreeBuilder:
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def root(self) -> Step:
-        """The distribution behind the pending token; asked for once, before anything else."""
+        """The distribution after the pending token; asked for once, before anything else."""
         self._steps.append(self._stepper.root())
         return self._steps[0]
 
@@ -56,7 +56,7 @@ class TreeBuilder:
         return Frontier(node, token, parent, depth)
 
     def read(self, frontier: Frontier) -> Step:
-        """The distributions behind nodes. Node n of a tree that will have n nodes stands for "nothing to read here"."""
+        """The distributions after nodes. Node n of a tree that will have n nodes stands for "nothing to read here"."""
         self._read.append(frontier.node)
         self._steps.append(self._stepper.expand(frontier))
         return self._steps[-1]
@@ -99,7 +99,7 @@ class TreeBuilder:
         return self.pick(value, nodes, kind, branching)
 
     def _distributions(self, chosen: Tensor) -> Distributions:
-        """The distribution behind the root and behind each chosen node; one that was not read gets any."""
+        """The distribution after the root and after each chosen node; one that was not read gets any."""
         column_of = torch.zeros((self.batch, self.size + 1), dtype=torch.int64, device=self.device)
         if self._read:
             read = torch.cat(self._read, dim=1)

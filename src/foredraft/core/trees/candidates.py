@@ -1,8 +1,8 @@
-"""Candidates for the children of nodes: the likeliest tokens, or tokens drawn one after another without replacement.
+"""Candidates for the children of nodes: the most likely tokens, or tokens drawn one after another without replacement.
 
 Drawn candidates come in a row, before anybody has decided how many of them become nodes. That is as good as drawing
-them one by one (DESIGN invariant 5) as long as the decision about a candidate looks at its `left`, which is known before it
-is drawn, and never at its token or score: what is not taken has then not been looked at.
+them one by one (DESIGN invariant 5) as long as the decision about a candidate looks at its `left`, which is known
+before it is drawn, and never at its token or score: what is not taken has then not been looked at.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..rng.hashing import hashed_uniform
 from ..rng.keyed import KeyedRng, Purpose, Rng
 from ..shapes.step import Step
 
-_TURNS = 1 << 16  # more draws than any node has, so that (node, attempt) makes one key
-_LEAST = 1e-7  # of a distribution that must be left for another draw; what rounding leaves of less is not the distribution any more
+_ATTEMPTS = 1 << 16  # more draws than any node has, so that (node, attempt) makes one key
+_LEAST = 1e-7  # mass that must be left for another draw; of less, rounding errors are too large a part
 
 Draw = Callable[[int, Tensor], Tensor]  # attempt, [B, w] who wants a token -> [B, w] tokens, -1 where none is left
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """k next tokens behind each of w nodes of every sequence, the first to be tried first. All [B, w, k]."""
+    """k next tokens after each of w nodes of every sequence, the first to be tried first. All [B, w, k]."""
 
     token: Tensor  # int64 target ids
     score: Tensor  # log q(token); -inf = no such candidate
@@ -37,7 +37,7 @@ class Candidates:
 
 
 def top_candidates(step: Step, most: int) -> Candidates:
-    """The `most` likeliest tokens behind every node; probabilities are those of temperature 1."""
+    """The `most` most likely tokens after every node; probabilities are those of temperature 1."""
     score, token = step.top(most)
     score = torch.nan_to_num(score, nan=IMPOSSIBLE)  # a broken drafter guesses too
     lacking = (0, most - token.shape[2])  # a vocabulary may be smaller
@@ -49,15 +49,15 @@ def top_candidates(step: Step, most: int) -> Candidates:
 def drawn_candidates(
     step: Step, most: int, rng: Rng, node: Tensor, value: Tensor | None = None, floor: Tensor | float = 0.0
 ) -> Candidates:
-    """Up to `most` tokens drawn without replacement behind every node. node [B, w] keys the rng, -1 = root.
+    """Up to `most` tokens drawn without replacement after every node. node [B, w] keys the rng, -1 = root.
 
-    With value [B, w] the draws behind a node end before value * left falls below the floor (a number, or [B, 1]).
+    With value [B, w] the draws after a node end before value * left falls below the floor (a number, or [B, 1]).
     """
     probs = step.dense()
-    key = (node[:, :, None] + 1) * _TURNS + torch.arange(most, device=node.device)
+    key = (node[:, :, None] + 1) * _ATTEMPTS + torch.arange(most, device=node.device)
     draw: Draw
     if isinstance(rng, KeyedRng):
-        draw = _Line(probs, rng, key).draw
+        draw = _InverseCdf(probs, rng, key).draw
     else:
         draw = partial(_one_by_one, probs.clone(), rng, key)
     left = torch.ones_like(probs[:, :, 0])
@@ -75,8 +75,8 @@ def drawn_candidates(
     return Candidates(step.target_ids(token), prob.log(), left)
 
 
-class _Line:
-    """Distributions laid out on a line, a piece for each token; what is drawn is skipped, so no distribution is ever written again."""
+class _InverseCdf:
+    """Inverse CDFs with gaps: the intervals of drawn tokens are skipped, so that distributions are not renormalised."""
 
     def __init__(self, probs: Tensor, rng: KeyedRng, key: Tensor) -> None:
         self.ends = probs.cumsum(dim=2, dtype=torch.float64)  # [B, w, V]
@@ -100,7 +100,7 @@ class _Line:
 
 
 def _one_by_one(left: Tensor, rng: Rng, key: Tensor, attempt: int, want: Tensor) -> Tensor:
-    """The reference of `_Line.draw`, for any rng: distribution by distribution, each of which loses what is drawn from it."""
+    """The reference of `_InverseCdf.draw`, for any rng: node by node, drawn tokens taken out of the distribution."""
     tokens = torch.full_like(key[:, :, 0], -1)
     for column in range(left.shape[1]):
         distribution = left[:, column]

@@ -119,7 +119,7 @@ def _column(drafts: DraftBatch, name: str) -> Tensor:
 
 
 def move(drafts: DraftBatch, device: torch.device) -> DraftBatch:
-    """The same drafts on another device; distributions stay where they are and are brought over row by row when visited."""
+    """The same drafts on another device; distributions stay where they are and are copied row by row when visited."""
     if drafts.token.device == device:
         return drafts
     columns = {name: column for name in _BATCHED if (column := getattr(drafts, name)) is not None}

@@ -74,7 +74,7 @@ def alike(a: DraftBatch, b: DraftBatch) -> Tensor:
 
 
 def _side_by_side(batches: Seq[DraftBatch]) -> DraftBatch:
-    """All columns behind one another; padding lies between them and carries a token of its own."""
+    """All columns concatenated; padding lies between them and carries a token of its own."""
     parents, origins, begin = [], [], 0
     for drafter, batch in enumerate(batches):
         parents.append(torch.where(batch.parent >= 0, batch.parent + begin, -1))
@@ -113,7 +113,7 @@ def _best(merged: DraftBatch, leader: Tensor, limits: Seq[int]) -> Tensor:
 
 
 def _closed_up(drafts: DraftBatch) -> DraftBatch:
-    """Without columns that no sequence uses. The drafter of a fused tree is whoever fused it, so sources start anew."""
+    """Without columns that no sequence uses. A fused tree counts as one drafter's, so sources are numbered from 0."""
     lengths = tuple(drafts.length.tolist())
     token, parent = (torch.where(drafts.used(), x, fill) for x, fill in ((drafts.token, 0), (drafts.parent, -1)))
     drafts = replace(drafts, token=token, parent=parent, source=None, lengths_host=lengths)

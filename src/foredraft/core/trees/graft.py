@@ -26,7 +26,7 @@ class Graft:
         self._child = {key: i for i, key in enumerate(zip(self.parent, self.token, strict=True))}
 
     def agrees(self, token: int) -> int:
-        """What the tree thinks of a first token: 0 = nothing, 1 = possible, 2 = the likeliest."""
+        """What the tree thinks of a first token: 0 = nothing, 1 = possible, 2 = the most likely."""
         node = self._child.get((-1, token))
         if node is None:
             return 0

@@ -23,12 +23,12 @@ from ..shapes.step import Frontier, Stepper
 from .builder import TreeBuilder
 
 Numbers = NDArray[Any]
-Found = tuple[Numbers, Numbers]  # log-probabilities and target ids of the likeliest tokens, [B, w, k] each
+Found = tuple[Numbers, Numbers]  # log-probabilities and target ids of the most likely tokens, [B, w, k] each
 Grow = Callable[[Any, Stepper, Seq[Budget], Rng], DraftBatch]
 
 
 class Growing(Protocol):
-    """What a value tree and its kin decide by themselves."""
+    """What an EAGLE-2 tree and its subclasses decide by themselves."""
 
     @property
     def nodes(self) -> int: ...
@@ -61,7 +61,7 @@ class Front:
 
 
 class Tops(Protocol):
-    """The likeliest tokens behind nodes, in numpy."""
+    """The most likely tokens after nodes, in numpy."""
 
     def root(self, k: int) -> Found: ...
     def below(self, front: Front, k: int) -> Found: ...
@@ -100,7 +100,7 @@ class HostTreeBuilder(TreeBuilder):
         self._value = np.empty((self.batch, rooms), dtype=np.float32)
 
     def grow(self, front: Front | None, found: Found) -> Front:
-        """Add the likeliest tokens behind a front (None = the root), [B, w, k] each; the best of them are the next."""
+        """Add the most likely tokens after a front (None = the root), [B, w, k] each; the best of them are the next."""
         more, token = found
         (batch, wide, k), begin = more.shape, self.size
         node = np.full((batch, wide), -1) if front is None else front.node

@@ -1,7 +1,7 @@
 """Trees as arrays: building them from host lists, who descends from whom, and node orders that make masks cheap.
 
 Everything here is pure. Functions on batches take `parent` [B, N] as `DraftBatch` stores it (-1 = child of the root,
-always smaller than the node's own index) and an optional `length` [B]; nodes at and behind `length` are padding.
+always smaller than the node's own index) and an optional `length` [B]; nodes at and after `length` are padding.
 None of them loops over nodes or looks at a tensor's values from the host, so all may run inside a captured graph.
 """
 

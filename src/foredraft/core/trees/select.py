@@ -4,9 +4,9 @@ Every drafted token has an estimate of the chance that it will be committed; the
 estimates never rise along a path, so the best ones are prefixes of the chains, or trees without their lower parts.
 
 What may the estimate of a token look at? A token that is dropped is replaced by a fresh draw of the target, so at
-temperature > 0 its fate must not depend on what it is (DESIGN invariant 5). The published score does: it is the product of
-the tokens' own draft probabilities. The shifted score takes the largest probability of the token's distribution in place of its
-own and is exact. Trees are cut by value, which looks at tokens; what is left of them counts as CHOSEN.
+temperature > 0 its fate must not depend on what it is (DESIGN invariant 5). The published score does: it is the product
+of the tokens' own draft probabilities. The shifted score takes the largest probability of the token's distribution in
+place of its own and is exact. Trees are cut by value, which looks at tokens; what is left of them counts as CHOSEN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shifted_scores(log_q: Tensor, log_top: Tensor) -> Tensor:
 
 
 def masked(score: Tensor, length: Tensor, ends: Tensor | None = None) -> Tensor:
-    """The score with padding, and what stands behind an end-of-text token (ends [B, N]), out of the race."""
+    """The score with padding, and what stands after an end-of-text token (ends [B, N]), out of the race."""
     column = torch.arange(score.shape[1], device=score.device)[None, :]
     out = column >= length[:, None]
     if ends is not None:
@@ -80,7 +80,7 @@ def best_lengths(score: Tensor, capacity: int) -> Tensor:
 
 
 def best_lengths_by_heap(score: Seq[Seq[float]], capacity: int) -> list[int]:
-    """The same on host lists, one token at a time: the readable twin."""
+    """The same on host lists, one token at a time: the readable reference."""
     lengths = [0] * len(score)
     heap = [(-row[0], 1, i) for i, row in enumerate(score) if row and row[0] > NEVER]
     heapq.heapify(heap)
@@ -123,7 +123,7 @@ def _falling(drafts: DraftBatch) -> Tensor:
 
 
 def best_nodes_by_heap(trees: Seq[tuple[Seq[int], Seq[float]]], capacity: int) -> list[list[int]]:
-    """The same on host lists of (parents, values), one node at a time: the readable twin."""
+    """The same on host lists of (parents, values), one node at a time: the readable reference."""
     taken: list[list[int]] = [[] for _ in trees]
     heap = [(-values[i], 1, b, i) for b, (parents, values) in enumerate(trees) for i in _below(parents, -1)]
     heapq.heapify(heap)
@@ -145,7 +145,8 @@ def _below(parents: Seq[int], node: int) -> list[int]:
 def keep_best(drafts: DraftBatch, capacity: int) -> DraftBatch:
     """The trees cut down to `best_nodes`.
 
-    Which tokens are left depends on what they are, so the result is CHOSEN whatever the drafts were (DESIGN invariant 5).
+    Which tokens are left depends on what they are, so the result is CHOSEN whatever the drafts were (DESIGN invariant
+    5).
     """
     left = keep(drafts, best_nodes(drafts, capacity))
     return replace(left, kind=Kind.CHOSEN, node_kind=None, multiplicity=None)

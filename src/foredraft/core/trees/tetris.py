@@ -1,8 +1,8 @@
 """TETRIS on batches of drafts: cut what was drafted for several requests down to the best of it.
 
-`core.trees.select` has the choice itself; here it is applied to drafts with what their drafters say of them. Drawn chains are
-scored by their distributions and stay what they are; trees and chosen chains are scored by their values, which may look at
-tokens, so what is left of them is CHOSEN.
+`core.trees.select` has the choice itself; here it is applied to drafts with what their drafters say of them. Drawn
+chains are scored by their distributions and stay what they are; trees and chosen chains are scored by their values,
+which may look at tokens, so what is left of them is CHOSEN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Score(Enum):
 
 
 def distribution_scores(drafts: DraftBatch, score: Score = Score.SHIFTED) -> Tensor:
-    """[B, N] log-scores of drawn chains. The distribution of node j lies at row j: behind the node above it."""
+    """[B, N] log-scores of drawn chains. The distribution of node j lies at row j: after the node above it."""
     assert drafts.distributions is not None
     own, top = [], []
     for node in range(drafts.width):

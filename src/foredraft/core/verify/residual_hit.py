@@ -1,7 +1,7 @@
 """A token of the target's own that happens to have been drafted: the walk goes on from it.
 
-Exact for every rule whose emitted token has the distribution p: which of the drafted nodes carries the token is then decided,
-and nothing below that node has been looked at. Shared by rules whose residual may still hit a candidate.
+Exact for every rule whose emitted token has the distribution p: which of the drafted nodes carries the token is then
+decided, and nothing below that node has been looked at. Shared by rules whose residual may still hit a candidate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Second-chance acceptance: the form of every lossy rule that keeps tokens which the exact test rejects (judges, gates).
+"""Second-chance acceptance: the form of lossy rules that keep tokens which the exact test rejects (judges, gates).
 
 At a node the standard rule for the kind of its children decides first. Only where it would emit a token of its own, the
 walk goes down to the child with the best score instead, if any child passes. Where no child passes this is the exact

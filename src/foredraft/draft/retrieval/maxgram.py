@@ -1,6 +1,6 @@
 """MaG, the drafter at the bottom of a cascade (Cascade Speculative Drafting, Chen et al. 2024): text statistics only.
 
-A token is copied from behind the first place where the longest possible end of the text stood before; where not even
+A token is copied from after the first place where the longest possible end of the text stood before; where not even
 the last token did, a table of pairs says what usually follows it. Both cost no model call, and there is nearly always
 something to say, which is what a reviewing model wants.
 """
@@ -52,7 +52,7 @@ class MaxGram(Drafter):
         return [self._continue(*each) for each in zip(sequences, drafted, limits, strict=True)]
 
     def _continue(self, sequence: Sequence, drafted: Seq[int], limit: int) -> list[int]:
-        """Matching again behind every copied token finds the same place one further, so runs are copied whole."""
+        """Matching again after every copied token finds the same place one further, so runs are copied whole."""
         text, tokens, ahead = self._read(sequence), sequence.tokens, list(drafted)
         state = text.link[text.last]  # the longest end of the text that also ends elsewhere
         matched = text.length[state]
@@ -60,7 +60,7 @@ class MaxGram(Drafter):
             state, matched = text.follow(state, matched, token)
         while len(ahead) < len(drafted) + limit:
             if matched:
-                place = text.behind[state]
+                place = text.after[state]
                 token = tokens[place] if place < len(tokens) else ahead[place - len(tokens)]
             else:
                 usual = self._pairs[sequence.id].after(ahead[-1] if ahead else tokens[-1])
@@ -83,15 +83,15 @@ class FirstPlaces(SuffixAutomaton):
     """A suffix automaton that also knows where each substring stood first."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.behind = [0]  # position behind the first occurrence of the state's substrings
+        self.after = [0]  # position after the first occurrence of the state's substrings
         super().__init__(tokens)
 
     def _new(self, length: int) -> int:
-        self.behind.append(self.size + 1)  # ends with the token that is being appended
+        self.after.append(self.size + 1)  # ends with the token that is being appended
         return super()._new(length)
 
     def _suffix(self, at: int, token: int) -> int:
         found = self.next[at][token]
         state = super()._suffix(at, token)
-        self.behind[state] = self.behind[found]  # a part that was split off stood where the whole did
+        self.after[state] = self.after[found]  # a part that was split off stood where the whole did
         return state

@@ -17,7 +17,7 @@ class PromptLookup(Drafter):
         self.name, self.nodes, self.max_ngram = name, max_nodes, max_ngram
         self.kinds = frozenset({Kind.CHOSEN})
         self.topology = Topology.CHAIN
-        # Sequence id -> (tokens indexed so far, n-gram -> position behind its latest occurrence).
+        # Sequence id -> (tokens indexed so far, n-gram -> position after its latest occurrence).
         self._seen: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def begin(self, sequences: Seq[Sequence]) -> None:
@@ -43,9 +43,9 @@ class PromptLookup(Drafter):
         """What to copy, and how many tokens matched before it."""
         index = self._index(sequence)
         for n in range(min(self.max_ngram, len(text)), 0, -1):
-            behind = index.get(tuple(text[-n:]))
-            if behind is not None:
-                return text[behind : behind + limit], n
+            after = index.get(tuple(text[-n:]))
+            if after is not None:
+                return text[after : after + limit], n
         return [], 0
 
     def _index(self, sequence: Sequence) -> dict[tuple[int, ...], int]:

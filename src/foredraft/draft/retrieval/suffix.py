@@ -132,7 +132,7 @@ class SuffixDrafter(Drafter):
         return Guess(tokens, list(range(-1, len(tokens) - 1)), chances)
 
     def _grow_tree(self, text: SuffixAutomaton, state: int, budget: Budget, total: int) -> Guess:
-        """Best-first: always the likeliest node that is not in the tree yet."""
+        """Best-first: always the most likely node that is not in the tree yet."""
         guess = Guess([], [], [])
         heap: list[tuple[float, int, int, int, int]] = []  # (-chance, depth, parent, token, state)
 

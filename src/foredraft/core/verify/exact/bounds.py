@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 _EXACT, _MERGED = 1e-15, 1e-10  # errors of the time integral, without and with shared steps
 _NEAR = 1e-5  # prefixes that leave less of q than this are looked at only where they might be the best
-_SINGLE = 512  # likeliest tokens that keep their own step in the race; the others share steps
+_SINGLE = 512  # most likely tokens that keep their own step in the race; the others share steps
 _NEVER = 1e-14  # draft probabilities below this count as zero
 _SHARED = 512  # shared steps
 
@@ -22,7 +22,8 @@ def alpha_star(p: ArrayLike, q: ArrayLike, count: int, replacement: bool = True)
     """Largest acceptance probability of `count` candidates drawn from q, with or without replacement.
 
     Exact up to rounding, but for more than two candidates without replacement from more than 1024 tokens: there rare
-    tokens share steps, which moved the result by 1e-6 on distributions like a language model's and by 1e-4 on nearly flat ones.
+    tokens share steps, which moved the result by 1e-6 on distributions like a language model's and by 1e-4 on nearly
+    flat ones.
     """
     p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
     inside = q > _NEVER  # a token that is never drawn only adds p to H
@@ -45,7 +46,7 @@ def acceptance_can_be_one(p: ArrayLike, q: ArrayLike, count: int = 2) -> bool:
 
 
 def alpha_top_then_sampled(p: ArrayLike, q: ArrayLike, count: int) -> float:
-    """The optimum for the count - 1 likeliest tokens and one draw from the rest: p(Top) + sum min(p, q')."""
+    """The optimum for the count - 1 most likely tokens and one draw from the rest: p(Top) + sum min(p, q')."""
     p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
     top = np.argsort(-q, kind="stable")[: count - 1]
     rest = q.copy()

@@ -2,8 +2,8 @@
 
 Two independent draws X1 ~ q1 and X2 ~ q2 become one token Y ~ q_I, kept so that sum min(p, q_I) is large; Y is tested
 against q_I like a single draft, and the residual is Nrm([p - q_I]+). More draws are folded in one after another, as a
-tournament: Y ~ q_I meets X3 ~ q, and so on. Which draw is kept changes how much is accepted, never the distribution, as long as
-q_I is exactly the distribution of Y.
+tournament: Y ~ q_I meets X3 ~ q, and so on. Which draw is kept changes how much is accepted, never the distribution, as
+long as q_I is exactly the distribution of Y.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Selection:
 def select(p: Array, q1: Array, q2: Array, free: int = 5, alphabet: int = 40) -> Selection:
     """The selection of the paper's truncated linear program, solved as a flow.
 
-    Tokens rank by p - q1 q2, the `alphabet` likeliest of the target first. The pairs among the first `free` ranks are
+    Tokens rank by p - q1 q2, the `alphabet` most likely of the target first. The pairs among the first `free` ranks are
     split freely; every other pair keeps the smaller rank.
     """
     rank, order = _ranks(p, q1 * q2, alphabet)

@@ -1,6 +1,7 @@
 """Rules for single chains of drawn tokens: the classical test and block verification.
 
-Both need q of every drafted position. Notation of the papers: x_i drawn from q_i, p_i the target's distribution at that place.
+Both need q of every drafted position. Notation of the papers: x_i drawn from q_i, p_i the target's distribution at that
+place.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class _Rows:
         return self.case.target.at(row).prob(token).double(), distributions.at(row).prob(token).double()
 
     def q_at(self, length: Tensor) -> Tensor:
-        """q behind each sequence's accepted prefix; rows past the end are read but not used."""
+        """q after each sequence's accepted prefix; rows past the end are read but not used."""
         distributions = self.case.drafts.distributions
         last = max(self.case.drafts.levels - 1, 0)
         if distributions is None:

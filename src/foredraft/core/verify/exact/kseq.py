@@ -1,4 +1,4 @@
-"""k-SEQ (SpecTr, Sun et al. 2023): K independent draws, each tested against the same lowered bar.
+"""k-SEQ (SpecTr, Sun et al. 2023): K independent draws, each tested against the same lowered threshold.
 
 With b(rho) = sum_v min(q, p / rho) and A = 1 - (1 - b)^K, a draw x passes with probability min(1, p(x) / (rho q(x)));
 the first that passes is taken, otherwise the token comes from Nrm([p - min(q, p / rho) A / b]+). That is exact as long

@@ -56,7 +56,7 @@ SAMPLE_AND_MATCH = Rule(
 
 GREEDY = Rule(
     name="greedy",
-    summary="follow the target's likeliest token; for temperature 0",
+    summary="follow the target's most likely token; for temperature 0",
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_greedy),
     verify_batch=partial(walk_batch, solve_greedy_batch),

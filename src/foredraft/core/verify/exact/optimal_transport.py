@@ -1,9 +1,9 @@
 """The optimal rule at a node, by optimal transport: what every other rule is measured against.
 
-Given the maximum flow S from candidate sets to tokens (`core.verify.exact.transport`), the set x is answered with its token i at
-probability S(i, x) / mu(x), otherwise with a token of Nrm(p - sum_x S(., x)). It accepts alpha* and is exact for every
-kind of drafts whose number does not depend on their tokens. For draft distributions of few tokens: a real vocabulary has to be
-cut first (top_k of the drafter).
+Given the maximum flow S from candidate sets to tokens (`core.verify.exact.transport`), the set x is answered with its
+token i at probability S(i, x) / mu(x), otherwise with a token of Nrm(p - sum_x S(., x)). It accepts alpha* and is exact
+for every kind of drafts whose number does not depend on their tokens. For draft distributions of few tokens: a real
+vocabulary has to be cut first (top_k of the drafter).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .transport import SMALL, Plan, set_distribution, transport
 
 
 def answer(p: Array, q: Array, kind: Kind, tokens: list[int], draws: int) -> tuple[Array, Array]:
-    """What to do with candidates `tokens`: a distribution over (each of them .., none), and the distribution if none."""
+    """What to do with candidates `tokens`: a distribution over (each of them .., none), and the residual if none."""
     plan = _plan(p, q, kind, tuple(tokens) if _fixed(kind) else (0,) * len(tokens), draws)
     seen = tuple(sorted(tokens))
     mass = plan.distribution.get(seen, 0.0)
@@ -93,7 +93,7 @@ def _kinds(node: NodeBatch) -> list[Kind]:
 
 OTM = Rule(
     name="otm",
-    summary="optimal transport between candidates and target; accepts most of all, for draft distributions of few tokens",
+    summary="optimal transport between candidates and target; the highest acceptance, for drafts of few tokens",
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_IN_TURN)) | ONE_DRAW,
     verify=partial(walk, solve_otm),
     verify_batch=partial(walk_with_batched_rng, solve_otm_batch),

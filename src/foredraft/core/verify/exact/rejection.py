@@ -1,7 +1,7 @@
 """Rules that test candidates one after another against the target's residual distribution.
 
-All are one loop: test candidate y with probability R(y) / S(y), where R is what is left of p and S is the distribution that y
-was drawn from; after a rejection R becomes the normalised positive part of R - S. They differ in S:
+All are one loop: test candidate y with probability R(y) / S(y), where R is what is left of p and S is the distribution
+that y was drawn from; after a rejection R becomes the normalised positive part of R - S. They differ in S:
 
   one-hot                       S is the point mass at y (the candidate was chosen, not drawn)
   residual                      S is q without the earlier siblings, renormalised (drawn without replacement)
@@ -78,7 +78,7 @@ def solve_iid(node: Node) -> Step:
     """Independent draws, tested in a random order of the draws.
 
     Equal draws are merged into one child with a multiplicity. Given the counts, every order of the draws is equally
-    likely, so the order is drawn anew here. Testing equal draws in a row instead is biased from three draws on.
+    likely, so the order is drawn again here. Testing equal draws in a row instead is biased from three draws on.
     """
     r, q = node.p, node.draft() if node.children else node.p
     for attempt, child in shuffled(node):
@@ -132,7 +132,7 @@ class Left:
     q: Tensor | None  # [B, V], zero on tested tokens
     beta: Tensor  # [B, 1], 0 where candidates are chosen
     mass: Tensor  # [B, 1] sum of [p - beta q]+
-    left: Tensor  # [B, 1] sum of q; summed anew each time, for 1 - q(tested) has no digits left where q is sure
+    left: Tensor  # [B, 1] sum of q; summed again each time, for 1 - q(tested) has no digits left where q is sure
 
     @classmethod
     def of(cls, node: NodeBatch) -> Left:
@@ -152,7 +152,7 @@ class Left:
         return torch.where(self.mass > 0, over.clamp(min=0) / self.mass, 0.0)[:, 0]
 
     def drop(self, token: Tensor, step: Tensor, gone: Tensor) -> None:
-        """After the rejection of `token` [B, 1], whose distribution was `step` * q; step 0 = the point mass at the token."""
+        """The rejection of `token` [B, 1], which was drawn from `step` * q; step 0 = the point mass at the token."""
         self.beta, keep = torch.where(gone, self.beta + self.mass * step, self.beta), ~gone
         self.p.scatter_(1, token, self.p.gather(1, token) * keep)
         if self.q is not None:
@@ -170,7 +170,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """How a lossy rule lowers the bar: it tests boost(R) / (lenience * S) and takes lenience * S off R."""
+    """How a lossy rule lowers the threshold: it tests boost(R) / (lenience * S) and takes lenience * S off R."""
 
     lenience: float = 1.0
     boost: Callable[[Any], Any] = lambda r: r  # of a float or of a tensor
@@ -212,7 +212,7 @@ def flip_rest(node: NodeBatch, r: Tensor, s: Tensor, relax: Relax, key: Tensor) 
 
 
 def _draft_prob(node: NodeBatch, left: Left | None, token: Tensor) -> Tensor:
-    """[B] probability with which a token would be drawn next; 1 where the drafter gave no distributions (chosen candidates)."""
+    """[B] probability with which a token would be drawn next; 1 for chosen candidates, which have no distributions."""
     if node.drafts.distributions is None:
         return torch.ones_like(node.index, dtype=torch.float32)
     if left is None or left.q is None:
@@ -268,7 +268,7 @@ def emit_batch(node: NodeBatch, distribution: Distribution) -> StepBatch:
 
 
 def walk_with_batched_rng(solve: BatchSolver, case: BatchCase) -> Verdict:
-    """`walk_batch` with this round's rolls made cheap."""
+    """`walk_batch` with the random numbers of the round hashed in one go."""
     return walk_batch(solve, replace(case, rng=batched_rng(case.rng, case.drafts.width)))
 
 

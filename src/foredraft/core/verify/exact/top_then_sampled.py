@@ -1,4 +1,4 @@
-"""Greedy multi-draft (Hu et al. 2025): the k - 1 likeliest tokens and one draw, with the verifier optimal for them.
+"""Greedy multi-draft (Hu et al. 2025): the k - 1 most likely tokens and one draw, with the verifier optimal for them.
 
 Top are the k - 1 tokens of largest q; the last candidate x is drawn from q' = q off Top, renormalised. Accept x with
 min(1, p(x) / q'(x)); otherwise draw y from Nrm([p - q']+) and go on from it if it is a candidate. The acceptance
@@ -25,7 +25,7 @@ from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, 
 def draw_top_then_sampled(distribution: Distribution, count: int, rng: Rng, node: Tensor) -> tuple[Tensor, Tensor]:
     """Candidates of one node of every sequence: (tokens [B, count], how many are valid [B]).
 
-    `node` [B] keys the one roll (purpose DRAFT). The drawn token stands last; where Top holds all of q there is no
+    `node` [B] keys the one draw (purpose DRAFT). The drawn token comes last; where Top holds all of q there is no
     draw, and a token that q cannot produce is no candidate.
     """
     q = distribution.dense()
@@ -79,7 +79,7 @@ def _off_top(q: Tensor, top: Tensor) -> Tensor:
 
 TOP_THEN_SAMPLED = Rule(
     name="top-then-sampled",
-    summary="the optimal test for the k - 1 likeliest tokens and one draw (greedy multi-draft)",
+    summary="the optimal test for the k - 1 most likely tokens and one draw (greedy multi-draft)",
     # Given its elder siblings, the last of several draws without replacement is such a draw too.
     exact_for=pairs((Kind.TOP_THEN_SAMPLED, Kind.SAMPLED_WITHOUT_REPLACEMENT)) | ONE_DRAW,
     verify=partial(walk, solve_top_then_sampled),

@@ -1,9 +1,9 @@
 """Optimal transport between candidate sets and the target: the best any rule can do at one node.
 
-A node's candidates are a random set x with distribution mu(x). A rule hands S(i, x) of that mass to token i of x; what token i
-gets in all may not exceed p(i), and what set x gives may not exceed mu(x). Accepting as often as possible is a maximum
-flow from sets to tokens (SpecTr, Sun et al. 2023: transport with membership cost). Everything here is float64 on the
-host and meant for draft distributions of few tokens: the number of sets grows like n^K / K!.
+A node's candidates are a random set x with distribution mu(x). A rule hands S(i, x) of that mass to token i of x; what
+token i gets in all may not exceed p(i), and what set x gives may not exceed mu(x). Accepting as often as possible is a
+maximum flow from sets to tokens (SpecTr, Sun et al. 2023: transport with membership cost). Everything here is float64
+on the host and meant for draft distributions of few tokens: the number of sets grows like n^K / K!.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Plan:
         return float(sum(flow.sum() for flow in self.flow.values()))
 
 
-# --- distributions of candidate sets -----------------------------------------------------------------------------------------
+# --- distributions of candidate sets
+# -----------------------------------------------------------------------------------------
 
 
 def set_distribution(q: Array, kind: Kind, candidates: Seq[int], draws: int) -> SetDistribution:
@@ -63,8 +64,8 @@ def set_distribution(q: Array, kind: Kind, candidates: Seq[int], draws: int) -> 
 def _refuse_many(sequences: int) -> None:
     if sequences > MOST_DRAWS:
         raise UsageError(
-            f"optimal transport would list {sequences} draws; cut the draft distribution to a few tokens (top_k) or use the rule"
-            " 'canonical' or 'k-seq'"
+            f"optimal transport would list {sequences} draws; cut the draft distribution to a few tokens (top_k) or use"
+            " the rule 'canonical' or 'k-seq'"
         )
 
 
@@ -82,7 +83,7 @@ def _without_replacement(q: Array, support: list[int], count: int) -> SetDistrib
     for sequence in permutations(support, count):
         chance = 1.0
         for k, v in enumerate(sequence):
-            # Added up, not taken off 1: behind a token of nearly all mass the difference would be rounding alone.
+            # Added up, not taken off 1: after a token of nearly all mass the difference would be rounding alone.
             chance *= float(q[v]) / sum(float(q[u]) for u in support if u not in sequence[:k])
         distribution[tuple(sorted(sequence))] += chance
     return dict(distribution)

@@ -1,9 +1,9 @@
 """Trees that start from several tokens of the target's own (Lu et al. 2024).
 
-best-branch, as published: every first-level child is a draw of the target (or one of its likeliest tokens) with a
+best-branch, as published: every first-level child is a draw of the target (or one of its most likely tokens) with a
 drafted tail below it; all tails are tested, and the branch whose tail is accepted furthest wins. LOSSY: picking the
-longest tail bends the distribution of the first token. one-branch is the exact use of the same tree: the target draws one first
-token, and only the tail below it is tested.
+longest tail changes the distribution of the first token. one-branch is the exact use of the same tree: the target draws
+one first token, and only the tail below it is tested.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FLy (2025): a rejected token is kept after all if the target was unsure there and agrees with what follows. Lossy.
 
 At the first native rejection j of a chain: keep x_j if the entropy gate is open and the next `window` drafted tokens
-pass natively, otherwise stop. Greedy targets match argmax; sampling targets roll the p/q test. The paper's gate is
-H(p) / log V >= theta with `window` tokens behind the mismatch; the released code's is the entropy of the three
-likeliest tokens (not renormalised) >= theta, and its window includes the mismatch.
+pass natively, otherwise stop. Greedy targets match argmax; sampling targets make the p/q test. The paper's gate is
+H(p) / log V >= theta with `window` tokens after the mismatch; the released code's is the entropy of the three
+most likely tokens (not renormalised) >= theta, and its window includes the mismatch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..second_chance import temperature_one_row, temperature_one_row_batch
 
 
 def gate_value(p: Array, top: int) -> float:
-    """Normalised entropy, or the entropy terms of the `top` likeliest tokens."""
+    """Normalised entropy, or the entropy terms of the `top` most likely tokens."""
     if top:
         p = np.sort(p)[-top:]
     entropy = -float((p[p > 0] * np.log(p[p > 0])).sum())
@@ -46,7 +46,7 @@ class _Fly:
 
     def __init__(self, theta: float, window: int, code: bool) -> None:
         self.theta, self.top = theta, 3 if code else 0
-        self.behind = window - 1 if code else window  # tokens that must agree behind the mismatch
+        self.agreeing = window - 1 if code else window  # tokens that must agree after the mismatch
         self.margin = window  # a mismatch in the last so many positions is never kept
 
     def verify(self, case: TreeCase) -> TreeVerdict:
@@ -63,7 +63,7 @@ class _Fly:
         return finish(case, len(reasons) - 1, reasons, tested=True)
 
     def _kept(self, case: TreeCase, native: list[bool], i: int) -> bool:
-        if i + 1 + self.margin > len(native) or not all(native[i + 1 : i + 1 + self.behind]):
+        if i + 1 + self.margin > len(native) or not all(native[i + 1 : i + 1 + self.agreeing]):
             return False
         p = temperature_one_row(case, i)
         return p[case.tree.token[i]] > 0 and gate_value(p, self.top) >= self.theta
@@ -74,9 +74,9 @@ class _Fly:
             raise UsageError("rule 'fly' handles chains only")
         case = replace(case, rng=batched_rng(case.rng, drafts.width))
         native, gate = self._scan(case)
-        count = torch.nn.functional.pad(native.to(torch.int64).cumsum(dim=1), (1, self.behind))
-        count[:, native.shape[1] + 1 :] = -1  # windows that reach behind the drafts never agree
-        agrees = count[:, 1 + self.behind :] - count[:, 1 : native.shape[1] + 1] == self.behind
+        count = torch.nn.functional.pad(native.to(torch.int64).cumsum(dim=1), (1, self.agreeing))
+        count[:, native.shape[1] + 1 :] = -1  # windows that reach past the drafts never agree
+        agrees = count[:, 1 + self.agreeing :] - count[:, 1 : native.shape[1] + 1] == self.agreeing
         column = torch.arange(drafts.levels, device=native.device)[None, :]
         agrees &= column + 1 + self.margin <= drafts.length[:, None]
         accepted = (native | (gate & agrees)).to(torch.int64).cumprod(dim=1).sum(dim=1)
@@ -91,7 +91,7 @@ class _Fly:
         drafts, on_host = case.drafts, case.drafts.token.device.type == "cpu"
         inside = torch.arange(drafts.levels, device=drafts.token.device)[None, :] < drafts.length[:, None]
         native, gate = torch.zeros_like(inside), torch.zeros_like(inside)
-        last = torch.full_like(drafts.length, -drafts.levels - self.behind - 1)  # the latest rejection
+        last = torch.full_like(drafts.length, -drafts.levels - self.agreeing - 1)  # the latest rejection
         ended = drafts.length == 0
         for i in range(drafts.levels):
             row = torch.full_like(drafts.length, i)
@@ -99,7 +99,7 @@ class _Fly:
             missed = inside[:, i] & ~native[:, i]
             if on_host and not bool(missed.any()):
                 continue
-            ended = ended | (missed & (i - last <= self.behind))
+            ended = ended | (missed & (i - last <= self.agreeing))
             if not on_host or bool((missed & ~ended).any()):
                 p = temperature_one_row_batch(case, row).dense()
                 likely = p.gather(1, drafts.token[:, i : i + 1])[:, 0] > 0

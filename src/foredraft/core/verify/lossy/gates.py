@@ -1,8 +1,8 @@
-"""Divergence gates: where target and draft nearly agree as distributions, the drafted token passes whatever it is. Lossy.
+"""Divergence gates: where the distributions of target and draft nearly agree, any drafted token passes. Lossy.
 
 kl-gate (JuDi): the standard test, or KL(p || q) <= threshold. fuzzy (Holsman et al. 2025): accept iff Div(p, q) is at
 most the threshold, otherwise the target draws for itself (or the standard test decides). All children of a node share
-its gate; on a tree the likeliest under p is taken.
+its gate; on a tree the most likely under p is taken.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 merely have phrased differently. Lossy.
 
 A drafted token passes by the standard test or if the head scores what it reads of the token above the threshold. A head
-reads one row of numbers, the parts that it asks for behind one another: the target's state with the token as input (row
-i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the evidence of the target's distribution that
-predicted the token (`core.distributions.token_features`). Control tokens and tokens that the target finds all but impossible pass by the
-standard test only.
+reads one row of numbers, the parts that it asks for after one another: the target's state with the token as input (row
+i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the evidence of the target's
+distribution that predicted the token (`core.distributions.token_features`). Control tokens and tokens that the target
+finds all but impossible pass by the standard test only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LANTERN (2024) and LANTERN++ (2025): neighbouring codes of a codebook count as one another. Lossy, for any modality.
 
-Image tokens have flat distributions, so exact tests reject nearly everything. Here the probability of a candidate x is pooled
-with that of its nearest codes, nearest first, as long as the pooled mass stays within a budget: delta (LANTERN), or
-(lam - 1) R(x) (LANTERN++), R being what is left of p. A rejection takes S off R, but not off the neighbours of a
+Image tokens have flat distributions, so exact tests reject nearly everything. Here the probability of a candidate x is
+pooled with that of its nearest codes, nearest first, as long as the pooled mass stays within a budget: delta (LANTERN),
+or (lam - 1) R(x) (LANTERN++), R being what is left of p. A rejection takes S off R, but not off the neighbours of a
 pooled candidate. The neighbour table [V, k_max] lists for each code the others by distance.
 """
 

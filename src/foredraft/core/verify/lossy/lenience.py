@@ -1,9 +1,9 @@
-"""Sequential p/q tests with a lowered bar. Lossy.
+"""Sequential p/q tests with a lowered threshold. Lossy.
 
 lenience (Leviathan et al. 2023, appendix): test p / (l q), residual Nrm([p - l q]+); guarantees out <= p / l.
 cactus (2026): test g / q with g = p + sqrt(2 d p (1 - p)), residual Nrm([p - q]+). On trees both replace p by what is
-left of it, as the residual rule does. A test is rolled in two parts, so that the record tells which tokens only the
-lowered bar let through.
+left of it, as the residual rule does. A test is made in two parts, so that the reasons tell which tokens only the
+lowered threshold let through.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
 
 def solve_relaxed(relax: Relax, node: Node) -> Step:
-    """`solve_residual` with the lowered bar."""
+    """`solve_residual` with the lowered threshold."""
     if not node.children:
         return emit(node, node.p)
     chosen = node.kind == Kind.CHOSEN

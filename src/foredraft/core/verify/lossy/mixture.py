@@ -1,8 +1,8 @@
-"""Rules that aim at a distribution between target and draft, and reach that distribution exactly. Lossy against the target alone.
+"""Rules that sample exactly from a distribution between target and draft: lossy with respect to the target.
 
 ensemble: v = w p + (1 - w) q. Accepts beta + (1 - w)(1 - beta) at a distortion of (1 - w) TV(p, q): no rule accepts
 more at that distortion, so it is what other lossy rules have to beat. mentored (Tran-Thien 2023): the v that accepts
-most under KL(p || v) <= D, which is q clipped to [b p, a p]. Tokens behind the last drafted one come from p itself.
+most under KL(p || v) <= D, which is q clipped to [b p, a p]. Tokens after the last drafted one come from p itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deterministic tests, and the longest drafted path that passes them all. Lossy.
 
 typical acceptance (Medusa, Cai et al. 2024): p(x) > min(eps, delta exp(-H(p))). top-k acceptance: x is among the k
-likeliest tokens of p. No rng decide about drafts; the token behind the path is drawn from p.
+most likely tokens of p. No rng decide about drafts; the token after the path is drawn from p.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def typical(eps: float = 0.09, delta: float = 0.3) -> Rule:
 
 
 def top_k(k: int = 3) -> Rule:
-    """k: how many of the target's likeliest tokens pass; ties do not pass."""
+    """k: how many of the target's top tokens pass; ties do not pass."""
     if k < 1:
         raise UsageError("top-k: k is at least 1")
 
@@ -111,5 +111,5 @@ def top_k(k: int = 3) -> Rule:
         return p.topk(k + 1, dim=1).values[:, -1] if k < p.shape[1] else torch.zeros_like(p[:, 0])
 
     return _rule(
-        label("top-k", k=(k, 3)), "drafts pass that are among the target's k likeliest tokens (lossy)", Bar(bar, bars)
+        label("top-k", k=(k, 3)), "drafts pass that are among the target's k most likely tokens (lossy)", Bar(bar, bars)
     )
