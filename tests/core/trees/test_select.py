@@ -95,7 +95,7 @@ def test_sampling_targets_need_the_shifted_score() -> None:
 
 
 def shared(target: TableModel, drafter: TableModel, depth: int, capacity: int, shifted: bool) -> Method:
-    """Both requests draft `depth` tokens from one distribution; the budget decides how many of the first are verified."""
+    """Both requests draft `depth` tokens from one distribution; the budget cuts the first one."""
 
     def chain(rng: Rng) -> tuple[Prefix, list[float], list[float]]:
         text: Prefix = ()

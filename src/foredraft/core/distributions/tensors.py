@@ -124,7 +124,7 @@ class TableDistributions:
 
 @dataclass(frozen=True, slots=True)
 class PointMasses:
-    """The distributions of greedy chains [B, N]: row i is a point mass at token i; the row after the last is not read."""
+    """The distributions of greedy chains [B, N]: row i is a point mass at token i."""
 
     token: Tensor
     vocab: int
