@@ -18,7 +18,7 @@ from tests.kit.growing import PLENTY, TableStepper, paths_of
 from tests.kit.ledger import Ledger
 from tests.kit.tables import TableModel, dirichlet, fixed
 
-from .test_shapes import MODEL, TOY, rng_for, grown, written
+from .test_shapes import MODEL, TOY, grown, rng_for, written
 
 
 def chances(drafts: DraftBatch, model: TableModel) -> list[float]:
