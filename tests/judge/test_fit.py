@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.core.distributions.token_features import evidence
+from foredraft.core.distributions.token_features import token_features
 from foredraft.errors import UsageError
 from foredraft.judge.fit.false_accepts import auc, careful, curve, ladder
 from foredraft.judge.fit.features import extract
@@ -61,7 +61,7 @@ def test_features_belong_to_their_tokens(target: Loaded, monkeypatch: pytest.Mon
                 assert row is not None and features.evidence is not None
                 for tap in (1, FINAL):
                     torch.testing.assert_close(features.states[tap][token], out.hidden[tap][0], rtol=1e-3, atol=1e-3)
-                seen = evidence(torch.softmax(row, dim=1), torch.tensor([[wanted]]))[0, 0]
+                seen = token_features(torch.softmax(row, dim=1), torch.tensor([[wanted]]))[0, 0]
                 torch.testing.assert_close(features.evidence[token], seen, rtol=1e-3, atol=1e-3)
                 token += 1
             row = out.logits

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foredraft.core.distributions.sampling import LogitDistributions, ParamBlock
 from foredraft.core.distributions.tensors import TableDistributions
-from foredraft.core.distributions.token_features import evidence, features_of_rows
+from foredraft.core.distributions.token_features import features_of_rows, token_features
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.editing import keep, part
 from foredraft.core.trees.layout import trees
@@ -43,11 +43,11 @@ def head_of(width: int, seed: int = 0) -> JudgeHead:
 
 def test_evidence_by_hand() -> None:
     p = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
-    found = evidence(p, torch.tensor([[0, 2, 3]]))[0].tolist()
+    found = token_features(p, torch.tensor([[0, 2, 3]]))[0].tolist()
     entropy = 0.5 * log(2) + 0.25 * log(4) + 0.25 * log(8)
     assert found[0] == pytest.approx([log(0.5), 0.0, 0.0, entropy])
     assert found[1] == found[2] == pytest.approx([log(0.125), log(3), log(4), entropy])
-    gone = evidence(torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
+    gone = token_features(torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
     assert torch.isfinite(gone).all()  # truncation may take a token away
 
 
@@ -67,8 +67,8 @@ def test_evidence_of_many_rows_is_that_of_each(dtype: torch.dtype, monkeypatch: 
     for k in range(9):
         p = distributions.at(row[:, k]).dense()
         torch.testing.assert_close(found.p[:, k], p.gather(1, token[:, k : k + 1])[:, 0], atol=1e-7, rtol=2e-5)
-        expected = evidence(p, token[:, k : k + 1])[:, 0]
-        torch.testing.assert_close(found.evidence()[:, k], expected, atol=1e-5, rtol=1e-6)
+        expected = token_features(p, token[:, k : k + 1])[:, 0]
+        torch.testing.assert_close(found.stacked()[:, k], expected, atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.8}, {"logit_bias": {3: 2.0}}, {"temperature": 0.0}])
@@ -81,9 +81,9 @@ def test_evidence_of_bent_distributions_is_that_of_the_distributions(options: di
         logits[:3].argmin(1),
     )
     assert not distributions.is_softmax
-    found = features_of_rows(distributions, row, token[None]).evidence()
+    found = features_of_rows(distributions, row, token[None]).stacked()
     for k, r in enumerate(row[0]):
-        assert torch.equal(found[:, k], evidence(distributions.at(r[None]).dense(), token[None, k : k + 1])[:, 0])
+        assert torch.equal(found[:, k], token_features(distributions.at(r[None]).dense(), token[None, k : k + 1])[:, 0])
 
 
 def test_the_table_of_opinions_is_what_the_readable_form_says() -> None:

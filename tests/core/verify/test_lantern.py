@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foredraft.core.verify import Rule, lantern, lantern_pp
-from foredraft.core.verify.lossy.lantern import TreeBuilder, nearest_codes
+from foredraft.core.verify.lossy.lantern import Pooling, nearest_codes
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Reason
 from tests.kit.drafting import Draft, tree_case_of
@@ -54,7 +54,7 @@ def test_a_larger_budget_accepts_more_and_bends_more() -> None:
 
 @pytest.mark.parametrize("lam", [2.0, 5.0])
 def test_the_multiplicative_budget_caps_the_pooled_mass(lam: float) -> None:
-    pool, r = TreeBuilder(RING, 7, times=lam - 1), TARGET.next_distribution()
+    pool, r = Pooling(RING, 7, times=lam - 1), TARGET.next_distribution()
     for token in range(8):
         assert 0 <= pool.mass(r, token) <= (lam - 1) * r[token]
         row = torch.from_numpy(r)[None]
@@ -66,9 +66,9 @@ def test_the_multiplicative_budget_caps_the_pooled_mass(lam: float) -> None:
 def test_pooling_stops_at_the_first_neighbour_that_does_not_fit() -> None:
     near = torch.tensor([[1, 2], [0, 2], [0, 1]])
     r = np.array([0.2, 0.1, 0.7])
-    assert TreeBuilder(near, 2, add=0.1).mass(r, 0) == pytest.approx(0.1)
-    assert TreeBuilder(near, 2, add=0.05).mass(r, 0) == 0.0
-    assert TreeBuilder(near, 1, add=0.9).mass(r, 0) == pytest.approx(0.1)  # k neighbours at most
+    assert Pooling(near, 2, add=0.1).mass(r, 0) == pytest.approx(0.1)
+    assert Pooling(near, 2, add=0.05).mass(r, 0) == 0.0
+    assert Pooling(near, 1, add=0.9).mass(r, 0) == pytest.approx(0.1)  # k neighbours at most
 
 
 def test_neighbours_of_a_pooled_candidate_keep_their_mass() -> None:

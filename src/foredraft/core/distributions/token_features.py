@@ -1,9 +1,9 @@
-"""What a target's distribution says about a token, in four numbers. Pure; judges and their training share it.
+"""Token features: four numbers of a target's distribution at a token. Pure; judges and their training share it.
 
 log p of the token, log(1 + rank) with rank the number of more likely tokens, margin = log p of the most likely - log p
-of the token, and the entropy of the distribution, all in nats. `look` reads them off a distribution that is written
-out, `features_of_rows` off many rows at once: straight from the logits where the distribution is their softmax and
-nothing else.
+of the token, and the entropy of the distribution, all in nats. `features_at` reads them off dense distributions,
+`features_of_rows` off many rows at once: straight from the logits where the distribution is their softmax and nothing
+else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from ...types import Distributions
 from .sampling import LogitDistributions
 
-EVIDENCE = ("log_p", "log_rank", "margin", "entropy")
+FEATURES = ("log_p", "log_rank", "margin", "entropy")
 LEAST = 1e-12  # a smaller probability, also one that truncation took away, counts as this
 # Logits that are worked on at a time: on the host as many as stay in a core's cache, elsewhere what makes 64 MB.
 _AT_ONCE_ON_HOST, _AT_ONCE = 1 << 17, 1 << 22
@@ -24,15 +24,15 @@ _FAINT = -87.0  # about the logarithm of the smallest normal float32; what lies 
 
 
 class TokenFeatures(NamedTuple):
-    """What distributions say about tokens; all of one shape."""
+    """Features of tokens under distributions; all of one shape."""
 
     p: Tensor  # of the token
     more_likely: Tensor  # how many tokens are more likely
     top: Tensor  # p of the top token
     entropy: Tensor  # of the distribution
 
-    def evidence(self) -> Tensor:
-        """[.., 4] float32, in the order of `EVIDENCE`."""
+    def stacked(self) -> Tensor:
+        """[.., 4] float32, in the order of `FEATURES`."""
         own = self.p.clamp(min=LEAST).log()
         margin = self.top.clamp(min=LEAST).log() - own
         return torch.stack((own, self.more_likely.to(own.dtype).log1p(), margin, self.entropy), dim=-1).to(
@@ -40,12 +40,12 @@ class TokenFeatures(NamedTuple):
         )
 
 
-def evidence(p: Tensor, token: Tensor) -> Tensor:
-    """[B, V] distributions and [B, C] tokens -> [B, C, 4] float32, in the order of `EVIDENCE`."""
-    return look(p, token).evidence()
+def token_features(p: Tensor, token: Tensor) -> Tensor:
+    """[B, V] distributions and [B, C] tokens -> [B, C, 4] float32, in the order of `FEATURES`."""
+    return features_at(p, token).stacked()
 
 
-def look(p: Tensor, token: Tensor) -> TokenFeatures:
+def features_at(p: Tensor, token: Tensor) -> TokenFeatures:
     """[B, V] distributions at [B, C] tokens."""
     own = p.gather(1, token)
     # One column at a time: [B, C, V] comparisons would not fit for wide trees.
@@ -60,7 +60,7 @@ def features_of_rows(distributions: Distributions, row: Tensor, token: Tensor) -
     """The distributions of rows [B, n] at a token each, [B, n]; n is at least 1."""
     if not (isinstance(distributions, LogitDistributions) and distributions.is_softmax):
         found = [
-            look(distributions.at(row[:, k]).dense().to(torch.float32), token[:, k : k + 1])
+            features_at(distributions.at(row[:, k]).dense().to(torch.float32), token[:, k : k + 1])
             for k in range(row.shape[1])
         ]
         return TokenFeatures(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))

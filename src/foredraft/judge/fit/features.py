@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...core.distributions.token_features import evidence
-from ...core.verify.lossy.judge import DRAFT, EVIDENCE, TARGET
+from ...core.distributions.token_features import token_features
+from ...core.verify.lossy.judge import DRAFT, TARGET, TOKEN_FEATURES
 from ...errors import UsageError
 from ...runtime import FINAL, Executor, Rows
 from ..labels.record import RIGHT, UNCOUNTED, LabelledText
@@ -37,7 +37,7 @@ class Features:
 
     def rows(self, reads: Sequence[str], tap: int = FINAL) -> Tensor:
         """[T, D] what a head of these parts reads."""
-        parts = {TARGET: self.states.get(tap), DRAFT: self.draft, EVIDENCE: self.evidence}
+        parts = {TARGET: self.states.get(tap), DRAFT: self.draft, TOKEN_FEATURES: self.evidence}
         chosen = []
         for part in reads:
             if (value := parts[part]) is None:
@@ -134,7 +134,7 @@ def _read(executor: Executor, batch: list[LabelledText], taps: Collection[int], 
 def _look_ahead(logits: Tensor, following: list[int]) -> Tensor:
     """[n, 4] evidence of each row about the token that follows it; a text's last row predicts nothing."""
     p = torch.softmax(logits[: len(following)].to(torch.float32), dim=1)
-    return evidence(p, torch.tensor(following, device=logits.device).reshape(-1, 1))[:, 0]
+    return token_features(p, torch.tensor(following, device=logits.device).reshape(-1, 1))[:, 0]
 
 
 def _counted(record: LabelledText, states: dict[int, list[Tensor]], looks: list[Tensor]) -> Read:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.verify.lossy.judge import DRAFT, EVIDENCE, PARTS, TARGET
+from ...core.verify.lossy.judge import DRAFT, PARTS, TARGET, TOKEN_FEATURES
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
 from ...draft.neural.eagle import EagleDrafter
@@ -138,7 +138,7 @@ def train(
     reading = {part for parts in order.reads for part in parts}
     own = draft_model(drafter) if DRAFT in reading else None
     taps = order.taps(target.executor.num_layers)
-    features = extract(target.executor, records, taps, EVIDENCE in reading, own, tell)
+    features = extract(target.executor, records, taps, TOKEN_FEATURES in reading, own, tell)
     split = split_of(features.of(lambda record: record.group), order.seed)
     check_labels(features.right, split)
     split = thin(split, features.right, order.seed)

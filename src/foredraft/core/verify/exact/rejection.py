@@ -116,7 +116,7 @@ def solve_one_hot_batch(node: NodeBatch) -> StepBatch:
 def solve_residual_batch(node: NodeBatch) -> StepBatch:
     if node.drafts.node_kind is None and node.drafts.kind == Kind.CHOSEN:
         return solve_one_hot_batch(node)
-    return reject_in_attempt(node)
+    return reject_one_by_one(node)
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ class Relax:
     boost: Callable[[Any], Any] = lambda r: r  # of a float or of a tensor
 
 
-def reject_in_attempt(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
+def reject_one_by_one(node: NodeBatch, relax: Relax | None = None) -> StepBatch:
     """The sequential test of `solve_residual` for a batch; chosen candidates are point masses."""
     if node.childless():
         return emit_batch(node, node.p)

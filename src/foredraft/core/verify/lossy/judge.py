@@ -2,9 +2,9 @@
 merely have phrased differently. Lossy.
 
 A drafted token passes by the standard test or if the head scores what it reads of the token above the threshold. A head
-reads one row of numbers, the parts that it asks for after one another: the target's state with the token as input (row
-i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the evidence of the target's
-distribution that predicted the token (`core.distributions.token_features`). Control tokens and tokens that the target
+reads one row of numbers, the parts that it asks for concatenated: the target's state with the token as input (row
+i + 1 for node i), the drafter's state with the token as input (AutoJudge), and the features of the
+token under the target's distribution (`core.distributions.token_features`). Control tokens and tokens that the target
 finds all but impossible pass by the standard test only.
 """
 
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason
-from ...distributions.token_features import evidence, features_of_rows
+from ...distributions.token_features import features_of_rows, token_features
 from ..base import Array, BatchCase, Rule, TreeCase
 from ..second_chance import NO, BatchedSecondChance, temperature_one_row, temperature_one_rows, with_second_chance
 from ..tree_walk import Child, Node
 
 T = TypeVar("T")
 Head = Callable[[Tensor], Tensor]  # float32 [.., D] -> scores [..]
-TARGET, DRAFT, EVIDENCE = PARTS = ("target", "draft", "evidence")  # what a head may read, in this order
+TARGET, DRAFT, TOKEN_FEATURES = PARTS = ("target", "draft", "evidence")  # what a head may read, in this order
 
 
 def judge(
@@ -43,31 +43,31 @@ def judge(
     """The judge rule. A node passes iff head(row) > threshold, its token is not forbidden and p(token) >= floor.
 
     `threshold` may hold one number per sequence of the batch, [B]; the head sees [B, n, D] and may differ by sequence
-    too. +inf is the standard rule itself; -inf accepts every drafted token that is not forbidden. Floor and evidence
-    look at the distribution at temperature 1 where the request is greedy. `tap` names the target's state.
+    too. +inf is the standard rule itself; -inf accepts every drafted token that is not forbidden. Floor and token
+    features look at the distribution at temperature 1 where the request is greedy. `tap` names the target's state.
     """
     if not 0 <= floor <= 1:
         raise UsageError("judge: floor is a probability")
     if not reads or list(reads) != [part for part in PARTS if part in reads]:
         raise UsageError(f"judge: a head reads some of {', '.join(PARTS)}, in this order")
-    bench = _Bench(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
+    scored = _ScoredHead(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
     summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
-    shared_key = (head, bench.reads, bench.forbidden, floor, tap)
+    shared_key = (head, scored.reads, scored.forbidden, floor, tap)
     rule = with_second_chance(
-        "judge", summary, BatchedSecondChance(bench.score, bench.scores, threshold, shared_key, Reason.JUDGE)
+        "judge", summary, BatchedSecondChance(scored.score, scored.scores, threshold, shared_key, Reason.JUDGE)
     )
     return replace(
         rule,
         tap=tap,
         needs_hidden=TARGET in reads,
-        needs_temperature_one=floor > 0 or EVIDENCE in reads,
+        needs_temperature_one=floor > 0 or TOKEN_FEATURES in reads,
         needs_draft_states=DRAFT in reads,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
-    """A head with everything that decides whether a token may pass by it; in both forms."""
+class _ScoredHead:
+    """A head with everything that decides whether a token may pass; in both forms."""
 
     head: Head
     reads: tuple[str, ...]
@@ -94,12 +94,10 @@ class _Bench:
         if not drafts.width:
             return torch.zeros_like(drafts.token, dtype=torch.float32)
         parts, passes, token = states_of(case, self.reads), drafts.used(), drafts.token.clamp(min=0)
-        if EVIDENCE in self.reads or self.floor > 0:
-            distribution = features_of_rows(
-                temperature_one_rows(case), torch.where(passes, drafts.parent + 1, 0), token
-            )
-            parts += [distribution.evidence()] if EVIDENCE in self.reads else []
-            passes &= distribution.p >= self.floor
+        if TOKEN_FEATURES in self.reads or self.floor > 0:
+            features = features_of_rows(temperature_one_rows(case), torch.where(passes, drafts.parent + 1, 0), token)
+            parts += [features.stacked()] if TOKEN_FEATURES in self.reads else []
+            passes &= features.p >= self.floor
         values = self.head(torch.cat(parts, dim=2))
         if self.forbidden:
             # Not `isin`, which may sort, and then waits for a device.
@@ -113,9 +111,9 @@ class _Bench:
             parts.append(_given(case.hidden, "the target's states, and the executor gave none")(child.node + 1))
         if DRAFT in self.reads:
             parts.append(_given(case.draft_states, "the drafter's states, and it gave none")(child.node))
-        if EVIDENCE in self.reads:
+        if TOKEN_FEATURES in self.reads:
             p = torch.from_numpy(np.ascontiguousarray(temperature_one_row(case, node.index + 1))).to(torch.float32)
-            parts.append(evidence(p[None], torch.tensor([[child.token]]))[0, 0].double().numpy())
+            parts.append(token_features(p[None], torch.tensor([[child.token]]))[0, 0].double().numpy())
         return torch.from_numpy(np.concatenate(parts)).to(torch.float32)
 
 

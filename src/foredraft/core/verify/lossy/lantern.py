@@ -46,7 +46,7 @@ def nearest_codes(codebook: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeBuilder:
+class Pooling:
     """Neighbours, and the budget for pooling them: add + times * R(x)."""
 
     near: Tensor  # [V, k_max] int64
@@ -70,25 +70,25 @@ class TreeBuilder:
         return torch.where(sums <= budget, sums, 0.0).amax(dim=1)
 
 
-def solve_lantern(builder: TreeBuilder, node: Node) -> Step:
+def solve_lantern(pooling: Pooling, node: Node) -> Step:
     if not node.children:
         return emit(node, node.p)
     chosen = node.kind == Kind.CHOSEN
     r, q = node.p, node.p if chosen else node.draft()
     for child in node.children:
         y, s = child.token, point(child.token, r.size) if chosen else q
-        extra = builder.mass(r, y)
+        extra = pooling.mass(r, y)
         step = two_part_test(node, child, ratio(r[y], s[y]), ratio(r[y] + extra, s[y]))
         if step is not None:
             return step
         off = s.copy()
         if extra > 0:  # chosen: the neighbours go with the candidate; drawn: they keep what they have
-            off[builder.table()[y, : builder.k + 1]] = 1.0 if chosen else 0.0
+            off[pooling.table()[y, : pooling.k + 1]] = 1.0 if chosen else 0.0
         r, q = residual(r, off), residual(q, q[y] * point(y, q.size))
     return emit(node, r)
 
 
-def solve_lantern_batch(builder: TreeBuilder, node: NodeBatch) -> StepBatch:
+def solve_lantern_batch(pooling: Pooling, node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
     r, chosen = node.p.dense(), node.chosen()[:, None]
@@ -101,44 +101,44 @@ def solve_lantern_batch(builder: TreeBuilder, node: NodeBatch) -> StepBatch:
         slot = torch.where((slot < 0) & present & passed, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot, late)
-        extra = builder.mass_batch(r, token[:, 0])
+        extra = pooling.mass_batch(r, token[:, 0])
         wide = flip_rest(node, own, s, Relax(boost=extra.double().add), node.child[:, k])
         late = torch.where((slot < 0) & present & wide, int(Reason.RELAXED), late)
         slot = torch.where((slot < 0) & present & wide, k, slot)
         if node.settled(slot):
             return StepBatch(slot, slot, late)
-        r = _rest(builder, r, q, token, chosen, (extra > 0)[:, None], present[:, None])
+        r = _rest(pooling, r, q, token, chosen, (extra > 0)[:, None], present[:, None])
         if node.drafts.distributions is not None:
             q = normalise(q.scatter(1, token, q.gather(1, token) * ~present[:, None]), q)
     return StepBatch(slot, node.rng.draw(DenseDistribution(r), Purpose.OWN, node.index), late)
 
 
 def _rest(
-    builder: TreeBuilder, r: Tensor, q: Tensor, token: Tensor, chosen: Tensor, pooled: Tensor, present: Tensor
+    pooling: Pooling, r: Tensor, q: Tensor, token: Tensor, chosen: Tensor, pooled: Tensor, present: Tensor
 ) -> Tensor:
     """[B, V] R after a rejection of `token` [B, 1]; r is not changed."""
     drawn = (present & ~chosen).to(r.dtype)
     rest = torch.relu_(torch.addcmul(r, drawn, q, value=-1))
     rest.scatter_(1, token, rest.gather(1, token) * ~(present & chosen))
-    near = builder.near.to(r.device)[token[:, 0], : builder.k + 1]
+    near = pooling.near.to(r.device)[token[:, 0], : pooling.k + 1]
     # Where the candidate was pooled, chosen: the neighbours go with it; drawn: they keep what they have.
     rest.scatter_(1, near, torch.where(present & pooled, r.gather(1, near) * drawn, rest.gather(1, near)))
     return normalise(rest, r)
 
 
-def _argmax_after_pooling(builder: TreeBuilder) -> SecondChance:
+def _argmax_after_pooling(pooling: Pooling) -> SecondChance:
     """Greedy mode: x passes if its pooled probability is the largest of the row."""
 
     def score(case: TreeCase, node: Node) -> Sequence[float]:
         p = temperature_one_row(case, node.index + 1)
-        pooled = [float(p[child.token]) + builder.mass(p, child.token) for child in node.children]
+        pooled = [float(p[child.token]) + pooling.mass(p, child.token) for child in node.children]
         return [value if value >= p.max() else NO for value in pooled]
 
     def score_batch(case: BatchCase, node: NodeBatch) -> Tensor:
         p = temperature_one_row_batch(case, node.index + 1).dense()
         token = node.token.clamp(min=0)
         pooled = [
-            p.gather(1, token[:, k : k + 1])[:, 0] + builder.mass_batch(p, token[:, k]) for k in range(token.shape[1])
+            p.gather(1, token[:, k : k + 1])[:, 0] + pooling.mass_batch(p, token[:, k]) for k in range(token.shape[1])
         ]
         values = torch.stack(pooled, dim=1)
         return torch.where(values >= p.amax(dim=1, keepdim=True), values, NO)
@@ -152,13 +152,13 @@ def lantern(near: Tensor, k: int = 1000, delta: float = 0.1, greedy: bool = Fals
     greedy: the test for temperature 0, an argmax over pooled probabilities. delta 0 is the exact rule.
     """
     _check(near, delta >= 0, "lantern: delta is 0 or positive")
-    return _rule("lantern", TreeBuilder(near, k, add=delta), greedy)
+    return _rule("lantern", Pooling(near, k, add=delta), greedy)
 
 
 def lantern_pp(near: Tensor, k: int = 10, lam: float = 5.0, greedy: bool = False) -> Rule:
     """LANTERN++: pooled probability at most lam times the token's own. lam 1 is the exact rule."""
     _check(near, lam >= 1, "lantern++: lam is at least 1")
-    return _rule("lantern++", TreeBuilder(near, k, times=lam - 1.0), greedy)
+    return _rule("lantern++", Pooling(near, k, times=lam - 1.0), greedy)
 
 
 def _check(near: Tensor, fits: bool, message: str) -> None:
@@ -168,15 +168,15 @@ def _check(near: Tensor, fits: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def _rule(name: str, builder: TreeBuilder, greedy: bool) -> Rule:
+def _rule(name: str, pooling: Pooling, greedy: bool) -> Rule:
     summary = "a token may borrow the probability of its nearest codes, within a budget (lossy)"
     if greedy:
-        return with_second_chance(name, summary, _argmax_after_pooling(builder), needs_temperature_one=True)
+        return with_second_chance(name, summary, _argmax_after_pooling(pooling), needs_temperature_one=True)
     return Rule(
         name=name,
         summary=summary,
         exact_for=frozenset(),
-        verify=partial(walk, partial(solve_lantern, builder)),
-        verify_batch=partial(walk_with_batched_rng, partial(solve_lantern_batch, builder)),
+        verify=partial(walk, partial(solve_lantern, pooling)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_lantern_batch, pooling)),
         lossy=True,
     )

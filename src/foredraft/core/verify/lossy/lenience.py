@@ -16,7 +16,7 @@ from ....types import Kind, Reason
 from ...rng.keyed import Purpose
 from ...spec import label
 from ..base import Rule
-from ..exact.rejection import Relax, emit, point, ratio, reject_in_attempt, residual, walk_with_batched_rng
+from ..exact.rejection import Relax, emit, point, ratio, reject_one_by_one, residual, walk_with_batched_rng
 from ..tree_walk import Child, Node, NodeBatch, Step, StepBatch, walk
 
 
@@ -47,7 +47,7 @@ def two_part_test(node: Node, child: Child, strict: float, wide: float) -> Step 
 
 
 def solve_relaxed_batch(relax: Relax, node: NodeBatch) -> StepBatch:
-    return reject_in_attempt(node, relax)
+    return reject_one_by_one(node, relax)
 
 
 def _rule(name: str, summary: str, relax: Relax) -> Rule:
@@ -70,7 +70,7 @@ def lenience(factor: float = 0.8) -> Rule:
 
 
 def cactus(delta: float = 1.0) -> Rule:
-    """delta: d >= 0 of the bar; 0 is the exact rule."""
+    """delta: d >= 0 of g; 0 is the exact rule."""
     if not delta >= 0:
         raise UsageError("cactus: delta is 0 or positive")
 

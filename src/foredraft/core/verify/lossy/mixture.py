@@ -26,23 +26,23 @@ from ..second_chance import solve_standard, solve_standard_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 
 _ROUNDS = 30  # of a search for clips; five are usual
-Blend = Callable[[Array, Array], Array]  # p [B, V], q [B, V] -> v, in float64
+Mixture = Callable[[Array, Array], Array]  # p [B, V], q [B, V] -> v, in float64
 
 
-def solve_blend(blend: Blend, node: Node) -> Step:
+def solve_mixture(mixture: Mixture, node: Node) -> Step:
     if not node.children:
         return solve_standard(node)
-    v = blend(node.p[None], node.draft()[None])[0]
+    v = mixture(node.p[None], node.draft()[None])[0]
     step = solve_standard(replace(node, p=v))
     return step if step.child is None else replace(step, reason=Reason.RELAXED)
 
 
-def solve_blend_batch(blend: Callable[[Tensor, Tensor], Tensor], node: NodeBatch) -> StepBatch:
+def solve_mixture_batch(mixture: Callable[[Tensor, Tensor], Tensor], node: NodeBatch) -> StepBatch:
     if node.childless():
         return solve_standard_batch(node)
     p = node.p.dense()
     drafted = (node.child >= 0).any(dim=1)
-    v = pick_rows(drafted[:, None], blend(p, node.draft_distribution().dense().to(p.dtype)), p)
+    v = pick_rows(drafted[:, None], mixture(p, node.draft_distribution().dense().to(p.dtype)), p)
     step = solve_standard_batch(replace(node, p=DenseDistribution(v)))
     return replace(step, reason=torch.full_like(step.slot, int(Reason.RELAXED)))
 
@@ -62,8 +62,8 @@ def ensemble(weight: float = 0.8) -> Rule:
         name=label("ensemble", weight=(weight, 0.8)),
         summary="samples exactly from a mixture of target and draft (lossy)",
         exact_for=frozenset(),
-        verify=partial(walk, partial(solve_blend, mix)),
-        verify_batch=partial(walk_with_batched_rng, partial(solve_blend_batch, mix_batch)),
+        verify=partial(walk, partial(solve_mixture, mix)),
+        verify_batch=partial(walk_with_batched_rng, partial(solve_mixture_batch, mix_batch)),
         lossy=True,
         needs_distributions=True,
     )
@@ -79,9 +79,9 @@ def mentored(divergence: float = 0.1) -> Rule:
         name=label("mentored", divergence=(divergence, 0.1)),
         summary="accepts as much as a bound on KL(target || output) allows (lossy)",
         exact_for=frozenset(),
-        verify=partial(walk, partial(solve_blend, clip)),
+        verify=partial(walk, partial(solve_mixture, clip)),
         verify_batch=partial(
-            walk_with_batched_rng, partial(solve_blend_batch, partial(mentor_distribution_batch, bound=divergence))
+            walk_with_batched_rng, partial(solve_mixture_batch, partial(mentor_distribution_batch, bound=divergence))
         ),
         lossy=True,
         needs_distributions=True,
