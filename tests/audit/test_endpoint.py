@@ -55,7 +55,7 @@ def tail_heavy(distribution: Array) -> Array:
     return bent / bent.sum()
 
 
-def test_an_honest_server_passes(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_server_passes(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as url:
         code, document = audit(url, prompts, capsys, "--out", str(tmp_path / "report"), "--api-key", "k3y")
     assert code == 0 and document["verdict"] == "PASS"

@@ -41,7 +41,7 @@ def test_the_evidence_of_all_views_has_mean_one_under_the_null() -> None:
     assert np.mean(seen) == pytest.approx(1.0, abs=5 * np.std(seen) / np.sqrt(len(seen)))
 
 
-def test_the_first_token_behind_a_prefix_is_no_evidence() -> None:
+def test_the_first_token_after_a_prefix_is_no_evidence() -> None:
     for token in range(4):
         evidence = Evidence(1, 1e-3, np.random.default_rng(0))
         evidence.add(0, "x", cells_of_dense(DISTRIBUTION, 4), set(), {token: 1})

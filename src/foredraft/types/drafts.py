@@ -24,7 +24,7 @@ class Kind(IntEnum):
     SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft distribution, each token at most once
     SAMPLED_IID = 2  # drawn independently from the draft distribution; equal draws are merged and counted
     TOP_THEN_SAMPLED = 3  # the k - 1 most likely tokens, then one draw from the rest of the distribution
-    SAMPLED_IN_TURN = 4  # as without replacement, but whether another one is drawn may depend on the earlier ones
+    SAMPLED_ADAPTIVELY = 4  # as without replacement, but whether another one is drawn may depend on the earlier ones
 
 
 class Budget(NamedTuple):

@@ -20,7 +20,7 @@ class Reason(IntEnum):
 
 @dataclass(slots=True)  # made for every request and round, so not frozen: that would take three times as long
 class TreeVerdict:
-    """One sequence's verdict as plain Python values; the twin of one row of `Verdict`."""
+    """One sequence's verdict as plain Python values; the same as one row of `Verdict`."""
 
     path: list[int]  # accepted nodes from the root downwards
     token: int  # the token that follows them

@@ -84,7 +84,7 @@ def test_exponentials_have_their_distribution_and_do_not_depend_on_their_number(
     assert chisquare(torch.bincount(pairs.flatten(), minlength=256).numpy()).pvalue > 1e-3
 
 
-def test_rolls_depend_on_their_key_alone() -> None:
+def test_random_numbers_depend_on_their_key_alone() -> None:
     rng = KeyedRng(torch.tensor([3, 4, 5]), torch.tensor([0, 1, 2]), torch.tensor([7, 8, 9]))
     node = torch.tensor([0, 1, -1])
     distribution = DenseDistribution(DISTRIBUTION.expand(3, -1))
@@ -100,22 +100,22 @@ def test_rolls_depend_on_their_key_alone() -> None:
 @pytest.mark.parametrize("batch", [1, 5, 40])
 def test_rolling_ahead_gives_the_same_numbers(batch: int) -> None:
     rng = KeyedRng(whole(-(2**63), 2**63 - 1, batch, 4), whole(0, 1000, batch, 5), whole(0, 1000, batch, 6))
-    ahead = batched_rng(rng, nodes=9)
+    batched = batched_rng(rng, nodes=9)
     distribution = DenseDistribution(torch.from_numpy(np.random.default_rng(7).dirichlet(np.ones(50), batch)))
     prob = torch.from_numpy(np.random.default_rng(8).random(batch))
     for purpose, turn, seed in itertools.product(Purpose, (0, 2), range(3)):
         node = whole(-1, 9, batch, seed)
-        assert torch.equal(ahead.flip(prob, purpose, node, turn), rng.flip(prob, purpose, node, turn))
-        assert torch.equal(ahead.draw(distribution, purpose, node, turn), rng.draw(distribution, purpose, node, turn))
-        assert torch.equal(ahead.draw_at(distribution, node + 2), rng.draw_at(distribution, node + 2))
+        assert torch.equal(batched.flip(prob, purpose, node, turn), rng.flip(prob, purpose, node, turn))
+        assert torch.equal(batched.draw(distribution, purpose, node, turn), rng.draw(distribution, purpose, node, turn))
+        assert torch.equal(batched.draw_at(distribution, node + 2), rng.draw_at(distribution, node + 2))
     part = torch.arange(0, batch, 2)
     assert torch.equal(
-        ahead.choose(part).draw(DenseDistribution(distribution.probs[part]), Purpose.OWN, part * 0),
+        batched.choose(part).draw(DenseDistribution(distribution.probs[part]), Purpose.OWN, part * 0),
         rng.draw(distribution, Purpose.OWN, torch.zeros(batch, dtype=torch.int64))[part],
     )
 
 
-def test_a_position_rolls_the_same_number_in_whatever_round() -> None:
+def test_a_position_gets_the_same_number_in_whatever_round() -> None:
     distribution = DenseDistribution(torch.rand((1, 1000), generator=torch.Generator().manual_seed(0)))
     seed = torch.tensor([12])
     for depth in range(1, 6):
@@ -141,7 +141,7 @@ def test_keyed_draws_follow_the_distribution() -> None:
         assert chance_of(drawn, DISTRIBUTION.numpy()) > 1e-3
 
 
-def test_exact_dice_fall_on_every_side() -> None:
+def test_the_enumerating_rng_visits_every_outcome() -> None:
     distribution = DenseDistribution(DISTRIBUTION[None])
     node = torch.tensor([0])
 
@@ -156,7 +156,7 @@ def test_exact_dice_fall_on_every_side() -> None:
     assert sum(weight for weight, _ in outcomes(run)) == pytest.approx(1)
 
 
-def test_exact_dice_do_not_branch_on_sure_outcomes() -> None:
+def test_the_enumerating_rng_does_not_branch_on_sure_outcomes() -> None:
     node = torch.tensor([0])
     sure = list(outcomes(lambda rng: bool(rng.flip(torch.tensor([1.0]), Purpose.ACCEPT, node)[0])))
     assert sure == [(1.0, True)]

@@ -158,7 +158,7 @@ def test_tokens_come_in_target_ids() -> None:
     assert top_candidates(step, 3).token[0, 0].tolist() == [4, 2, 7]
 
 
-def test_the_likeliest_of_a_small_vocabulary() -> None:
+def test_the_top_tokens_of_a_small_vocabulary() -> None:
     found = top_candidates(step_of(torch.tensor([[[0.0, 1.0]]])), 4)
     assert found.token.shape == (1, 1, 4)
     assert torch.isfinite(found.score)[0, 0].tolist() == [True, True, False, False]

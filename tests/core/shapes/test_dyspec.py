@@ -51,7 +51,7 @@ def test_dyspec_layers_of_the_spec(drawn: bool) -> None:
 
 
 @dataclass(frozen=True)
-class DistributionDice:
+class DistributionRng:
     """Draws that depend on nothing but the distribution that is drawn from: the same in whatever order."""
 
     seed: int
@@ -73,7 +73,7 @@ def test_draws_are_made_in_order_of_chance(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_heap_and_threshold_make_the_same_tree(seed: int, drawn: bool) -> None:
     model = dirichlet(5, seed=40 + seed, alpha=0.7)
-    rng: Any = DistributionDice(seed)
+    rng: Any = DistributionRng(seed)
     heap = DySpec(nodes=11, depth=20, drawn=drawn).grow(TableStepper(model), [PLENTY], rng)
     threshold = min(chances(heap, model)) * (1 - 1e-5)
     shape = DySpecLayers(nodes=20, width=20, depth=20, threshold=threshold, drawn=drawn)
@@ -89,7 +89,7 @@ def ordered_paths(drafts: DraftBatch) -> set[tuple[tuple[int, ...], int]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_level_takes_the_draws_of_largest_chance(seed: int) -> None:
-    model, rng = dirichlet(6, seed=seed, alpha=3.0), DistributionDice(seed)
+    model, rng = dirichlet(6, seed=seed, alpha=3.0), DistributionRng(seed)
     capped = DySpecLayers(nodes=5, width=9, depth=3, threshold=1e-3)
     whole = DySpecLayers(nodes=99, width=9, depth=1, threshold=1e-3)
     some = capped.grow(TableStepper(model), [PLENTY], rng)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_the_largest_entries_come_first_the_first_of_equals_too(
 )  # the interpreter computes with NumPy, which minds broken distributions
 @pytest.mark.parametrize("columns", [40, 3000])
 @pytest.mark.parametrize("named", [False, True])
-def test_the_likeliest_tokens_are_those_of_the_reference(columns: int, named: bool) -> None:
+def test_the_top_tokens_are_those_of_the_reference(columns: int, named: bool) -> None:
     logits, k = rows(columns, 0), 8
     logits[5, 7] = torch.nan
     logits[6, 3] = torch.inf
@@ -145,7 +145,7 @@ def test_equal_values_stay_in_the_order_of_making() -> None:
 
 
 def test_the_kernels_are_asked_where_they_can_be() -> None:
-    """On CUDA the plain functions are the kernels; elsewhere they are the twins."""
+    """On CUDA the plain functions are the kernels; elsewhere they are the references."""
     given = rows(1000, 50).to(DEVICE)
     assert torch.equal(find_top_k(given, 3)[0], top_k_fused(given, 3)[0])
     if not INTERPRETED:

@@ -67,7 +67,7 @@ LENGTH = 3
 TOLERANCE = 1e-6  # draft distributions are float32
 
 
-# DySpec draws a sibling or not by what the elder ones were. Rules that test siblings one after another do not mind;
+# DySpec draws a sibling or not by what the earlier ones were. Rules that test siblings one after another do not mind;
 # those that look at all of them at once take their number for given, and are biased.
 ALL_AT_ONCE, IN_TURN = ("otm", "top-then-sampled"), ("DySpec", "DySpec in layers")
 
@@ -147,7 +147,7 @@ def test_deciding_after_the_draw_is_biased(growth: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("growth", ["DySpec", "DySpec in layers", "drawn ranks"])
-def test_a_distribution_behind_the_wrong_node_shows(growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_at_the_wrong_node_shows(growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     distributions = TreeBuilder._distributions
     monkeypatch.setattr(TreeBuilder, "_distributions", lambda self, chosen: distributions(self, chosen.flip(1)))
     method = grown_method(GROWTHS[growth], RULES["residual"], TARGET, NEAR)

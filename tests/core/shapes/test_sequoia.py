@@ -82,7 +82,7 @@ def test_the_choice_of_the_spec() -> None:
     assert choice.tokens == pytest.approx((4 * 0.3 + 14) / choice.seconds)
 
 
-def test_dear_passes_make_small_trees() -> None:
+def test_costly_passes_make_small_trees() -> None:
     table = Sequoia(ACCEPT, 32, 8)
     steep = table.best(0.3, {m: float(m) for m in range(1, 33)})
     level = table.best(0.3, {m: 10.0 for m in range(1, 33)})
@@ -112,7 +112,7 @@ def test_the_table_is_the_best_of_all_trees(accept: tuple[float, ...], layers: i
 
 @pytest.mark.parametrize("accept", [ACCEPT, UNEVEN], ids=str)
 def test_its_trees_can_be_drawn(accept: tuple[float, ...]) -> None:
-    """A child of rank k comes with all elder siblings, also where an elder one is never accepted."""
+    """A child of rank k comes with all earlier siblings, also where an earlier one is never accepted."""
     shape = StaticTree(Sequoia(accept, 12, 4).paths(12, 4), drawn=True)
     drafts = shape.grow(TableStepper(dirichlet(6, 1)), [PLENTY], KeyedRng(*torch.zeros((3, 1), dtype=torch.int64)))
     drafts.check()

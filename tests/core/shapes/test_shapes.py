@@ -142,7 +142,7 @@ def test_distributions_go_with_drawn_nodes_and_with_no_others(shape: Shape) -> N
 
 
 @EVERY
-def test_chosen_siblings_come_likeliest_first(shape: Shape) -> None:
+def test_chosen_siblings_come_in_falling_order(shape: Shape) -> None:
     drafts = grown(shape)
     if shape.kind != Kind.CHOSEN:
         return

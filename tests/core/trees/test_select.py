@@ -62,7 +62,7 @@ def test_a_sure_token_is_never_taken_without_the_one_before_it() -> None:
     assert best_lengths(score, 5).tolist() == best_lengths_by_heap(score.tolist(), 5) == [2, 2, 1]
 
 
-def test_padding_and_what_stands_behind_the_end_are_out() -> None:
+def test_padding_and_what_follows_the_end_are_out() -> None:
     ends = torch.tensor([[False, True, False], [False, False, False]])
     score = masked(torch.zeros((2, 3)), torch.tensor([3, 1]), ends)
     assert score.tolist() == [[0, 0, NEVER], [0, NEVER, NEVER]]
@@ -151,7 +151,7 @@ def test_trees_are_cut_alike_by_heap_and_tensor(seed: int) -> None:
 
 
 def test_a_tree_cut_by_value_is_exact_as_chosen() -> None:
-    """Sampled siblings, the likelier one kept: the residual rule sees CHOSEN drafts and stays exact."""
+    """Sampled siblings, the more likely one kept: the residual rule sees CHOSEN drafts and stays exact."""
     target, drafter = dirichlet(3, 5), dirichlet(3, 6)
     q = drafter.next_distribution()
 

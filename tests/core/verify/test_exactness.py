@@ -83,7 +83,7 @@ def test_batched_forms_are_exact_jointly(rule: Rule, kind: Kind, topology: Topol
 def test_declared_pairs_are_exact_on_many_distributions(
     rule: Rule, kind: Kind, topology: Topology, batched: bool
 ) -> None:
-    """A hundred distributions for the readable form; fewer for the batched one, which the twin tests tie to it."""
+    """More distributions for the reference than for the batched form, which `test_batched_forms` ties to it."""
     for target, drafter in models(rule, 3, range(100, 104)) if batched else models(rule, 4, range(100, 117)):
         for shape in SHAPES[topology]:
             assert is_exact(method_of(rule, target, drafter, shape, kind, batched=batched), target, len(shape) + 1)

@@ -49,7 +49,7 @@ def both(rule: Rule, case: BatchCase) -> TreeVerdict:
     return verdict
 
 
-def test_a_token_is_judged_by_the_state_behind_it() -> None:
+def test_a_token_is_judged_by_the_state_after_it() -> None:
     """The alignment spy of the spec: row i + 1 belongs to node i; the root's own state is never asked."""
     asked: list[float] = []
 

@@ -170,7 +170,7 @@ def test_the_longest_passing_path_wins() -> None:
 
 
 @pytest.mark.parametrize(("k", "passing"), [(1, {0}), (3, {0, 1, 2}), (5, {0, 1, 2, 3, 4})])
-def test_top_k_accepts_the_k_likeliest(k: int, passing: set[int]) -> None:
+def test_top_k_accepts_the_k_most_likely(k: int, passing: set[int]) -> None:
     found = {v for v in range(5) if run(top_k(k), Draft((v,), (-1,), (1,), (CHOSEN,)), G1_TARGET).path}
     assert found == passing
 

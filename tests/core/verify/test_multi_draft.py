@@ -194,7 +194,7 @@ def _sequences(rule: Rule, target: TableModel, drafter: TableModel) -> Method:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_greedy_drafts_are_the_likeliest_tokens_and_one_draw(count: int) -> None:
+def test_greedy_drafts_are_the_top_tokens_and_one_draw(count: int) -> None:
     q = np.array([0.10, 0.26, 0.35, 0.05, 0.24])
 
     def run(rng: Rng) -> tuple[int, ...]:

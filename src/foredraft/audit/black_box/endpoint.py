@@ -118,7 +118,7 @@ class EndpointSubject:
         self.name, self.server, self.temperature = f"{server.model} at {server.url}", server, temperature
         self.bare = bare  # texts alone will do
         self.ended = 0  # texts that stopped early: their other tokens are hidden
-        self.wobble = 0.0  # how far the server's distributions of one context were apart
+        self.largest_change = 0.0  # how far the server's distributions of one context were apart
         self._distributions: dict[Text, CellDistribution] = {}
 
     def sample(self, prompt: Text, count: int, tokens: int, seed: int) -> list[Text]:
@@ -137,8 +137,9 @@ class EndpointSubject:
         for i, distribution in enumerate(written.distributions):
             context = (*prompt, *written.text[:i])
             known = self._distributions.setdefault(context, distribution)
-            self.wobble = max(
-                self.wobble, abs(float(known.mass[0]) - float(distribution.mass[distribution.cell(known.tokens[0])]))
+            self.largest_change = max(
+                self.largest_change,
+                abs(float(known.mass[0]) - float(distribution.mass[distribution.cell(known.tokens[0])])),
             )
 
     def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:

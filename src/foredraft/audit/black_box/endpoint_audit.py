@@ -44,7 +44,7 @@ def audit_endpoint(
         "temperature": temperature,
         "requests": server.requests + (0 if reference is None else reference.requests),
         "texts that ended early": subject.ended,
-        "largest change of one context's logprobs": round(subject.wobble, 4),
+        "largest change of one context's logprobs": round(subject.largest_change, 4),
     }
     return conclude(about, {"greedy": greedy, "statistics": result.as_dict(plan)}, plan.seed)
 

@@ -59,10 +59,10 @@ def renormalised_softmax(case: TreeCase) -> TreeVerdict:
     return _one_level(case, range(len(case.tree.token)), q / q.sum())
 
 
-def _one_level(case: TreeCase, turns: Iterable[int], q: Array, shrink: bool = True) -> TreeVerdict:
+def _one_level(case: TreeCase, order: Iterable[int], q: Array, shrink: bool = True) -> TreeVerdict:
     """Residual tests below the root; `shrink` takes each rejected token out of q, as draws without replacement do."""
     r, s = case.target(0), q
-    for i in turns:
+    for i in order:
         y = case.tree.token[i]
         if case.rng.flip(ratio(r[y], s[y]), Purpose.ACCEPT, i):
             follow = case.rng.draw(case.target(i + 1), Purpose.OWN, i)

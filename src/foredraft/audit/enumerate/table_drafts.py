@@ -69,8 +69,8 @@ def _without_replacement(distribution: Array, count: int, rng: Rng, node: int) -
     return found
 
 
-def _in_turn(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
-    """The next one is drawn only while the elder ones leave half of the distribution."""
+def _adaptively(distribution: Array, count: int, rng: Rng, node: int) -> Candidates:
+    """The next one is drawn only while the earlier ones leave half of the distribution."""
     found = _without_replacement(distribution, 1, rng, node)
     while len(found) < count and distribution.sum() - distribution[[token for token, _ in found]].sum() >= 0.5:
         left = distribution.copy()
@@ -105,7 +105,7 @@ _MAKERS: dict[Kind, Callable[[Array, int, Rng, int], Candidates]] = {
     Kind.SAMPLED_WITHOUT_REPLACEMENT: _without_replacement,
     Kind.SAMPLED_IID: _independent,
     Kind.TOP_THEN_SAMPLED: _top_then_sampled,
-    Kind.SAMPLED_IN_TURN: _in_turn,
+    Kind.SAMPLED_ADAPTIVELY: _adaptively,
 }
 
 

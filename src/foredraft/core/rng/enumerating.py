@@ -1,6 +1,6 @@
 """The enumerating rng: run any function of an rng under all outcomes, with their exact probabilities.
 
-The function is run again and again; each run follows a recorded prefix of outcomes and takes the first branch of every
+The function is run again and again; each run follows a given prefix of outcomes and takes the first branch of every
 later draw, which the next run then changes, depth first. So rules, drafters and the whole engine loop are enumerated
 as they are written, without a second implementation. Works for one sequence (B = 1); all draws are independent.
 """

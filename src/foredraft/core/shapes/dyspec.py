@@ -31,7 +31,7 @@ class Drawing:
 
     @property
     def kind(self) -> Kind:
-        return Kind.SAMPLED_IN_TURN if self.drawn else Kind.CHOSEN
+        return Kind.SAMPLED_ADAPTIVELY if self.drawn else Kind.CHOSEN
 
     @property
     def topology(self) -> Topology:
@@ -99,7 +99,7 @@ class _Waiting:
         new = self.builder.size
         row = self.next.argmax(dim=1, keepdim=True)
         due = (self.next.gather(1, row) > 0) & (new < self.room)
-        self._read_behind(row, due)
+        self._read_after(row, due)
         attempt = self.attempt.gather(1, row)
         value = torch.where(due, self.value.gather(1, row) + _at(self.score, row, attempt), -torch.inf)
         depth = self.depth.gather(1, row) + 1
@@ -109,7 +109,7 @@ class _Waiting:
         self.next.scatter_(1, row, _at(self.chance, row, attempt + 1) * due)
         self.next[:, new + 1 : new + 2] = torch.where(depth < self.limit, value.exp(), 0.0)
 
-    def _read_behind(self, row: Tensor, due: Tensor) -> None:
+    def _read_after(self, row: Tensor, due: Tensor) -> None:
         """Ask for the distributions that are due and not there. The host looks: a call for nobody would cost more."""
         missing = due & ~self.read.gather(1, row)
         if not bool(missing.any()):
@@ -134,6 +134,6 @@ class _Waiting:
 
 
 def _at(table: Tensor, row: Tensor, attempt: Tensor) -> Tensor:
-    """[B, 1] entries of [B, rows, turns]."""
+    """[B, 1] entries of [B, rows, attempts]."""
     who = torch.arange(len(row), device=row.device)[:, None]
     return table[who, row, attempt]

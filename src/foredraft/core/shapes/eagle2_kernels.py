@@ -145,7 +145,7 @@ if triton is not None:
     def _pick(  # type: ignore[no-untyped-def]
         token, parent, value, rank, out, out_value, numbered, nodes, batch, width, TILE: tl.constexpr
     ):
-        """Counts, among the nodes that stay, those before each one, before its parent, and its elder siblings."""
+        """Counts, among the nodes that stay, those before each one, before its parent, and its earlier siblings."""
         b = tl.program_id(0)
         base = b * numbered
         i = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -154,7 +154,7 @@ if triton is not None:
         stays = real & (tl.load(rank + base + i, mask=real, other=nodes) < nodes)
         place = tl.zeros((TILE,), tl.int32)
         higher = tl.zeros((TILE,), tl.int32)
-        elder = tl.zeros((TILE,), tl.int32)
+        earlier = tl.zeros((TILE,), tl.int32)
         for start in range(0, numbered, TILE):
             j = start + tl.arange(0, TILE)
             there = j < numbered
@@ -163,12 +163,12 @@ if triton is not None:
             before = kept[None, :] & (j[None, :] < i[:, None])
             place += tl.sum(before.to(tl.int32), axis=1)
             higher += tl.sum((kept[None, :] & (j[None, :] < above[:, None])).to(tl.int32), axis=1)
-            elder += tl.sum((before & (over[None, :] == above[:, None])).to(tl.int32), axis=1)
+            earlier += tl.sum((before & (over[None, :] == above[:, None])).to(tl.int32), axis=1)
         goal, plane = b * nodes + place, batch * nodes
         depth = tl.where(i < width, 1, 2 + (i - width) // (width * width))
         tl.store(out + goal, tl.load(token + base + i, mask=real, other=0), mask=stays)
         tl.store(out + plane + goal, tl.where(above < 0, -1, higher).to(tl.int64), mask=stays)
         tl.store(out + 2 * plane + goal, depth.to(tl.int64), mask=stays)
-        tl.store(out + 3 * plane + goal, elder.to(tl.int64), mask=stays)
+        tl.store(out + 3 * plane + goal, earlier.to(tl.int64), mask=stays)
         tl.store(out + 4 * plane + goal, i.to(tl.int64), mask=stays)
         tl.store(out_value + goal, tl.exp(tl.load(value + base + i, mask=real, other=0.0)), mask=stays)

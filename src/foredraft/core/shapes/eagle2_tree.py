@@ -1,6 +1,6 @@
 """EAGLE-2's dynamic tree: grow where the product of draft confidences is largest, then keep the best nodes of all.
 
-A child is never likelier than its parent, so the best M nodes always hold their ancestors. Children are chosen, not
+A child is never more likely than its parent, so the best M nodes always hold their ancestors. Children are chosen, not
 drawn, so the tree is CHOSEN; draft distributions are not needed for it.
 """
 

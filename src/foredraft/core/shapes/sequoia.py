@@ -47,7 +47,7 @@ class Sequoia:
         self.accept, self.size, self.layers = tuple(accept), size, layers
         shape = (layers + 1, len(accept) + 1, size + 1)
         self._value = np.full(shape, -np.inf)
-        self._split = np.zeros(shape, dtype=np.int64)  # y: nodes that stay with the root and its elder children
+        self._split = np.zeros(shape, dtype=np.int64)  # y: nodes that stay with the root and its earlier children
         for layer in range(1, layers + 1):
             self._value[layer, 0, 1] = 1.0
             below = self._value[layer - 1].max(axis=0)

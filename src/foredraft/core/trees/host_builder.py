@@ -136,7 +136,7 @@ class HostTreeBuilder(TreeBuilder):
         place, chosen = inverse(order), order[:, :nodes]
         above = parent[self._who, chosen]
         above = np.where(above >= 0, place[self._who, above], -1)
-        elder = np.tril(above[:, :, None] == above[:, None, :], -1).sum(axis=2)
+        earlier = np.tril(above[:, :, None] == above[:, None, :], -1).sum(axis=2)
         token, depth = token[self._who, chosen], self._depth()[0, chosen]
         value = np.exp(np.where(here, value, -np.inf)[self._who, chosen])
         length = here.sum(axis=1)
@@ -144,7 +144,7 @@ class HostTreeBuilder(TreeBuilder):
             token=torch.from_numpy(token),
             parent=torch.from_numpy(above),
             depth=torch.from_numpy(depth),
-            order=torch.from_numpy(elder),
+            order=torch.from_numpy(earlier),
             length=torch.from_numpy(length),
             kind=kind,
             branching=branching,

@@ -175,9 +175,9 @@ def heavy_order(parent: Tensor, length: Tensor | None = None, levels: int | None
     index = torch.arange(width, device=parent.device)
     siblings = (parent[:, :, None] == parent[:, None, :]) & inside[:, :, None] & inside[:, None, :]
     larger = size[:, None, :] > size[:, :, None]  # [b, i, j]: j's subtree is larger than i's
-    elder = (size[:, None, :] == size[:, :, None]) & (index[None, :] < index[:, None])
-    ahead = (size[:, None, :] * (siblings & (larger | elder))).sum(dim=2) + 1
-    place = (ahead[:, None, :] * mask).sum(dim=2) - 1
+    earlier = (size[:, None, :] == size[:, :, None]) & (index[None, :] < index[:, None])
+    before = (size[:, None, :] * (siblings & (larger | earlier))).sum(dim=2) + 1
+    place = (before[:, None, :] * mask).sum(dim=2) - 1
     place = torch.where(inside, place, index)
     return torch.empty_like(place).scatter_(1, place, index.expand(batch, width).contiguous())
 

@@ -59,7 +59,7 @@ _BIAS = {
     Kind.SAMPLED_WITHOUT_REPLACEMENT: "siblings drawn without replacement do not follow q one by one",
     Kind.SAMPLED_IID: "independent draws may repeat, which this rule does not account for",
     Kind.TOP_THEN_SAMPLED: "all but the last sibling were chosen and the last came from a cut distribution",
-    Kind.SAMPLED_IN_TURN: "how many siblings there are depends on their tokens, and this rule takes it as given",
+    Kind.SAMPLED_ADAPTIVELY: "how many siblings there are depends on their tokens, and this rule takes it as given",
 }
 
 

@@ -1,7 +1,7 @@
 """The walk down a draft tree: at each node a solver either moves to a child or emits a token and stops.
 
 A node rule is written twice, as `solve` (one node, plain Python) and `solve_batch` (one node of every sequence); the
-two walks below turn them into whole rules. Distributions are looked up at visited rows only.
+two walks below make whole rules of them. Distributions are looked up at visited rows only.
 """
 
 from __future__ import annotations

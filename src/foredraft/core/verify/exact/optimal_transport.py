@@ -94,7 +94,7 @@ def _kinds(node: NodeBatch) -> list[Kind]:
 OTM = Rule(
     name="otm",
     summary="optimal transport between candidates and target; the highest acceptance, for drafts of few tokens",
-    exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_IN_TURN)) | ONE_DRAW,
+    exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_ADAPTIVELY)) | ONE_DRAW,
     verify=partial(walk, solve_otm),
     verify_batch=partial(walk_with_batched_rng, solve_otm_batch),
 )

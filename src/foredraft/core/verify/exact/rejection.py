@@ -61,7 +61,7 @@ def point(token: int, vocab: int) -> Array:
 
 
 def solve_residual(node: Node) -> Step:
-    """Candidates in draw order, each drawn from q without its elder siblings; chosen ones are point masses."""
+    """Candidates in draw order, each drawn from q without its earlier siblings; chosen ones are point masses."""
     if node.kind == Kind.CHOSEN:
         return solve_one_hot(node)
     r, s = node.p, node.draft() if node.children else node.p

@@ -80,7 +80,7 @@ def _off_top(q: Tensor, top: Tensor) -> Tensor:
 TOP_THEN_SAMPLED = Rule(
     name="top-then-sampled",
     summary="the optimal test for the k - 1 most likely tokens and one draw (greedy multi-draft)",
-    # Given its elder siblings, the last of several draws without replacement is such a draw too.
+    # Given its earlier siblings, the last of several draws without replacement is such a draw too.
     exact_for=pairs((Kind.TOP_THEN_SAMPLED, Kind.SAMPLED_WITHOUT_REPLACEMENT)) | ONE_DRAW,
     verify=partial(walk, solve_top_then_sampled),
     verify_batch=partial(walk_with_batched_rng, solve_top_then_sampled_batch),
