@@ -70,7 +70,7 @@ WORDS = (
     Word("letter letters", "async copy", 3, folders=ENGINE),
     Word("bar bars", "threshold", 37, folders=(*ENGINE, *JUDGE, "src/foredraft/control")),
     Word("soft", "temperature-1 view", folders=ENGINE),
-    Word("pool pools", "tree builder", 23, folders=("src/foredraft/core", "src/foredraft/draft")),
+    Word("pool pools", "tree builder", folders=("src/foredraft/core",)),
     Word("turn turns", "method group, attempt", 3, folders=("src/foredraft/core", "src/foredraft/engine")),
     Word("evidence", "token features", 21, folders=("src/foredraft/core", "src/foredraft/judge")),
 )
