@@ -31,7 +31,7 @@ def entropy_of(step: Step) -> Tensor:
 
 @dataclass(frozen=True)
 class Confidence(Sure):
-    """Kangaroo: stop behind a token whose distribution gives no id more than `threshold`."""
+    """Kangaroo: stop after a token whose distribution gives no id more than `threshold`."""
 
     threshold: float = 0.6
 
@@ -58,7 +58,7 @@ class PathConfidence(Sure):
 
 @dataclass(frozen=True)
 class Entropy(Sure):
-    """Stop behind a token whose distribution is spread wider than `threshold` nats."""
+    """Stop after a token whose distribution has an entropy above `threshold` nats."""
 
     threshold: float = 1.5
 
@@ -70,7 +70,7 @@ class Entropy(Sure):
 class PredictedRejection(Sure):
     """SpecDec++: stop where some token so far is rejected with more than `threshold`, as a trained head predicts.
 
-    The head reads the draft model's state behind a drafted token; the token that this state yields is kept too.
+    The head reads the draft model's state after a drafted token; the token that this state yields is kept too.
     """
 
     accept: Callable[[Tensor], Tensor]  # [B, d] draft states -> [B] logits of acceptance of the tokens read
@@ -88,9 +88,9 @@ FEATURES = 10  # largest probabilities that the decision model looks at, beside 
 
 @dataclass(frozen=True)
 class Decided(Sure):
-    """The decision model of improved multi-candidate decoding: a classifier of the draft distribution says whether to go on.
+    """Improved multi-candidate decoding: a classifier of the draft distribution decides whether to go on.
 
-    Its features are the entropy of the distribution and its ten largest probabilities, zeros where the vocabulary is smaller.
+    Its features are the entropy and the ten largest probabilities, zeros where the vocabulary is smaller.
     """
 
     decide: Callable[[Tensor], Tensor]  # [B, 11] features -> [B] logits that the token matches the target's
@@ -114,7 +114,7 @@ class _Exit:
 
 @dataclass
 class AdaptiveConfidence:
-    """Draft & Verify: stop behind an unsure token; each request's threshold follows its acceptance rate to `goal`.
+    """Draft & Verify: stop after an unsure token; each request's threshold follows its acceptance rate to `goal`.
 
     Both a stop rule and a length rule: give the same object to the chain and to the drafter that paces it. A draft that
     was as long as allowed says nothing against the threshold, which then does not fall.
