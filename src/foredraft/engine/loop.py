@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import torch
 
-from ..core.distributions.temperature_one import temperature_one_view
 from ..core.rng.keyed import KeyedRng, LazyRng, Rng
 from ..core.trees.editing import move, part
 from ..core.verify import BatchCase, check_pair
@@ -174,7 +173,7 @@ class Engine:
         rule = group.method.rule
         group.rows = rows = self.sampler.rows(group.requests, group.drafts, group.out)
         hidden = group.out.states(rule.tap) if rule.needs_hidden else None
-        temperature_one = temperature_one_view(rows) if rule.needs_temperature_one else None
+        temperature_one = rows.at_temperature_one() if rule.needs_temperature_one else None
         return BatchCase(group.drafts, rows, self._rng(group.sequences), hidden, temperature_one)
 
     def commit(self, groups: list[MethodGroup]) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from foredraft.core.distributions.sampling import LogitDistributions, ParamBlock
-from foredraft.core.distributions.temperature_one import temperature_one_view
 from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.rng.keyed import Purpose, Rng
 from foredraft.core.verify import RULES, Rule, find_rule
@@ -190,7 +189,7 @@ def test_the_view_of_greedy_rows_has_temperature_one() -> None:
     distributions = LogitDistributions(logits, torch.tensor([[0], [1]]), block)
     greedy, temperature_one = (
         distributions.at(torch.tensor([0, 0])).dense(),
-        temperature_one_view(distributions).at(torch.tensor([0, 0])).dense(),
+        distributions.at_temperature_one().at(torch.tensor([0, 0])).dense(),
     )
     assert greedy[0].max() == 1 and torch.allclose(greedy[1], temperature_one[1])
     assert torch.allclose(temperature_one[0], torch.softmax(logits[0], dim=0))

@@ -8,7 +8,7 @@ counts of the committed text plus the row's own drafted ancestors.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -214,8 +214,16 @@ class LogitDistributions:
         """Whether every distribution is softmax(logits / temperature) and nothing else."""
         block = self.block
         cut = block.top_k is not None or block.top_p is not None or block.min_p is not None
-        bent = self.counts is not None or self.mask is not None or block.bias is not None
-        return not (cut or bent or block.any_greedy)
+        changed = self.counts is not None or self.mask is not None or block.bias is not None
+        return not (cut or changed or block.any_greedy)
+
+    def at_temperature_one(self) -> LogitDistributions:
+        """The same rows, penalties and truncation, at temperature 1 where the request is greedy.
+
+        For lossy rules that weigh alternatives (typical acceptance, divergence gates, FLy): a point mass has none.
+        """
+        block = replace(self.block, greedy=torch.zeros_like(self.block.greedy), all_greedy=False, any_greedy=False)
+        return replace(self, block=block)
 
     def at(self, row: Tensor) -> Distribution:
         packed = self.index.gather(1, row[:, None])[:, 0]
@@ -228,8 +236,7 @@ class LogitDistributions:
             logits = logits.masked_fill(~self.mask.at(row), -torch.inf)
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
-        # A void row after a rejected draft is nobody's business; as a uniform distribution it cannot spoil sums over
-        # rows.
+        # A void row may lie below a rejected draft, where nobody reads it; made uniform, it cannot spoil sums of rows.
         if logits.device.type != "cpu" or bool(void.any()):
             logits = logits.masked_fill(void, 0.0)
         return distribution_of(logits, self.block)

@@ -16,7 +16,7 @@ from .exact.canonical import canonical
 from .exact.chain import BLOCK, CHAIN
 from .exact.kseq import k_seq
 from .exact.matching import GREEDY, SAMPLE_AND_MATCH
-from .exact.optimal_transport import OTM
+from .exact.optimal_transport import OPTIMAL_TRANSPORT
 from .exact.rejection import ONE_HOT, RESIDUAL, RESIDUAL_IID
 from .exact.top_then_sampled import TOP_THEN_SAMPLED
 from .lossy.branches import BEST_BRANCH, ONE_BRANCH
@@ -43,7 +43,7 @@ FACTORIES: dict[str, Callable[..., Rule]] = {
 }
 
 _FIXED = [SAMPLE_AND_MATCH, GREEDY, ONE_HOT, RESIDUAL, RESIDUAL_IID, CHAIN, BLOCK]
-_FIXED += [TOP_THEN_SAMPLED, OTM, ONE_BRANCH, BEST_BRANCH]
+_FIXED += [TOP_THEN_SAMPLED, OPTIMAL_TRANSPORT, ONE_BRANCH, BEST_BRANCH]
 RULES: dict[str, Rule] = {rule.name: rule for rule in _FIXED} | {name: make() for name, make in FACTORIES.items()}
 
 # Rules that a name alone cannot make, and what they need.

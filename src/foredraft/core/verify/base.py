@@ -94,7 +94,7 @@ class Rule:
     tap: int = -1  # ... at this tap (runtime.FINAL, or the entry of a layer)
     needs_distributions: bool = False  # reads draft distributions even of chosen tokens, for which drafters give none
     chains_only: bool = False  # means nothing on trees; exact rules say so by `exact_for` already
-    # Weighs alternatives, of which a point mass has none: see `core.distributions.temperature_one`.
+    # Weighs alternatives, of which a point mass has none: see `LogitDistributions.at_temperature_one`.
     needs_temperature_one: bool = False
     needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
     # The rule is the exact one with this second chance: greedy requests are then verified from argmax and scores alone.

@@ -1,7 +1,8 @@
 """Rules for single chains of drawn tokens: the classical test and block verification.
 
-Both need q of every drafted position. Notation of the papers: x_i drawn from q_i, p_i the target's distribution at that
-place.
+chain (Leviathan et al. 2023, Chen et al. 2023): accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first
+rejection emit a token of Nrm([p_i - q_i]+). block (Sun et al. 2025): test whole prefixes, and keep the longest that
+passes. x_i is drawn from q_i, p_i is the target's distribution at that position; both rules need q of every position.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .rejection import ONE_DRAW, ratio, residual
 
 
 def verify_chain(case: TreeCase) -> TreeVerdict:
-    """Leviathan et al. 2023, Chen et al. 2023: accept x_i with min(1, p/q), else emit from Nrm([p - q]+)."""
+    """Accept x_i with min(1, p/q), else emit from Nrm([p - q]+)."""
     path: list[int] = []
     for i, token in enumerate(case.tree.token):
         p, q = case.target(i), case.draft(i)
@@ -33,7 +34,7 @@ def verify_chain(case: TreeCase) -> TreeVerdict:
 
 
 def verify_block(case: TreeCase) -> TreeVerdict:
-    """Sun et al. 2025: accept the longest prefix whose joint test passes; never fewer tokens than the chain test.
+    """Accept the longest prefix whose joint test passes; never fewer tokens than the chain test, on average.
 
     P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)),  Z_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,
     h_i = Z_i / (Z_i + 1 - P_i) for i < M and h_M = P_M; tau is the LARGEST i whose test u_i < h_i passes.
@@ -69,29 +70,29 @@ def _block_test(joint: float, p: Array, q: Array) -> float:
 
 def verify_chain_batch(case: BatchCase) -> Verdict:
     case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
-    drafts, walk = case.drafts, _Rows(case)
+    drafts, rows = case.drafts, _Rows(case)
     length = torch.zeros_like(drafts.length)
     running = torch.ones_like(length, dtype=torch.bool)
     for i in range(drafts.levels):
-        p, q, node = *walk.probs(i), torch.full_like(length, i)
+        p, q, node = *rows.probs(i), torch.full_like(length, i)
         prob = torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
         accept = case.rng.flip(prob, Purpose.ACCEPT, node)
         running = running & (i < drafts.length) & accept
         length += running.to(torch.int64)
-        if walk.on_host and not bool(running.any()):
+        if rows.on_host and not bool(running.any()):
             break
     p = case.target.at(length).dense()
-    q = walk.q_at(length)
-    return walk.finish(length, p, normalise((p - q).clamp(min=0), p))
+    q = rows.q_at(length)
+    return rows.finish(length, p, normalise((p - q).clamp(min=0), p))
 
 
 def verify_block_batch(case: BatchCase) -> Verdict:
     case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
-    drafts, walk = case.drafts, _Rows(case)
+    drafts, rows = case.drafts, _Rows(case)
     batch, levels = drafts.batch, drafts.levels
     joint = torch.ones((batch, levels + 1), dtype=torch.float64, device=drafts.token.device)
     for i in range(levels):
-        p, q = walk.probs(i)
+        p, q = rows.probs(i)
         step = torch.where(q > 0, p / q, 0.0)
         joint[:, i + 1] = (joint[:, i] * step).clamp(max=1.0)
     tau = torch.zeros_like(drafts.length)
@@ -99,7 +100,7 @@ def verify_block_batch(case: BatchCase) -> Verdict:
         here = joint[:, i]
         h = here
         if i < levels:
-            row_p, row_q = walk.p(i), walk.q(i)
+            row_p, row_q = rows.p(i), rows.q(i)
             over = torch.addcmul(row_q.neg_(), here[:, None].to(row_p.dtype), row_p)
             z = torch.relu_(over).sum(dim=1).double()
             bottom = z + 1 - here
@@ -109,7 +110,7 @@ def verify_block_batch(case: BatchCase) -> Verdict:
         tau = torch.where(passed, i, tau)
     p = case.target.at(tau).dense()
     weight = joint.gather(1, tau[:, None]).to(p.dtype)
-    return walk.finish(tau, p, normalise((weight * p - walk.q_at(tau)).clamp(min=0), p))
+    return rows.finish(tau, p, normalise((weight * p - rows.q_at(tau)).clamp(min=0), p))
 
 
 class _Rows:

@@ -1,6 +1,8 @@
-"""Rules that ask the target for its own token and look whether it was drafted.
+"""Rules that take the target's own token y and follow the child that carries it, else emit y.
 
-They need no draft distribution, so they are exact for any tree, however it was built or pruned.
+sample-and-match draws y ~ p with the random number of the token's position, so that a seed gives the same text with and
+without speculation; greedy takes y = argmax p. They need no draft distribution, so they are exact for any tree, however
+it was built or pruned.
 """
 
 from __future__ import annotations

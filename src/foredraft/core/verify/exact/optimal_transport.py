@@ -1,8 +1,8 @@
 """The optimal rule at a node, by optimal transport: what every other rule is measured against.
 
-Given the maximum flow S from candidate sets to tokens (`core.verify.exact.transport`), the set x is answered with its
-token i at probability S(i, x) / mu(x), otherwise with a token of Nrm(p - sum_x S(., x)). It accepts alpha* and is exact
-for every kind of drafts whose number does not depend on their tokens. For draft distributions of few tokens: a real
+Given the maximum flow S from candidate sets to tokens (`core.verify.exact.transport`), the rule emits token i of the
+set x with probability S(i, x) / mu(x), otherwise a token of Nrm(p - sum_x S(., x)). It accepts alpha* and is exact for
+every kind of drafts whose number does not depend on their tokens. For draft distributions of few tokens: a real
 vocabulary has to be cut first (top_k of the drafter).
 """
 
@@ -51,7 +51,7 @@ def _remembered(p: bytes, q: bytes, kind: Kind, tokens: tuple[int, ...], draws: 
     return transport(np.frombuffer(p), set_distribution(np.frombuffer(q), kind, tokens, draws))
 
 
-def solve_otm(node: Node) -> Step:
+def solve_transport(node: Node) -> Step:
     if not node.children:
         return emit(node, node.p)
     q = node.p if node.kind == Kind.CHOSEN else node.draft()
@@ -63,7 +63,7 @@ def solve_otm(node: Node) -> Step:
     return emit(node, none)
 
 
-def solve_otm_batch(node: NodeBatch) -> StepBatch:
+def solve_transport_batch(node: NodeBatch) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
     p = node.p.dense().double().cpu().numpy()
@@ -91,10 +91,10 @@ def _kinds(node: NodeBatch) -> list[Kind]:
     return [Kind(k) for k in node.drafts.node_kind.gather(1, first)[:, 0].tolist()]
 
 
-OTM = Rule(
+OPTIMAL_TRANSPORT = Rule(
     name="otm",
     summary="optimal transport between candidates and target; the highest acceptance, for drafts of few tokens",
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_ADAPTIVELY)) | ONE_DRAW,
-    verify=partial(walk, solve_otm),
-    verify_batch=partial(walk_with_batched_rng, solve_otm_batch),
+    verify=partial(walk, solve_transport),
+    verify_batch=partial(walk_with_batched_rng, solve_transport_batch),
 )
