@@ -1,4 +1,4 @@
-"""Repetition loops: where an output begins to say the same thing over and over.
+"""Repetition loops: where an output begins to repeat one block of tokens to its end.
 
 Small models fall into loops under greedy decoding, and a drafter that repeats earlier text is always right
 inside one. An output *loops* if its end, up to the last token, repeats a block of at most `LONGEST` tokens at least

@@ -41,7 +41,7 @@ class Mutant:
 
 
 def unchanged_distribution(case: TreeCase) -> TreeVerdict:
-    """Siblings as they stand, all tested against q itself. Right for one draw; B1 on merged i.i.d. draws, whose
+    """Siblings in draw order, all tested against q itself. Right for one draw; B1 on merged i.i.d. draws, whose
     repetitions it passes over without an update; B3 on draws without replacement."""
     return _one_level(case, range(len(case.tree.token)), case.draft(0), shrink=False)
 

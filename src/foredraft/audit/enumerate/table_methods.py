@@ -33,7 +33,7 @@ from .table_executor import TableExecutor
 from .table_model import Array, TableModel, dirichlet, mixed
 
 TOKENS = 3
-PROMPT = (0, 1, 0)  # the last token stood there before, so that lookups draft at once
+PROMPT = (0, 1, 0)  # the last token occurred before, so that lookups draft at once
 TOLERANCE = 1e-6  # distributions are float32 in the engine
 _DRAFTER = "table-drafter"
 _MOST = 400_000  # outcomes that anybody waits for
@@ -84,7 +84,7 @@ def _loaded(name: str, executor: TableExecutor) -> Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _TableHead:
-    """A draft model that stands for a trained head: what such a head drafts, any distribution may."""
+    """A draft model in the place of a trained head: exactness must hold for any draft distribution."""
 
     executor: TableExecutor
     longest: int = 1 << 16

@@ -8,7 +8,7 @@ beforehand.
 
 Views: `tokens` keeps a table per prefix and finds any shift among likely tokens; `ranks` and `copies` pool all prefixes
 through the randomised probability integral transform, with tokens in the order of their probability, or with those
-first that stand in the context already, and find what is wrong everywhere in the same direction.
+first that occur in the context already, and find what is wrong everywhere in the same direction.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class PairedSampling:
             self.drawn += count
 
     def _book(self, which: int, mine: Sequence[Text], other: Sequence[Text]) -> None:
-        """A prefix stands for its text: positions that only one side reached are left out on both."""
+        """Texts are compared by their prefixes: positions that only one side reached are left out on both."""
         self.firsts[which].update(str(text[0]) for text in (*mine, *other) if text)
         for a, b in zip(mine, other, strict=True):
             for i in range(min(len(a), len(b), self.plan.tokens)):

@@ -1,4 +1,4 @@
-"""The sequential test of a sampler: draw texts until they speak against the target, or until silence means something.
+"""The sequential test of a sampler: draw texts until a bias is found, or until one of the given size would have been.
 
 It stops at the first of: evidence of 1 / alpha (FAIL), enough texts to have seen a bias of the size that was asked for
 with 95% power (PASS), or the end of the budget (UNDECIDED). It knows subjects only through their protocol.

@@ -158,7 +158,7 @@ def _log_mass(logits: Tensor, top: Tensor, block: ParamBlock, head: int) -> Tens
 
 @dataclass(slots=True)
 class TokenCounts:
-    """How often each token stands in the committed text of each sequence: what penalties look at."""
+    """How often each token occurs in the committed text of each sequence: what penalties look at."""
 
     prompt_and_output: Tensor  # [B, V] float32
     output: Tensor  # [B, V] float32

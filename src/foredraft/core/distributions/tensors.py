@@ -102,7 +102,7 @@ class MappedDistribution:
 
 
 def sure_token(distribution: Distribution) -> Tensor | None:
-    """[B] what a distribution is sure of, where its form says so: then no rng need be thrown."""
+    """[B] the tokens of point masses, else None: where the token is certain no random number is needed."""
     if isinstance(distribution, PointMass):
         return distribution.token
     if isinstance(distribution, MappedDistribution):

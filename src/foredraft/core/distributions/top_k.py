@@ -1,4 +1,4 @@
-"""The largest entries of long rows, found by blocks: several times sooner than by `topk` or `argmax` alone."""
+"""Top-k and argmax of long rows, found by blocks: several times faster than `topk` or `argmax` alone."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ..trees.builder import TreeBuilder, falling_ranks, most_nodes, tightened
 from .dyspec import Drawing
 from .step import Step, Stepper
 
-REMEMBERED = 1024  # sequences whose thresholds are kept; nobody says when one is over
+REMEMBERED = 1024  # sequences whose thresholds are kept: shapes are not informed when one ends
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class DySpecLayers(Drawing):
         for sequence, budget, count in zip(ids, budgets, above, strict=True):
             if budget.nodes >= self.nodes and budget.depth >= self.depth:  # else the budget made the tree small
                 moved = self.threshold_of(sequence) * (count / self.nodes) ** self.adapt
-                self._thresholds.pop(sequence, None)  # the newest stand last
+                self._thresholds.pop(sequence, None)  # dicts keep their order: the newest come last
                 self._thresholds[sequence] = min(1.0, moved)
         for forgotten in list(self._thresholds)[:-REMEMBERED]:
             del self._thresholds[forgotten]

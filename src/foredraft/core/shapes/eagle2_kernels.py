@@ -1,4 +1,4 @@
-"""Triton kernels of a growing value tree: a level's candidates and who is read next, and the best nodes of all.
+"""Triton kernels of a growing EAGLE-2 tree: a level's candidates and which are read next, and the best nodes of all.
 
 `Eagle2Tree.grow` and `TreeBuilder.best` are the references. Here every sequence grows the whole tree, so that shapes
 and the depth of a node follow from its number: `width` nodes on the first level, width * width on each of the others.
@@ -50,7 +50,7 @@ class Growth:
         return cls(token, parent, torch.empty((batch, numbered), device=device), width)
 
     def add(self, step: Step) -> None:
-        """What stands after the nodes that were read, or after the root: new nodes, and the best of them as front."""
+        """Add the candidates after the nodes that were read, or after the root; the best of them are the next front."""
         more, ids = step.top_rows(self.width)
         batch, columns = step.rows.shape
         front = torch.empty((5, batch, self.width), dtype=torch.int64, device=more.device)

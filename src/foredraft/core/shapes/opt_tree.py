@@ -1,7 +1,7 @@
-"""OPT-Tree (Wang et al., 2024): the tree of n nodes whose expected accepted length is largest by the draft's own word.
+"""OPT-Tree (Wang et al., 2024): the tree of n nodes of largest expected accepted length, as estimated by the draft.
 
 The estimate is the sum of the values (products of draft probabilities along the path) of the best n nodes. Layers are
-added as long as the last one raised it by more than `gain`, which stands for the price of a draft call.
+added as long as the last one raised it by more than `gain`, the cost of a draft call in tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OptTree:
     def _worth_reading(
         self, builder: TreeBuilder, layer: Tensor, room: Tensor, growing: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Nodes of the last layer among the best of all, and their values: what is after others can never be best.
+        """Nodes of the last layer among the best of all, and their values: others can have no best descendants.
 
         As many for every sequence as the one with most of them has; looks at that number from the host.
         """

@@ -1,6 +1,6 @@
 """Trees under construction: the nodes that a shape has made so far, which of them were read, and how they end up.
 
-A value is the logarithm of the product of draft probabilities along a node's path, and -inf says that the node does
+A value is the logarithm of the product of draft probabilities along a node's path, and -inf means that the node does
 not exist: it fills a column that other sequences of the batch need. So values below a missing node are missing too.
 """
 
@@ -56,7 +56,7 @@ class TreeBuilder:
         return Frontier(node, token, parent, depth)
 
     def read(self, frontier: Frontier) -> Step:
-        """The distributions after nodes. Node n of a tree that will have n nodes stands for "nothing to read here"."""
+        """The distributions after nodes. Node n of a tree that will have n nodes means "nothing to read here"."""
         self._read.append(frontier.node)
         self._steps.append(self._stepper.expand(frontier))
         return self._steps[-1]

@@ -1,6 +1,6 @@
 """Several drafters' trees for the same sequences as one: equal prefixes become one path (the fusion of RASD). Pure.
 
-Which nodes stand side by side, and which are cut, depends on what the tokens are, so the result is CHOSEN whatever the
+Which nodes are siblings, and which are cut, depends on what the tokens are, so the result is CHOSEN whatever the
 drafters made (DESIGN invariant 5): draft distributions are dropped, and rules that ask for them refuse it.
 """
 
@@ -60,7 +60,7 @@ def own_nodes(fused: DraftBatch, batch: DraftBatch) -> Tensor:
 def alike(a: DraftBatch, b: DraftBatch) -> Tensor:
     """[B, N, M] bool: node i of a and node j of b carry the same path.
 
-    Two paths are equal if their last tokens are and what stands above them is, so every pass is right one level deeper.
+    Two paths are equal if their last tokens are and their parents' paths are, so every pass is right one level deeper.
     """
     same = (a.token[:, :, None] == b.token[:, None, :]) & a.used()[:, :, None] & b.used()[:, None, :]
     top_a, top_b = (a.parent < 0)[:, :, None], (b.parent < 0)[:, None, :]
@@ -106,7 +106,7 @@ def _best(merged: DraftBatch, leader: Tensor, limits: Seq[int]) -> Tensor:
     value = torch.zeros_like(merged.token, dtype=torch.float32) if merged.value is None else merged.value
     above = ancestor_mask(merged.parent, levels=merged.levels)
     falling = torch.where(above, value[:, None, :], torch.inf).amin(dim=2).masked_fill(~leader, -torch.inf)
-    order = falling.argsort(dim=1, descending=True, stable=True)  # parents stand before children, so they win ties
+    order = falling.argsort(dim=1, descending=True, stable=True)  # parents come before children, so they win ties
     place = torch.arange(merged.width, device=value.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
     return rank < torch.tensor(list(limits), device=value.device)[:, None]

@@ -1,6 +1,6 @@
-"""Chains grafted onto a sequence's tree: what was looked up, where a head has not thought of it. Pure, on the host.
+"""Chains grafted onto a sequence's tree: looked-up tokens that the head did not draft. Pure, on the host.
 
-Lookups are lists of the host anyway, and trees that a cost model has sized are small. Which tokens stand side by side
+Lookups are lists of the host anyway, and trees that a cost model has sized are small. Which tokens are siblings
 depends on what they are, so the result is CHOSEN (DESIGN invariant 5).
 """
 
@@ -26,7 +26,7 @@ class Graft:
         self._child = {key: i for i, key in enumerate(zip(self.parent, self.token, strict=True))}
 
     def agrees(self, token: int) -> int:
-        """What the tree thinks of a first token: 0 = nothing, 1 = possible, 2 = the most likely."""
+        """How the tree ranks a first token: 0 = absent, 1 = possible, 2 = the most likely."""
         node = self._child.get((-1, token))
         if node is None:
             return 0

@@ -1,4 +1,4 @@
-"""Value trees on the host, in numpy: a small operation takes a microsecond there where a tensor's takes ten.
+"""EAGLE-2 trees on the host, in numpy: a small operation takes a microsecond there where a tensor's takes ten.
 
 What `on_host` wraps and `TreeBuilder` are the references. Nodes are numbered and chosen alike; of equal values the one
 that was made first goes first, everywhere.
@@ -68,7 +68,7 @@ class Tops(Protocol):
 
 
 class SteppedTops:
-    """What the steps of any stepper say of them; one with `tops` of its own knows a shorter way."""
+    """The top tokens of any stepper's steps; a stepper with `tops` of its own is asked directly."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
@@ -170,7 +170,7 @@ class HostTreeBuilder(TreeBuilder):
 
 
 def on_host(grow: Grow) -> Grow:
-    """A value tree's `grow`, done here where the drafter lives on the host; what it wraps is the reference."""
+    """An EAGLE-2 tree's `grow`, done here where the drafter lives on the host; what it wraps is the reference."""
 
     @wraps(grow)
     def quicker(shape: Any, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:

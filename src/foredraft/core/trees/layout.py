@@ -36,7 +36,7 @@ def trees(
 ) -> DraftBatch:
     """One padded block from host lists: (tokens, parents) of each sequence.
 
-    Siblings rank in the order in which they stand in the list unless `order` says otherwise. The optional columns
+    Siblings rank by their order in the list unless `order` says otherwise. The optional columns
     are lists of the same lengths as the tokens.
     """
     parents = [list(parent) for _, parent in drafts]
@@ -100,7 +100,7 @@ class Shape(NamedTuple):
 def static_tree(shape: Seq[int] | Seq[Seq[int]]) -> Shape:
     """A fixed shape from branching counts per level, (4, 2, 2), or from rank paths, [[0], [1], [0, 0]].
 
-    With counts, child j of the m-th node of a level stands at m * k + j of the next level.
+    With counts, child j of the m-th node of a level is node m * k + j of the next level.
     """
     paths = _rank_paths(shape)
     index = {path: node for node, path in enumerate(paths)}

@@ -38,7 +38,7 @@ def shifted_scores(log_q: Tensor, log_top: Tensor) -> Tensor:
 
 
 def masked(score: Tensor, length: Tensor, ends: Tensor | None = None) -> Tensor:
-    """The score with padding, and what stands after an end-of-text token (ends [B, N]), out of the race."""
+    """The score with padding, and what follows an end-of-text token (ends [B, N]), excluded."""
     column = torch.arange(score.shape[1], device=score.device)[None, :]
     out = column >= length[:, None]
     if ends is not None:

@@ -1,8 +1,8 @@
 """TETRIS on batches of drafts: cut what was drafted for several requests down to the best of it.
 
-`core.trees.select` has the choice itself; here it is applied to drafts with what their drafters say of them. Drawn
-chains are scored by their distributions and stay what they are; trees and chosen chains are scored by their values,
-which may look at tokens, so what is left of them is CHOSEN.
+`core.trees.select` has the choice itself; here it is applied to drafts with the values that their drafters gave them.
+Drawn chains are scored by their distributions and stay what they are; trees and chosen chains are scored by their
+values, which may look at tokens, so what is left of them is CHOSEN.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def distribution_scores(drafts: DraftBatch, score: Score = Score.SHIFTED) -> Ten
 
 
 def can_cut(drafts: DraftBatch, rule: Rule) -> bool:
-    """Whether the drafts say enough of themselves to be cut, and the rule stays exact with what is left.
+    """Whether the drafts carry what cutting needs, and the rule stays exact with what is left.
 
     A drawn tree is cut only under rules that take any tree. For another rule it would have to be CHOSEN when it is cut
     and drawn when it is not, and whether it is cut may depend on what was drawn.

@@ -1,6 +1,6 @@
 """MaG, the drafter at the bottom of a cascade (Cascade Speculative Drafting, Chen et al. 2024): text statistics only.
 
-A token is copied from after the first place where the longest possible end of the text stood before; where not even
+A token is copied from after the first earlier occurrence of the longest possible suffix of the text; where not even
 the last token did, a table of pairs says what usually follows it. Both cost no model call, and there is nearly always
 something to say, which is what a reviewing model wants.
 """
@@ -80,7 +80,7 @@ class MaxGram(Drafter):
 
 
 class FirstPlaces(SuffixAutomaton):
-    """A suffix automaton that also knows where each substring stood first."""
+    """A suffix automaton that also knows where each substring occurred first."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.after = [0]  # position after the first occurrence of the state's substrings
@@ -93,5 +93,5 @@ class FirstPlaces(SuffixAutomaton):
     def _suffix(self, at: int, token: int) -> int:
         found = self.next[at][token]
         state = super()._suffix(at, token)
-        self.after[state] = self.after[found]  # a part that was split off stood where the whole did
+        self.after[state] = self.after[found]  # a part that was split off occurred where the whole did
         return state

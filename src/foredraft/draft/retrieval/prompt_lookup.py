@@ -1,4 +1,4 @@
-"""Prompt lookup: copy what followed the last n tokens the last time they stood in the text (Saxena 2023)."""
+"""Prompt lookup: copy what followed the last n tokens at their latest earlier occurrence (Saxena 2023)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PromptLookup(Drafter):
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         found = [self._look(s, s.tokens, s.budget.chain) for s in sequences]
-        # A guess until somebody keeps a record: a match of n tokens goes on right n times in n + 1.
+        # An estimate without statistics: a match of n tokens continues correctly n times in n + 1.
         values = [[(n / (n + 1)) ** (i + 1) for i in range(len(copy))] for copy, n in found]
         return chains([copy for copy, _ in found], values=values)
 

@@ -67,7 +67,7 @@ class SuffixAutomaton:
         return clone
 
     def follow(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """Where a running match of `matched` tokens stands after one more token: (state, matched)."""
+        """A running match of `matched` tokens after one more token: (state, matched)."""
         while state != ROOT and token not in self.next[state]:
             state = self.link[state]
             matched = self.length[state]
@@ -76,7 +76,7 @@ class SuffixAutomaton:
         return ROOT, 0
 
     def occurrences(self, tokens: Iterable[int]) -> int:
-        """How often a substring stands in the text."""
+        """How often a substring occurs in the text."""
         state = ROOT
         for token in tokens:
             if token not in self.next[state]:

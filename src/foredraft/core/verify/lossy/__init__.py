@@ -1,1 +1,1 @@
-"""Lossy rules: they accept more than the target would, and say so."""
+"""Lossy rules: they accept more than exact rules may, and declare it."""

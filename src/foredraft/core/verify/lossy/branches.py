@@ -54,7 +54,7 @@ def verify_best_branch(case: TreeCase) -> TreeVerdict:
 
 
 def verify_best_branch_batch(case: BatchCase) -> Verdict:
-    """Unlike a walk this reads every branch, row by row: that is its price."""
+    """Unlike a walk this reads every branch, row by row, which is its cost."""
     case = replace(case, rng=batched_rng(case.rng, case.drafts.width))
     drafts, table = case.drafts, case.drafts.child_table()
     # One spare column takes what absent children would write.
