@@ -16,13 +16,20 @@ from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
 from foredraft.runtime.native.executor import NativeExecutor
 from foredraft.runtime.torch.executor import CHUNK
 
-pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
+from ..kit.native_levels import NAMES, use
+
 CPU = torch.device("cpu")
 VOCAB, LAYERS = 96, 3
 LLAMA = ModelConfig("llama", VOCAB, 96, LAYERS, 6, 2, 32, 160, max_position=512, tied_head=True)
 QWEN2 = ModelConfig("qwen2", VOCAB, 64, LAYERS, 4, 4, 64, 96, max_position=512, qkv_bias=True)
 QWEN3 = ModelConfig("qwen3", VOCAB, 64, LAYERS, 40, 2, 96, 64, max_position=512, qk_norm=True)
 CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+
+
+@pytest.fixture(params=NAMES, autouse=True)
+def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> native.Compiled:
+    """The library, on each level of instructions that this processor has."""
+    return use(str(request.param), monkeypatch)
 
 
 def loud(config: ModelConfig) -> Decoder:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import statistics
+import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from ..errors import ForedraftError, UsageError, unknown_name
-from ..models import Progress, Tokenizer, load_decoder, pack, resolve, runs_natively
+from ..models import Progress, Tokenizer, load_decoder, native, pack, resolve, runs_natively
 from ..models.config import read_json
 from ..models.heads.delta import load_tuned
 from ..models.load.names import tuned_folder
 from ..runtime import Executor, executor_for
 
+log = logging.getLogger("foredraft")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,11 +62,30 @@ class Place:
 
 
 def default_dtype(device: torch.device) -> str:
-    """bf16 where the hardware computes in it, else fp32."""
+    """What passes are fastest in on this device, without rounding below what the dtype says."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return "bf16" if supported is not None and supported() else "fp32"
+    return "bf16" if native.compiled() is not None else fastest_in_torch()
+
+
+@cache
+def fastest_in_torch() -> str:
+    """bf16 if this processor multiplies bf16 and a product of one row is measured to be quicker in it, else fp32."""
+    if not native.has_bf16_products():
+        return "fp32"
+    seconds = {name: _product_seconds(DTYPES[name]) for name in ("fp32", "bf16")}
+    log.info("a product in torch takes %s ms", {name: round(1e3 * taken, 2) for name, taken in seconds.items()})
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    weight, x = torch.zeros((4096, 1024), dtype=dtype), torch.zeros((1, 1024), dtype=dtype)
+    taken = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        torch.nn.functional.linear(x, weight)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
 
 
 def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
@@ -74,6 +98,8 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         raise UsageError("the batch size must be at least 1")
     executor: Executor
     raw = read_json(folder / "config.json")
+    if place.dtype == "auto" and device.type == "cpu" and not runs_natively(raw):
+        dtype = fastest_in_torch()  # the model runs through its own torch code
     if runs_natively(raw):
         tuned = tuned_folder(name)
         precision = DTYPES[dtype]
@@ -91,6 +117,7 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         from ..runtime.hf.executor import HFExecutor
 
         executor = HFExecutor.from_folder(folder, DTYPES[dtype], device, place.slots, place.max_length)
+    log.info("%s: %s passes by %s%s", name, dtype, executor.name, " (chosen)" if place.dtype == "auto" else "")
     tokenizer = Tokenizer.from_folder(folder)
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
 

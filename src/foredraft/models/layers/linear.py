@@ -67,7 +67,8 @@ class TiledLinear(nn.Module):
         assert code is not None
         self.code, self.wide = code, wide  # wide: results in float32, for logits
         self.bias = None if linear.bias is None else linear.bias.detach().to(torch.bfloat16)
-        self.tiles = native.Tiles.of(linear.weight)
+        level = code.level
+        self.tiles = native.Tiles.of(linear.weight, not level.bf16_products, level.rounds)
         self.struct = self.tiles.struct
 
     @property

@@ -1,14 +1,18 @@
-"""The decoder's passes in C++, for CPUs with bf16 products. Where they are missing, torch does the same."""
+"""The decoder's passes in C++, for CPUs. Where they cannot be had, torch does the same."""
 
 from .compiled import MOST, Compiled, compiled
+from .levels import LEVELS, SWITCH, Level, has_bf16_products
 from .structs import Layer, Pass, Source, Span, Tail, Weight
 from .tiles import COLUMNS, Tiles, fits
 
 __all__ = [
     "COLUMNS",
+    "LEVELS",
     "MOST",
+    "SWITCH",
     "Compiled",
     "Layer",
+    "Level",
     "Pass",
     "Source",
     "Span",
@@ -17,4 +21,5 @@ __all__ = [
     "Weight",
     "compiled",
     "fits",
+    "has_bf16_products",
 ]

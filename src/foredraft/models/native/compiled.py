@@ -1,33 +1,25 @@
-"""The compiled library: built once per machine and source with the system's C++ compiler, kept in the cache folder.
+"""The compiled library: its calls for Python, and which level of instructions runs here.
 
-Where there is no compiler, or no CPU with bf16 products, `compiled` is None and one line in the log says why.
-FOREDRAFT_NATIVE=0 turns it off.
+Where there is no compiler, or a processor of another kind, `compiled` is None and one line in the log says why.
+FOREDRAFT_NATIVE=0 turns it off; FOREDRAFT_NATIVE=avx2 and such ask for a level.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
-import platform
-import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..load.folders import cache_home
+from .build import built
+from .levels import SWITCH, Level, levels
 from .structs import Pass, Weight
 
-HERE = Path(__file__).parent
-SOURCES = ("tile.h", "eight.h", "product.h", "attention.h", "largest.h", "decoder.cpp")
-# No contraction: a level of a grid is a product and a sum, each rounded, as where the weights were made.
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-fopenmp")
-SWITCH = "FOREDRAFT_NATIVE"
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
 
@@ -37,7 +29,8 @@ _int, _pointer, _float = ctypes.c_int32, ctypes.c_void_p, ctypes.c_float
 class Compiled:
     """What the library can do. Tensors are contiguous bf16 on the CPU unless said."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, level: Level) -> None:
+        self.level = level
         self._code = ctypes.CDLL(str(path))
         self._code.fd_layers.argtypes = [ctypes.POINTER(Pass)]
         weight = ctypes.POINTER(Weight)
@@ -97,49 +90,14 @@ class Compiled:
 @cache
 def compiled() -> Compiled | None:
     """The library of this machine, compiled on first use; None where it cannot be had."""
-    if os.environ.get(SWITCH) == "0":
+    asked = os.environ.get(SWITCH, "")
+    if asked == "0":
         return None
-    try:
-        return Compiled(_built())
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("passes run in torch alone, several times slower on a CPU: %s", _short(error))
-        return None
-
-
-def _built() -> Path:
-    """Where the library lies; a build appears whole or not at all, so that several processes may start at once."""
-    text = b"".join((HERE / name).read_bytes() for name in SOURCES)
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise OSError("no C++ compiler; install g++")
-    key = hashlib.sha256(text + repr((FLAGS, compiler, platform.machine(), _cpu())).encode()).hexdigest()[:16]
-    path = cache_home() / "native" / f"{key}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            parts = Path(folder) / "decoder.o", Path(folder) / "decoder.so"
-            # Stop at the first error: a CPU that cannot run this is refused in the first line, not seconds later.
-            _run([compiler, *FLAGS, "-Wfatal-errors", "-c", str(HERE / "decoder.cpp"), "-o", str(parts[0])])
-            # Linked without OpenMP: the runtime is the one that torch has loaded, so both share one set of threads.
-            _run([compiler, "-shared", str(parts[0]), "-o", str(parts[1])])
-            parts[1].replace(path)
-    return path
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-
-
-def _cpu() -> str:
-    """What the CPU can do, as far as the system tells: a cache folder may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _short(error: Exception) -> str:
-    told = getattr(error, "stderr", None) or str(error)
-    lines = [line for line in told.splitlines() if "error" in line] or told.splitlines() or [repr(error)]
-    return lines[0].strip()[:200]
+    reason = f"it has no {asked}" if asked else "it has neither AVX2 nor NEON"
+    for level in levels():
+        try:
+            return Compiled(built(level), level)
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = f"{level.name}: {error}"
+    log.warning("passes run in torch, several times slower on this processor: %s", reason)
+    return None

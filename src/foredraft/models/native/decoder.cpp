@@ -1,10 +1,15 @@
 // Layers of a Llama-like decoder over packed rows, in one call: norms, merged products, rotary positions, attention over
 // the store, SwiGLU. Streams are bf16 and rounded where the torch decoder rounds them. Compiled where it is used.
-#include <omp.h>
+#include <vector>
 
 #include "attention.h"
 #include "largest.h"
+#include "pool.h"
+#if defined(__AVX512BF16__)
 #include "product.h"
+#else
+#include "words.h"
+#endif
 
 enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2 };  // Layer, EagleLayer, Eagle3Layer
 
@@ -55,26 +60,26 @@ struct Pass {
     const Span* span;
 };
 
-static void norm(const bf16* x, const bf16* gain, float eps, int size, bf16* to) {
-    __m512 square = _mm512_setzero_ps();
-    for (int i = 0; i < size; i += 16) square = _mm512_fmadd_ps(widen16(x + i), widen16(x + i), square);
-    const __m512 by = _mm512_set1_ps(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(square) / size + eps));
-    for (int i = 0; i < size; i += 16)
-        narrow16(to + i, _mm512_mul_ps(_mm512_mul_ps(widen16(x + i), by), widen16(gain + i)));
+template <class From, class To> static void norm(const From* x, const bf16* gain, float eps, int size, To* to) {
+    Floats square = all(0.0f);
+    for (int i = 0; i < size; i += 16) square = fma(get16(x + i), get16(x + i), square);
+    const Floats by = all(1.0f / std::sqrt(sum_of(square) / size + eps));
+    for (int i = 0; i < size; i += 16) put16(to + i, mul(mul(get16(x + i), by), widen16(gain + i)));
 }
 
-static void rotate(bf16* x, const bf16* turn, int dim) {
+static void rotate(act* x, const bf16* turn, int dim) {
     const int half = dim / 2;
     for (int i = 0; i < half; i += 16) {
-        const __m512 a = widen16(x + i), b = widen16(x + half + i);
-        const __m512 low = _mm512_fmadd_ps(b, widen16(turn + dim + i), _mm512_mul_ps(a, widen16(turn + i)));
-        const __m512 high = _mm512_fmadd_ps(a, widen16(turn + dim + half + i), _mm512_mul_ps(b, widen16(turn + half + i)));
-        narrow16(x + i, low), narrow16(x + half + i, high);
+        const Floats a = get16(x + i), b = get16(x + half + i);
+        const Floats low = fma(b, widen16(turn + dim + i), mul(a, widen16(turn + i)));
+        const Floats high = fma(a, widen16(turn + dim + half + i), mul(b, widen16(turn + half + i)));
+        put16(x + i, low), put16(x + half + i, high);
     }
 }
 
 struct Buffers {  // shared by the threads of a pass; rows in whole pairs of tiles
-    Line<bf16> stream, normed, qkv, mixed, gated, turned;
+    Line<bf16> stream;
+    Line<act> normed, qkv, mixed, gated, turned;
 };
 
 struct Runner {
@@ -93,8 +98,8 @@ struct Runner {
         const int d = p.hidden, w = width(layer);
         for (int r = from(p.rows); r < upto(p.rows); r++) {
             const bf16* x = &b.stream[r * d];
-            bf16* to = &b.normed[r * w];
-            if (layer.enter == BARE) std::memcpy(to, x, d * 2);
+            act* to = &b.normed[r * w];
+            if (layer.enter == BARE) convert(to, x, d);
             if (layer.enter == NORMED) norm(x, layer.attn_norm, p.eps, d, to);
             if (layer.enter == PAIRED) {
                 norm(p.token.at(r), layer.token_norm, p.eps, d, to);
@@ -106,9 +111,9 @@ struct Runner {
 
     void project(const Layer& layer) {
         const int n = layer.qkv.columns;
-        auto emit = [&](int row, int j, __m512 sum) {
-            if (layer.qkv_bias) sum = _mm512_add_ps(sum, widen16(layer.qkv_bias + 16 * j));
-            narrow16(&b.qkv[row * n + 16 * j], sum);
+        auto emit = [&](int row, int j, Floats sum) {
+            if (layer.qkv_bias) sum = add(sum, widen16(layer.qkv_bias + 16 * j));
+            put16(&b.qkv[row * n + 16 * j], sum);
         };
         const int blocks = n / COLUMNS;
         product(b.normed.data, width(layer), p.rows, layer.qkv, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
@@ -127,14 +132,14 @@ struct Runner {
                 const int row = span.begin + i, at = span.length + span.first + i;
                 if (row < from(p.rows) || row >= upto(p.rows)) continue;
                 for (int h = 0; h < p.heads + 2 * p.kv_heads; h++) {
-                    bf16* x = &b.qkv[row * n + h * p.dim];
+                    act* x = &b.qkv[row * n + h * p.dim];
                     const bf16* gain = h < p.heads ? layer.q_norm : layer.k_norm;
                     const int kv = h - p.heads, head = kv % p.kv_heads;
                     if (kv < p.kv_heads) {
                         if (gain) norm(x, gain, p.eps, p.dim, x);
                         rotate(x, p.rotations + p.position[row] * 2 * p.dim, p.dim);
                     }
-                    if (kv >= 0) std::memcpy(stored(index, kv / p.kv_heads, span.slot, head) + long(at) * p.dim, x, p.dim * 2);
+                    if (kv >= 0) convert(stored(index, kv / p.kv_heads, span.slot, head) + long(at) * p.dim, x, p.dim);
                 }
             }
         barrier.wait();
@@ -165,7 +170,7 @@ struct Runner {
         const bf16 *keys = stored(index, 0, span.slot, head), *values = stored(index, 1, span.slot, head);
         soft.begin(p.dim, queries);
         for (int r = 0; r < count; r++)
-            std::memcpy(&soft.query[r * group * p.dim], &b.qkv[(span.begin + chunk + r) * n + head * group * p.dim], group * p.dim * 2);
+            convert(&soft.query[r * group * p.dim], &b.qkv[(span.begin + chunk + r) * n + head * group * p.dim], group * p.dim);
         const int before = span.length + span.first + chunk;  // place of the chunk's first row, in a chain
         const int shared = span.parent ? span.length / PLACES * PLACES : before + count;
         for (int at = 0; at < shared; at += PLACES) {
@@ -182,9 +187,8 @@ struct Runner {
         for (int r = 0; r < count; r++)
             for (int i = 0; i < group * p.dim; i += 16) {
                 const int q = r * group + i / p.dim;
-                const __m512 by = _mm512_set1_ps(1.0f / soft.sum[q]);
-                narrow16(&b.mixed[((span.begin + chunk + r) * p.heads + head * group) * p.dim + i],
-                         _mm512_mul_ps(_mm512_load_ps(soft.row(q, i % p.dim)), by));
+                const Floats by = all(1.0f / soft.sum[q]);
+                put16(&b.mixed[((span.begin + chunk + r) * p.heads + head * group) * p.dim + i], mul(load(soft.row(q, i % p.dim)), by));
             }
     }
 
@@ -214,10 +218,10 @@ struct Runner {
         barrier.wait();
     }
 
-    void add_to_stream(const Line<bf16>& a, const Weight& w) {
-        auto emit = [&](int row, int j, __m512 sum) {
+    void add_to_stream(const Line<act>& a, const Weight& w) {
+        auto emit = [&](int row, int j, Floats sum) {
             bf16* at = &b.stream[row * p.hidden + 16 * j];
-            narrow16(at, _mm512_add_ps(sum, widen16(at)));
+            narrow16(at, add(sum, widen16(at)));
         };
         const int blocks = p.hidden / COLUMNS;
         product(a.data, w.depth, p.rows, w, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
@@ -230,11 +234,11 @@ struct Runner {
         barrier.wait();
         const int blocks = p.inner / COLUMNS;
         alignas(64) float gates[2][3 * ROWS][COLUMNS];  // gate blocks wait here for their up blocks
-        auto emit = [&](int row, int j, __m512 sum) {
+        auto emit = [&](int row, int j, Floats sum) {
             float* gate = gates[j / 2 % 2][row % (3 * ROWS)];
-            sum = round16(sum);
-            if (j % 2 == 0) return _mm512_store_ps(gate, sum);
-            narrow16(&b.gated[row * p.inner + j / 2 * 16], _mm512_mul_ps(round16(silu16(_mm512_load_ps(gate))), sum));
+            sum = as_act(sum);
+            if (j % 2 == 0) return store(gate, sum);
+            put16(&b.gated[row * p.inner + j / 2 * 16], mul(as_act(silu16(load(gate))), sum));
         };
         auto block = [&](int j) { return j / 2 + (j % 2) * blocks; };  // gate, up, gate, up, ..
         product(b.normed.data, p.hidden, p.rows, layer.gate_up, 2 * from(blocks), 2 * upto(blocks), block, room, emit);
@@ -248,21 +252,25 @@ struct Runner {
     // The final norm, the turn of those that have one, the logits, and the likeliest words.
     void finish(const Tail& tail) {
         const int d = p.hidden, rows = tail.row ? tail.rows : p.rows, mine = from(rows), end = upto(rows);
-        for (int r = mine; r < end; r++) norm(&b.stream[(tail.row ? tail.row[r] : r) * d], tail.norm, p.eps, d, &b.normed[r * d]);
+        for (int r = mine; r < end; r++) {
+            bf16* own = tail.features + long(r) * d;  // features are bf16, and the words are those of what is handed out
+            norm(&b.stream[(tail.row ? tail.row[r] : r) * d], tail.norm, p.eps, d, own);
+            convert(&b.normed[r * d], own, d);
+        }
         barrier.wait();
         begin_tiles(rows);
-        const bf16* features = b.normed.data;
+        const act* features = b.normed.data;
         if (tail.turn.columns) {
-            auto emit = [&](int row, int j, __m512 sum) { narrow16(&b.turned[row * d + 16 * j], sum); };
+            auto emit = [&](int row, int j, Floats sum) { put16(&b.turned[row * d + 16 * j], round16(sum)); };
             const int blocks = d / COLUMNS;
             product(features, d, rows, tail.turn, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
             barrier.wait();
             features = b.turned.data;
+            convert(tail.features + long(mine) * d, features + long(mine) * d, long(end - mine) * d);
         }
-        std::memcpy(tail.features + long(mine) * d, features + long(mine) * d, size_t(end - mine) * d * 2);
-        auto emit = [&](int row, int j, __m512 sum) {
-            if (tail.words_bias) sum = _mm512_add_ps(sum, widen16(tail.words_bias + 16 * j));
-            _mm512_storeu_ps(tail.logits + long(row) * tail.words.columns + 16 * j, sum);
+        auto emit = [&](int row, int j, Floats sum) {
+            if (tail.words_bias) sum = add(sum, widen16(tail.words_bias + 16 * j));
+            store(tail.logits + long(row) * tail.words.columns + 16 * j, sum);
         };
         const int blocks = tail.words.columns / COLUMNS;
         product(features, d, rows, tail.words, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
@@ -299,7 +307,7 @@ struct Runner {
 static thread_local Room room;
 static thread_local Softmax soft;
 
-extern "C" int fd_ready() { return allow_tiles(); }
+extern "C" int fd_ready() { return allow_tiles(); }  // whether the kernel lets this process use what was compiled
 
 // Whether every row was to be found; if not, nothing is done.
 extern "C" int fd_layers(const Pass* pass) {
@@ -310,53 +318,57 @@ extern "C" int fd_layers(const Pass* pass) {
     Buffers& b = buffers;
     const size_t rows = (p.rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
     const size_t qkv = (p.heads + 2 * p.kv_heads) * p.dim;
-    for (auto [buffer, width] : {std::pair{&b.stream, size_t(p.hidden)}, {&b.normed, size_t(2 * p.hidden)}, {&b.qkv, qkv},
-                                 {&b.mixed, size_t(p.heads * p.dim)}, {&b.gated, size_t(p.inner)}, {&b.turned, size_t(p.hidden)}})
+    b.stream.reserve(rows * p.hidden);
+    for (auto [buffer, width] : {std::pair{&b.normed, size_t(2 * p.hidden)}, {&b.qkv, qkv}, {&b.mixed, size_t(p.heads * p.dim)},
+                                 {&b.gated, size_t(p.inner)}, {&b.turned, size_t(p.hidden)}})
         buffer->reserve(rows * width);
     for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
     Barrier barrier{p.threads};
-#pragma omp parallel num_threads(p.threads)
-    {
-        Runner{p, b, barrier, omp_get_thread_num(), room, soft}.run();
+    Pool::shared().run(p.threads, [&](int me) {
+        Runner{p, b, barrier, me, room, soft}.run();
         end_tiles();
-    }
+    });
     return 1;
 }
 
 // x [rows, depth] times weight', plus bias: into bf16 or float32.
 extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const bf16* bias, void* to, int wide, int threads) {
     const Weight& w = *weight;
-    static thread_local Line<bf16> padded;
+    static thread_local Line<act> padded;
     const size_t whole = (rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
     padded.reserve(whole * w.depth);
-    std::memcpy(padded.data, x, size_t(rows) * w.depth * 2);
-    const bf16* a = padded.data;
+    convert(padded.data, x, long(rows) * w.depth);
+    const act* a = padded.data;
     const int blocks = w.columns / COLUMNS;
-    auto emit = [&](int row, int j, __m512 sum) {
+    auto emit = [&](int row, int j, Floats sum) {
         const long at = long(row) * w.columns + 16 * j;
-        if (bias) sum = _mm512_add_ps(sum, widen16(bias + 16 * j));
-        wide ? _mm512_storeu_ps((float*)to + at, sum) : narrow16((bf16*)to + at, sum);
+        if (bias) sum = add(sum, widen16(bias + 16 * j));
+        wide ? store((float*)to + at, sum) : narrow16((bf16*)to + at, sum);
     };
-#pragma omp parallel num_threads(threads)
-    {
-        const int me = omp_get_thread_num();
+    Pool::shared().run(threads, [&](int me) {
         room.rounds = true;
         begin_tiles(rows);
         product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
         end_tiles();
-    }
+    });
+}
+
+// Rows shared out among threads.
+template <class Each> static void each_row(int rows, int threads, Each each) {
+    threads = threads < rows ? threads : rows;
+    Pool::shared().run(threads, [&](int me) {
+        for (int r = me; r < rows; r += threads) each(r);
+    });
 }
 
 // The k largest of each row of float32 numbers and their places; the k likeliest of each row of logits. See largest.h.
 extern "C" void fd_largest(const float* x, int rows, int size, int k, float* values, int64_t* places, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 1)
-    for (int r = 0; r < rows; r++) largest(x + long(r) * size, size, k, values + r * k, places + r * k);
+    each_row(rows, threads, [&](int r) { largest(x + long(r) * size, size, k, values + r * k, places + r * k); });
 }
 
 extern "C" void fd_likeliest(const float* x, int rows, int size, int k, const int64_t* ids, float least, float* values,
                              int64_t* places, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 1)
-    for (int r = 0; r < rows; r++) likeliest(x + long(r) * size, size, k, ids, least, values + r * k, places + r * k);
+    each_row(rows, threads, [&](int r) { likeliest(x + long(r) * size, size, k, ids, least, values + r * k, places + r * k); });
 }
 
 extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, int size, bf16* to) {

@@ -3,7 +3,9 @@
 // changes the target corrects; its own products are never rounded. A row's result is its own affair here too. Passes
 // of a head that ask for no words read many rows, a prompt's: these go by tiles.
 #pragma once
-#include "tile.h"
+#include "act.h"
+#include "formats.h"
+#include "line.h"
 
 // weight [columns, depth] by blocks of 16 columns; in a block, k-block after k-block of 32; in a k-block, 8 lines of 16
 // columns of 4 numbers each, as code + 128; scales [16] float32.
@@ -12,13 +14,13 @@ struct Rounded {  // rows [rows, depth] by k-blocks
     Line<float> step;
     Line<int32_t> begin;  // -128 times the sum of a k-block's codes: what the weights' 128 adds to a sum
 
-    void take(const bf16* a, long lda, int rows, int depth) {
+    void take(const act* a, long lda, int rows, int depth) {
         const int blocks = depth / DEPTH;
         const size_t whole = (rows + 7) / 8 * 8;  // rows go by eights; those beyond may be anything
         codes.reserve(whole * depth), step.reserve(whole * blocks), begin.reserve(whole * blocks);
         for (int r = 0; r < rows; r++)
             for (int k = 0; k < blocks; k++) {
-                const __m512 low = widen16(a + r * lda + k * DEPTH), high = widen16(a + r * lda + k * DEPTH + 16);
+                const __m512 low = get16(a + r * lda + k * DEPTH), high = get16(a + r * lda + k * DEPTH + 16);
                 const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
                 const __m512 by = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
                 const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, by)), second = _mm512_cvtps_epi32(_mm512_mul_ps(high, by));

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "tile.h"
+#include "curves.h"
 
 constexpr int MOST = 16;  // entries that are looked for
 
@@ -20,23 +20,20 @@ struct Largest {
         value[i] = x, place[i] = at;
     }
     // Sixteen from place i on, of which `better` may be among the largest.
-    void take16(const float* x, int i, __mmask16 better) {
+    void take16(const float* x, int i, uint32_t better) {
         for (; better; better &= better - 1) {
             const int at = i + __builtin_ctz(better);
             take(x[at] == x[at] ? x[at] : __builtin_inff(), at);
         }
     }
-    __mmask16 better(const float* x, __m512 bar) const {  // larger, or not a number
-        return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), bar, _CMP_NLE_UQ);
-    }
     void search(const float* x, int size) {
         int i = 0;
         for (; i < size && count < k; i++) take16(x, i, 1);
         for (; i + 64 <= size; i += 64) {
-            const __m512 bar = _mm512_set1_ps(value[k - 1]);
-            const __mmask16 found[] = {better(x + i, bar), better(x + i + 16, bar), better(x + i + 32, bar), better(x + i + 48, bar)};
-            if (!(found[0] | found[1] | found[2] | found[3])) continue;
-            for (int n = 0; n < 4; n++) take16(x, i + 16 * n, found[n]);
+            const Floats least = all(value[k - 1]);
+            uint32_t found[4], any = 0;
+            for (int n = 0; n < 4; n++) any |= found[n] = not_at_most(load(x + i + 16 * n), least);  // larger, or not a number
+            for (int n = 0; any && n < 4; n++) take16(x, i + 16 * n, found[n]);
         }
         for (; i < size; i++) take16(x, i, 1);
     }
@@ -50,14 +47,17 @@ inline void largest(const float* x, int size, int k, float* values, int64_t* pla
 
 // log of the sum of exp(x), whose largest entry is known and finite.
 inline float log_mass(const float* x, int size, float top) {
-    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    const __m512 from = _mm512_set1_ps(top);
-    for (int i = 0; i < size; i += 16) {
-        const __mmask16 real = size - i < 16 ? (1u << (size - i)) - 1 : 0xffff;
-        const __m512 y = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(real, x + i), from));
-        sums[i / 16 % 2] = _mm512_mask_add_ps(sums[i / 16 % 2], real, sums[i / 16 % 2], y);
+    Floats sums[2] = {all(0.0f), all(0.0f)};
+    const Floats from = all(top);
+    int i = 0;
+    for (; i + 16 <= size; i += 16) sums[i / 16 % 2] = add(sums[i / 16 % 2], exp16(sub(load(x + i), from)));
+    if (i < size) {
+        float last[16] = {};
+        std::memcpy(last, x + i, (size - i) * sizeof(float));
+        const Floats y = select((1u << (size - i)) - 1, exp16(sub(load(last), from)), all(0.0f));
+        sums[i / 16 % 2] = add(sums[i / 16 % 2], y);
     }
-    return top + std::log(_mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1])));
+    return top + std::log(sum_of(add(sums[0], sums[1])));
 }
 
 // Log-probabilities of the k likeliest, none below `least`, and the ids that stand at their places. A row that is no law,

@@ -1,23 +1,9 @@
 // Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers.
 #pragma once
 #include "eight.h"
+#include "line.h"
 #include "tile.h"
 
-enum Format : int32_t { BF16 = 0, GRID8 = 1, GRID4 = 2, EIGHT = 3 };
-
-// weight [columns, depth] by blocks of 16 columns; in a block, k-block after k-block of 32; in a k-block, 16 rows of 32
-// lanes: lane 2 c + i of row p is column c at k = 2 p + i, as tile products want it.
-//   BF16:  lanes as bf16
-//   GRID8: lanes as int8; scales [16] float32:                          w = bf16(scale * code)
-//   GRID4: lane j in the low half of byte j, lane 16 + j in the high half; scales [2][16] half precision:
-//                                                                       w = bf16(step * code + least)
-//   EIGHT: see eight.h
-struct Weight {
-    int32_t format, columns, depth;
-    int32_t none;
-    const uint8_t* codes;
-    const uint8_t* scales;
-};
 constexpr int CODE_BYTES[] = {2 * TILE, TILE, TILE / 2, TILE}, SCALE_BYTES[] = {0, 4 * COLUMNS, 4 * COLUMNS, 4 * COLUMNS};
 constexpr int LAG = 2;     // k-blocks between unpacking and multiplying, which go on side by side
 constexpr int RING = 4;    // unpacked k-blocks that are kept, where a column block is wanted once

@@ -2,12 +2,12 @@
 
 Many weights lie on a grid: every 32 of a column are a step times a small integer (plus a least one), because they were
 quantised before we met them. Such weights are kept as integers and steps; a pass reads a half or a third of the bytes
-and multiplies by the very same bf16 numbers. Whether they do is checked on every weight, never assumed.
+and multiplies by the very same numbers. Whether they do is checked on every weight, never assumed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,27 +15,33 @@ from torch import Tensor
 from .structs import Weight
 
 COLUMNS, DEPTH = 16, 32  # of a tile
-BF16, GRID8, GRID4, EIGHT = 0, 1, 2, 3
+_SHIFTS = torch.tensor([[0], [4], [8], [12]], dtype=torch.int16)
+BF16, GRID8, GRID4, EIGHT, NIBBLES = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A weight [columns, depth]; see product.h for the layouts."""
+    """A weight [columns, depth]; see formats.h for the layouts."""
 
     format: int
     columns: int
     depth: int
     codes: Tensor  # [column blocks, k-blocks, bytes]
     scales: Tensor  # [column blocks, k-blocks, kinds, 16]; empty in bf16
+    rounds: bool = True  # whether the library has products that round their inputs to 8 bits
 
     @classmethod
-    def of(cls, weight: Tensor) -> Tiles:
-        """The smallest form that yields the weight's bf16 numbers again, bit by bit."""
+    def of(cls, weight: Tensor, words: bool = False, rounds: bool = True) -> Tiles:
+        """The smallest form that yields the weight's bf16 numbers again, bit by bit.
+
+        `words`: for processors without bf16 products (words.h), which read 4-bit codes in another order.
+        """
         blocks = weight.detach().to(torch.float32).reshape(len(weight), -1, DEPTH)
-        for find in (_grid4, _grid8):
-            found = find(blocks)
-            if found is not None:
-                return found
+        found = _grid4(blocks, words)
+        if found is None:
+            found = _grid8(blocks)
+        if found is not None:
+            return replace(found, rounds=rounds)
         plain = _in_order(blocks.to(torch.bfloat16))
         none = torch.empty((*plain.shape[:2], 0, COLUMNS))
         return cls(BF16, len(weight), weight.shape[1], plain.flatten(2).view(torch.uint8), none)
@@ -50,7 +56,7 @@ class Tiles:
         scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
         if self.format in (GRID8, EIGHT):
             codes = (codes * scales[:, :, 0]).to(torch.bfloat16)
-        elif self.format == GRID4:
+        elif self.format in (GRID4, NIBBLES):
             codes = (codes * scales[:, :, 0] + scales[:, :, 1]).to(torch.bfloat16)
         return codes.reshape(self.columns, self.depth)
 
@@ -58,17 +64,18 @@ class Tiles:
         """Some columns, in whole blocks of 16, stored as here."""
         picked, scales = self._picked(columns)
         codes, blocks = _in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
-        stored = _halves(codes) if self.format == GRID4 else codes.flatten(2).view(torch.uint8)
+        pack = {GRID4: _halves, NIBBLES: _nibbles}.get(self.format, _bytes)
         form = GRID8 if self.format == EIGHT else self.format
-        found = Tiles(form, len(columns), self.depth, stored, blocks.permute(0, 2, 3, 1).contiguous())
+        scales = blocks.permute(0, 2, 3, 1).contiguous()
+        found = Tiles(form, len(columns), self.depth, pack(codes), scales, self.rounds)
         return found.rounding() if self.format == EIGHT else found
 
     def rounding(self) -> Tiles:
         """The same weight for products that round their inputs to 8 bits: quicker for few rows, good enough to draft.
 
-        Only a grid of 8 bits has this form; any other weight stays as it is.
+        Only a grid of 8 bits has this form, and not on every processor; any other weight stays as it is.
         """
-        if self.format != GRID8:
+        if self.format != GRID8 or not self.rounds:
             return self
         pairs = self.codes.view(*self.codes.shape[:2], DEPTH // 4, 2, COLUMNS, 2)
         fours = pairs.transpose(3, 4).contiguous().flatten(2) ^ 128  # as code + 128
@@ -77,13 +84,16 @@ class Tiles:
     def _picked(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of columns as they are stored, [n, k-blocks, 32], and their scales [n, k-blocks, kinds]."""
         block, own = columns // COLUMNS, columns % COLUMNS
-        lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8, torch.uint8)[self.format])
+        lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8, torch.uint8, torch.int16)[self.format])
         if self.format == EIGHT:
             fours = lanes.view(*lanes.shape[:2], DEPTH // 4, COLUMNS, 4)[block, :, :, own]
             pairs = (fours ^ 128).view(torch.int8)
         elif self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
             both = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS // 2, 2)[block, :, :, own % (COLUMNS // 2)]
             pairs = both >> (own // (COLUMNS // 2) * 4).to(torch.uint8)[:, None, None, None] & 15
+        elif self.format == NIBBLES:
+            lines = lanes.view(*lanes.shape[:2], 4, 1, COLUMNS, 2)[block, :, :, :, own]
+            pairs = (lines >> _SHIFTS) & 15  # [n, k-blocks, line, nibble, 2]
         else:
             pairs = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS, 2)[block, :, :, own]
         return pairs.reshape(len(columns), -1, DEPTH), self.scales[block, :, :, own]
@@ -99,6 +109,17 @@ def _in_order(blocks: Tensor) -> Tensor:
     columns, depth, _ = blocks.shape
     cut = blocks.view(columns // COLUMNS, COLUMNS, depth, DEPTH // 2, 2)
     return cut.permute(0, 2, 3, 1, 4).contiguous()
+
+
+def _bytes(order: Tensor) -> Tensor:
+    return order.flatten(2).view(torch.uint8)
+
+
+def _nibbles(order: Tensor) -> Tensor:
+    """Codes from 0 to 15 in order, four a word: pairs 4 q .. 4 q + 3 of line q."""
+    lines = order.to(torch.int32).view(*order.shape[:2], 4, 4, COLUMNS, 2)
+    words = (lines << _SHIFTS[..., None, :].to(torch.int32)).sum(dim=3, dtype=torch.int32)
+    return words.to(torch.int16).flatten(2).view(torch.uint8)
 
 
 def _halves(order: Tensor) -> Tensor:
@@ -123,7 +144,7 @@ def _grid8(blocks: Tensor) -> Tiles | None:
     return None
 
 
-def _grid4(blocks: Tensor) -> Tiles | None:
+def _grid4(blocks: Tensor, words: bool) -> Tiles | None:
     """step * code + least with codes from 0 to 15; step and least are half-precision numbers of every 32 weights."""
     least, most = blocks.aminmax(dim=2)
     step = ((most - least) / 15).half().float()
@@ -132,9 +153,10 @@ def _grid4(blocks: Tensor) -> Tiles | None:
     codes = ((blocks - least[..., None]) / step.clamp(min=1e-30)[..., None]).round_().clamp_(0, 15)
     if not _same(codes * step[..., None] + least[..., None], blocks):
         return None
-    order = _halves(_in_order(codes.to(torch.uint8)))
+    order = _in_order(codes.to(torch.uint8))
     scales = torch.stack((_beside(step), _beside(least)), dim=2).half()
-    return Tiles(GRID4, len(blocks), blocks[0].numel(), order, scales)
+    form, packed = (NIBBLES, _nibbles(order)) if words else (GRID4, _halves(order))
+    return Tiles(form, len(blocks), blocks[0].numel(), packed, scales)
 
 
 def _same(values: Tensor, blocks: Tensor) -> bool:

@@ -46,9 +46,9 @@ class NativeExecutor(TorchExecutor):
         self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
     ) -> None:
         super().__init__(decoder, max_slots, max_length, max_scratch, padded=True)  # needs no mask buffers
-        self.name = "native-cpu-bf16"
         code = native.compiled()
         assert code is not None
+        self.name = f"native-cpu-bf16-{code.level.name}"
         self._code = code
         self._layers = (native.Layer * self.num_layers)(*(_described(cast(Layer, layer)) for layer in decoder.layers))
         self._order, self._tail = self._usual_order(), _end_of(decoder)

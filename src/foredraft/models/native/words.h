@@ -1,0 +1,177 @@
+// Products for processors without bf16 products.
+//
+// Weights on a grid: a row's numbers become 16-bit whole numbers with a step for every 32, which is finer than bf16
+// (an error of 2^-16 of the largest of the 32). Codes are widened to 16 bits in registers and multiplied in pairs; sums of 32 are
+// whole numbers, exact in any order, and go into float32 sums block by block, k ascending. Weights in bf16 are widened
+// to float32 and multiplied by the row's own float32 numbers.
+// Either way a row's result depends on nothing but the row: not on the rows or columns beside it.
+#pragma once
+#include <type_traits>
+
+#include "line.h"
+#include "tile_fma.h"
+
+constexpr float MOST_WORD = 32512;  // 127 * 256: with 8-bit codes, a sum of 32 products stays below 2^31
+
+struct WordRows {  // rows [rows, depth] by k-blocks
+    Line<int16_t> codes;
+    Line<float> step, total;  // of a k-block: x = step * code, and the sum of its x
+
+    void take(const act* a, long lda, int rows, int depth) {
+        const int blocks = depth / DEPTH;
+        codes.reserve(size_t(rows) * depth), step.reserve(size_t(rows) * blocks), total.reserve(size_t(rows) * blocks);
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < blocks; k++) take_block(a + r * lda + k * DEPTH, long(r) * blocks + k);
+    }
+
+  private:
+    void take_block(const act* a, long at) {
+        const Floats low = get16(a), high = get16(a + 16);
+        const float most = max_of(max(abs(low), abs(high)));
+        const Floats by = all(most > 0 ? MOST_WORD / most : 0.0f);
+        const Ints first = to_ints(mul(low, by)), second = to_ints(mul(high, by));
+        store_words(&codes[at * DEPTH], first), store_words(&codes[at * DEPTH + 16], second);
+        step[at] = most / MOST_WORD;
+        total[at] = step[at] * float(sum_of_ints(plus(first, second)));
+    }
+};
+
+// A format of weights: where the codes and scales of a k-block lie, the scales as floats, and a quarter of its codes (four
+// pairs of k for every column) as words.
+struct Grid8 {
+    static constexpr int CODES = TILE, SCALES = 4 * COLUMNS;
+    static constexpr bool HAS_LEAST = false;
+    static Floats step(const uint8_t* scales) { return load((const float*)scales); }
+    static Floats least(const uint8_t*) { return all(0.0f); }
+    static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) {
+        for (int m = 0; m < 4; m++) w[m] = words_of_bytes(codes + (4 * quarter + m) * 32);
+    }
+};
+struct Nibbles {
+    static constexpr int CODES = TILE / 2, SCALES = 4 * COLUMNS;
+    static constexpr bool HAS_LEAST = true;
+    static Floats step(const uint8_t* scales) { return halves(scales); }
+    static Floats least(const uint8_t* scales) { return halves(scales + 2 * COLUMNS); }
+    static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) {
+        const Words line = load_words((const int16_t*)codes + quarter * 32);
+        w[0] = masked(line, 15), w[1] = masked(down<4>(line), 15), w[2] = masked(down<8>(line), 15), w[3] = down<12>(line);
+    }
+};
+
+// Sums of R rows against one block of columns over the whole depth; asks memory for the codes `ahead` bytes further on.
+template <class Form, int R>
+void add_words(const WordRows& x, int row, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Floats (&sums)[R]) {
+    constexpr int CHAINS = R == 1 ? 4 : R <= 4 ? 2 : 1;  // sums that run side by side, to hide the latency of a product
+    const int16_t* const rows = &x.codes[size_t(row) * blocks * DEPTH];
+    for (int r = 0; r < R; r++) sums[r] = all(0.0f);
+    for (int k = 0; k < blocks; k++, codes += Form::CODES, scales += Form::SCALES) {
+        Ints found[R][CHAINS];
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < CHAINS; c++) found[r][c] = no_ints();
+        for (int line = 0; line < Form::CODES; line += 64) prefetch(codes + ahead + line);
+        for (int quarter = 0; quarter < 4; quarter++) {
+            Words w[4];
+            Form::widen(codes, quarter, w);
+            for (int m = 0; m < 4; m++)
+                for (int r = 0; r < R; r++) {
+                    int32_t pair;
+                    std::memcpy(&pair, rows + (long(r) * blocks + k) * DEPTH + 8 * quarter + 2 * m, 4);
+                    found[r][m % CHAINS] = add_pairs(found[r][m % CHAINS], w[m], pair);
+                }
+        }
+        const Floats step = Form::step(scales), least = Form::least(scales);
+        for (int r = 0; r < R; r++) {
+            for (int c = 1; c < CHAINS; c++) found[r][0] = plus(found[r][0], found[r][c]);
+            const long at = long(row + r) * blocks + k;
+            sums[r] = fma(to_floats(found[r][0]), mul(step, all(x.step[at])), sums[r]);
+            if (Form::HAS_LEAST) sums[r] = fma(least, all(x.total[at]), sums[r]);
+        }
+    }
+}
+
+#if defined(__AVX512F__)
+constexpr int MANY = 8;  // rows at a time: as many as registers hold
+#else
+constexpr int MANY = 4;
+#endif
+
+// The rows row .. row + left (at most MANY) against one block of columns.
+template <class Form, class Emit>
+void rows_by_words(const WordRows& x, int row, int left, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Emit emit) {
+    auto some = [&](auto count) {
+        Floats sums[decltype(count)::value];
+        add_words<Form, decltype(count)::value>(x, row, blocks, codes, scales, ahead, sums);
+        for (int r = 0; r < decltype(count)::value; r++) emit(row + r, sums[r]);
+        row += decltype(count)::value, left -= decltype(count)::value;
+    };
+    if constexpr (MANY >= 8) if (left >= 8) some(std::integral_constant<int, 8>());
+    if (left >= 6 && MANY >= 8) some(std::integral_constant<int, 6>());
+    if (left >= 4) some(std::integral_constant<int, 4>());
+    if (left >= 3) some(std::integral_constant<int, 3>());
+    if (left >= 2) some(std::integral_constant<int, 2>());
+    if (left >= 1) some(std::integral_constant<int, 1>());
+}
+
+template <class Form, class Block, class Emit>
+void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, int end, Block block, Emit emit) {
+    const int blocks = w.depth / DEPTH;
+    for (int pair = begin; pair < end; pair += 2)  // whoever takes sums may want two blocks of a row soon
+        for (int row = 0; row < rows; row += MANY)
+            for (int j = pair; j < end && j < pair + 2; j++) {
+                const long at = long(block(j)) * blocks, ahead = j + 2 < end ? long(block(j + 2)) * blocks - at : 0;
+                rows_by_words<Form>(x, row, rows - row < MANY ? rows - row : MANY, blocks, w.codes + at * Form::CODES,
+                                    w.scales + at * Form::SCALES, row ? 0 : ahead * Form::CODES,
+                                    [&](int r, Floats sums) { emit(r, j, sums); });
+            }
+}
+
+// The same for weights in bf16.
+template <class Block, class Emit>
+void product_by_floats(const float* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Emit emit) {
+    constexpr int N = 2;
+    const long tiles = w.depth / DEPTH;
+    for (int j = begin; j < end; j += N) {
+        const bf16* b[N];
+        for (int n = 0; n < N; n++) b[n] = (const bf16*)w.codes + block(j + n < end ? j + n : j) * tiles * TILE;
+        auto some = [&](auto count, int row) {
+            constexpr int R = decltype(count)::value;
+            Floats sums[R][N];
+            for (int r = 0; r < R; r++)
+                for (int n = 0; n < N; n++) sums[r][n] = all(0.0f);
+            add_bf16<R, N>(a + row * lda, lda, b, tiles, sums);
+            for (int r = 0; r < R; r++)
+                for (int n = 0; n < N && j + n < end; n++) emit(row + r, j + n, sums[r][n]);
+        };
+        int row = 0;
+        for (; row + MANY <= rows; row += MANY) some(std::integral_constant<int, MANY>(), row);
+        for (; row + 2 <= rows; row += 2) some(std::integral_constant<int, 2>(), row);
+        for (; row < rows; row++) some(std::integral_constant<int, 1>(), row);
+    }
+}
+
+#if defined(__AVX512VNNI__)
+#include "eight.h"
+#endif
+
+struct Room {  // where a thread works
+    WordRows words;
+#if defined(__AVX512VNNI__)
+    Rounded rounded;
+#endif
+    bool rounds = true;  // of use in product.h
+};
+
+// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end: emit(row, j, 16 sums).
+template <class Block, class Emit>
+void product(const act* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
+    if (w.format == BF16) return product_by_floats(a, lda, rows, w, begin, end, block, emit);
+#if defined(__AVX512VNNI__)
+    if (w.format == EIGHT) {  // of many rows too: eight bits are the quickest here
+        room.rounded.take(a, lda, rows, w.depth);
+        return product_eight(room.rounded, rows, w.depth, w.codes, (const float*)w.scales, begin, end, block, emit);
+    }
+#endif
+    room.words.take(a, lda, rows, w.depth);
+    if (w.format == GRID8) product_by_words<Grid8>(room.words, rows, w, begin, end, block, emit);
+    if (w.format == NIBBLES) product_by_words<Nibbles>(room.words, rows, w, begin, end, block, emit);
+}
