@@ -13,26 +13,40 @@
 
 constexpr float MOST_WORD = 32512;  // 127 * 256: with 8-bit codes, a sum of 32 products stays below 2^31
 
-struct WordRows {  // rows [rows, depth] by k-blocks
-    Line<int16_t> codes;
-    Line<float> step, total;  // of a k-block: x = step * code, and the sum of its x
+#if defined(__AVX512F__)
+constexpr int MANY = 8;  // rows at a time: as many as registers hold
+#else
+constexpr int MANY = 4;
+#endif
+
+// Rows [rows, depth] in panels of MANY: [panels][k-blocks][16 pairs of k][MANY], so that a product finds everything that
+// it needs next at one address. Rows that a last panel lacks are never looked at.
+struct WordRows {
+    Line<int32_t> pairs;
+    Line<float> step, total;  // [panels][k-blocks][MANY]: x = step * code, and the sum of the block's x
 
     void take(const act* a, long lda, int rows, int depth) {
         const int blocks = depth / DEPTH;
-        codes.reserve(size_t(rows) * depth), step.reserve(size_t(rows) * blocks), total.reserve(size_t(rows) * blocks);
+        const size_t all = size_t(rows + MANY - 1) / MANY * MANY * blocks;
+        pairs.reserve(all * PAIRS), step.reserve(all), total.reserve(all);
         for (int r = 0; r < rows; r++)
-            for (int k = 0; k < blocks; k++) take_block(a + r * lda + k * DEPTH, long(r) * blocks + k);
+            for (int k = 0; k < blocks; k++) take_block(a + r * lda + k * DEPTH, long(r / MANY) * blocks + k, r % MANY);
     }
 
+    static constexpr int PAIRS = DEPTH / 2;
+
   private:
-    void take_block(const act* a, long at) {
+    void take_block(const act* a, long block, int row) {
         const Floats low = get16(a), high = get16(a + 16);
         const float most = max_of(max(abs(low), abs(high)));
         const Floats by = all(most > 0 ? MOST_WORD / most : 0.0f);
         const Ints first = to_ints(mul(low, by)), second = to_ints(mul(high, by));
-        store_words(&codes[at * DEPTH], first), store_words(&codes[at * DEPTH + 16], second);
-        step[at] = most / MOST_WORD;
-        total[at] = step[at] * float(sum_of_ints(plus(first, second)));
+        alignas(64) int16_t codes[DEPTH];
+        store_words(codes, first), store_words(codes + 16, second);
+        for (int pair = 0; pair < PAIRS; pair++) std::memcpy(&pairs[(block * PAIRS + pair) * MANY + row], codes + 2 * pair, 4);
+        const float unit = most / MOST_WORD;
+        step[block * MANY + row] = unit;
+        total[block * MANY + row] = unit * float(sum_of_ints(plus(first, second)));
     }
 };
 
@@ -58,58 +72,52 @@ struct Nibbles {
     }
 };
 
-// Sums of R rows against one block of columns over the whole depth; asks memory for the codes `ahead` bytes further on.
+// Sums of the first R rows of a panel against one block of columns, over the whole depth; asks memory for the codes `ahead`
+// bytes further on.
 template <class Form, int R>
-void add_words(const WordRows& x, int row, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Floats (&sums)[R]) {
+void add_words(const WordRows& x, int panel, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Floats (&sums)[R]) {
     constexpr int CHAINS = R == 1 ? 4 : R <= 4 ? 2 : 1;  // sums that run side by side, to hide the latency of a product
-    const int16_t* const rows = &x.codes[size_t(row) * blocks * DEPTH];
-    for (int r = 0; r < R; r++) sums[r] = all(0.0f);
-    for (int k = 0; k < blocks; k++, codes += Form::CODES, scales += Form::SCALES) {
-        Ints found[R][CHAINS];
+    const int32_t* pairs = &x.pairs[size_t(panel) * blocks * WordRows::PAIRS * MANY];
+    const float *unit = &x.step[size_t(panel) * blocks * MANY], *total = &x.total[size_t(panel) * blocks * MANY];
+    Floats found[R];
+    for (int r = 0; r < R; r++) found[r] = all(0.0f);
+    for (int k = 0; k < blocks; k++, codes += Form::CODES, scales += Form::SCALES, unit += MANY, total += MANY) {
+        Ints whole[R][CHAINS];
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < CHAINS; c++) found[r][c] = no_ints();
+            for (int c = 0; c < CHAINS; c++) whole[r][c] = no_ints();
         for (int line = 0; line < Form::CODES; line += 64) prefetch(codes + ahead + line);
-        for (int quarter = 0; quarter < 4; quarter++) {
+#pragma GCC unroll 4
+        for (int quarter = 0; quarter < 4; quarter++, pairs += 4 * MANY) {
             Words w[4];
             Form::widen(codes, quarter, w);
             for (int m = 0; m < 4; m++)
-                for (int r = 0; r < R; r++) {
-                    int32_t pair;
-                    std::memcpy(&pair, rows + (long(r) * blocks + k) * DEPTH + 8 * quarter + 2 * m, 4);
-                    found[r][m % CHAINS] = add_pairs(found[r][m % CHAINS], w[m], pair);
-                }
+                for (int r = 0; r < R; r++) whole[r][m % CHAINS] = add_pairs(whole[r][m % CHAINS], w[m], pairs[m * MANY + r]);
         }
         const Floats step = Form::step(scales), least = Form::least(scales);
         for (int r = 0; r < R; r++) {
-            for (int c = 1; c < CHAINS; c++) found[r][0] = plus(found[r][0], found[r][c]);
-            const long at = long(row + r) * blocks + k;
-            sums[r] = fma(to_floats(found[r][0]), mul(step, all(x.step[at])), sums[r]);
-            if (Form::HAS_LEAST) sums[r] = fma(least, all(x.total[at]), sums[r]);
+            for (int c = 1; c < CHAINS; c++) whole[r][0] = plus(whole[r][0], whole[r][c]);
+            found[r] = fma(to_floats(whole[r][0]), mul(step, all(unit[r])), found[r]);
+            if (Form::HAS_LEAST) found[r] = fma(least, all(total[r]), found[r]);
         }
     }
+    for (int r = 0; r < R; r++) sums[r] = found[r];
 }
 
-#if defined(__AVX512F__)
-constexpr int MANY = 8;  // rows at a time: as many as registers hold
-#else
-constexpr int MANY = 4;
-#endif
-
-// The rows row .. row + left (at most MANY) against one block of columns.
+// The rows of a panel (at most MANY) against one block of columns: emit(row of the panel, 16 sums).
 template <class Form, class Emit>
-void rows_by_words(const WordRows& x, int row, int left, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Emit emit) {
+void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Emit emit) {
     auto some = [&](auto count) {
-        Floats sums[decltype(count)::value];
-        add_words<Form, decltype(count)::value>(x, row, blocks, codes, scales, ahead, sums);
-        for (int r = 0; r < decltype(count)::value; r++) emit(row + r, sums[r]);
-        row += decltype(count)::value, left -= decltype(count)::value;
+        constexpr int R = decltype(count)::value;
+        Floats sums[R];
+        add_words<Form, R>(x, panel, blocks, codes, scales, ahead, sums);
+        for (int r = 0; r < R && r < rows; r++) emit(r, sums[r]);
     };
-    if constexpr (MANY >= 8) if (left >= 8) some(std::integral_constant<int, 8>());
-    if (left >= 6 && MANY >= 8) some(std::integral_constant<int, 6>());
-    if (left >= 4) some(std::integral_constant<int, 4>());
-    if (left >= 3) some(std::integral_constant<int, 3>());
-    if (left >= 2) some(std::integral_constant<int, 2>());
-    if (left >= 1) some(std::integral_constant<int, 1>());
+    if (rows > 6) return some(std::integral_constant<int, MANY>());
+    if (rows > 4) return some(std::integral_constant<int, MANY < 6 ? MANY : 6>());
+    if (rows > 3) return some(std::integral_constant<int, 4>());
+    if (rows > 2) return some(std::integral_constant<int, 3>());
+    if (rows > 1) return some(std::integral_constant<int, 2>());
+    some(std::integral_constant<int, 1>());
 }
 
 template <class Form, class Block, class Emit>
@@ -119,9 +127,9 @@ void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, i
         for (int row = 0; row < rows; row += MANY)
             for (int j = pair; j < end && j < pair + 2; j++) {
                 const long at = long(block(j)) * blocks, ahead = j + 2 < end ? long(block(j + 2)) * blocks - at : 0;
-                rows_by_words<Form>(x, row, rows - row < MANY ? rows - row : MANY, blocks, w.codes + at * Form::CODES,
-                                    w.scales + at * Form::SCALES, row ? 0 : ahead * Form::CODES,
-                                    [&](int r, Floats sums) { emit(r, j, sums); });
+                panel_by_words<Form>(x, row / MANY, rows - row < MANY ? rows - row : MANY, blocks, w.codes + at * Form::CODES,
+                                     w.scales + at * Form::SCALES, row ? 0 : ahead * Form::CODES,
+                                     [&](int r, Floats sums) { emit(row + r, j, sums); });
             }
 }
 
