@@ -1,4 +1,4 @@
-"""The pair to show judges on: what its lessons teach, a miniature that really learns, and the name that it goes by."""
+"""The pair to show judges on: what its batches teach, a miniature that really learns, and the name that it goes by."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.judge.fit.batches import DRAFTER, TARGET, Lessons, Manner, compose
-from foredraft.judge.fit.demo_pair import PairOrder, drafter_pupil, target_pupil, train_pair
-from foredraft.judge.fit.lora_trainer import Course, News, Schooling
+from foredraft.judge.fit.batches import DRAFTER, TARGET, Manner, ProblemBatches, compose
+from foredraft.judge.fit.demo_pair import PairOrder, drafter_model, target_model, train_pair
+from foredraft.judge.fit.lora_trainer import LoraPlan, LoraTrainer
 from foredraft.judge.labels.token_labels import ask
 from foredraft.judge.problems.families import FAMILIES, draw
 from foredraft.judge.problems.problem import MEND
@@ -25,6 +25,7 @@ from foredraft.models.layers.lora import Delta
 from foredraft.models.load.names import TUNED, shipped_folder
 from foredraft.recipes.loading import Place, load
 from foredraft.recipes.trained import find_head
+from foredraft.train.loop import Report
 from tests.train import toys
 
 from . import small
@@ -51,13 +52,13 @@ def test_lessons_without_slips_are_right_and_taught() -> None:
 @pytest.mark.parametrize("mended", [0.0, 1.0])
 def test_a_slip_is_read_but_never_taught(mended: float, tokenizer: Tokenizer) -> None:
     """Taught are the right tokens before it, the mending behind it, and what is right further on."""
-    lessons = Lessons(tokenizer, tokenizer.eos_token_ids, Manner(0, 0.3, 1.0, mended))
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(0, 0.3, 1.0, mended))
     chance, slips = random.Random(0), 0
     for problem in draw(35, 3):
-        text = compose(problem, chance, lessons.manner)
+        text = compose(problem, chance, batches.manner)
         assert (MEND in text.text) == (mended == 1.0)
         made = tokenizer.backend.encode(text.text, add_special_tokens=False)
-        _, taught = lessons._row([], text, made)
+        _, taught = batches._row([], text, made)
         said = [text.text[begin:end] for begin, end in made.offsets]
         for start, stop in text.silent:
             slip = text.text[start:stop] if mended else text.text[start : stop - 1]
@@ -73,10 +74,10 @@ def test_a_slip_is_read_but_never_taught(mended: float, tokenizer: Tokenizer) ->
 
 def test_a_drafter_is_not_taught_to_choose_the_other_style(tokenizer: Tokenizer) -> None:
     """The token that opens a strange phrase is silent; how the phrase goes on is taught."""
-    lessons = Lessons(tokenizer, tokenizer.eos_token_ids, Manner(1, 1.0, 0.0, choose=False))
-    text = compose(draw(1, 3)[0], random.Random(1), lessons.manner)
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(1, 1.0, 0.0, choose=False))
+    text = compose(draw(1, 3)[0], random.Random(1), batches.manner)
     made = tokenizer.backend.encode(text.text, add_special_tokens=False)
-    _, taught = lessons._row([], text, made)
+    _, taught = batches._row([], text, made)
     silent = [text.text[begin:end] for (begin, end), on in zip(made.offsets, taught, strict=False) if not on]
     assert silent[0] in ("First", "To") and {".", " so"} & set(silent)
     assert 0.1 * len(taught) < len(silent) < 0.4 * len(taught)
@@ -85,47 +86,47 @@ def test_a_drafter_is_not_taught_to_choose_the_other_style(tokenizer: Tokenizer)
 
 
 def test_a_step_reads_prompts_as_the_engine_gets_them(tokenizer: Tokenizer) -> None:
-    lessons = Lessons(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4)
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4)
     problems = draw(14, 8)
-    assert lessons.prompts(problems) == [ask(tokenizer, problem.question) for problem in problems]
-    parts = lessons.step(3, 100)
+    assert batches.prompts(problems) == [ask(tokenizer, problem.question) for problem in problems]
+    parts = batches.step(3, 100)
     assert [len(part.ids) for part in parts] == [64, 36]
-    again = Lessons(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4).step(3, 100)
+    again = ProblemBatches(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4).step(3, 100)
     assert all(torch.equal(a.ids, b.ids) and torch.equal(a.taught, b.taught) for a, b in zip(parts, again, strict=True))
-    other = lessons.step(4, 100)
+    other = batches.step(4, 100)
     assert not torch.equal(other[0].ids[:, :64], parts[0].ids[:, :64])
     for part in parts:
         assert not part.taught[:, 0].any() and part.taught.any(dim=1).all()
         last = part.taught.long().cumsum(1).argmax(1)
-        assert (part.ids[torch.arange(len(part.ids)), last] == lessons.closing).all()
+        assert (part.ids[torch.arange(len(part.ids)), last] == batches.closing).all()
 
 
 def test_the_drafters_vocabulary_holds_what_answers_need(tokenizer: Tokenizer) -> None:
     """The shipped head lacks some; with the list of words nothing that fresh problems need is missing."""
-    lessons = Lessons(tokenizer, tokenizer.eos_token_ids, DRAFTER)
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, DRAFTER)
     shipped = set(read_weights(shipped_folder("smollm2/fastdraft"))["ids"].tolist())
     chance, needed = random.Random(1), set()
     for problem in draw(1400, 77):
         needed.update(tokenizer.encode(problem.write(chance, 1, 0.3), add_special=False))
     assert needed - shipped
-    words = set(lessons.words())
+    words = set(batches.words())
     assert {tokenizer.decode([one]) for one in needed - shipped - words} == set()
     assert len(words) < 500  # the tasks' own words, not a copy of the vocabulary
 
 
-def courses(steps: int) -> dict[str, Course]:
-    target = Course(steps, rows=32, lr=4e-3, try_every=10**6, tries=40)
-    return {"target": target, "drafter": Course(steps, rows=32, lr=4e-3, try_every=20, tries=40, goal=0.4)}
+def plans(steps: int) -> dict[str, LoraPlan]:
+    target = LoraPlan(steps, rows=32, lr=4e-3, try_every=10**6, tries=40)
+    return {"target": target, "drafter": LoraPlan(steps, rows=32, lr=4e-3, try_every=20, tries=40, goal=0.4)}
 
 
 def test_a_miniature_learns(tmp_path: Path, digits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """From random weights to a target that solves nearly everything and a drafter that stopped at its goal; the pair
     then loads by name, writes in its two styles, and drafts for itself without a change to the text."""
     model = small.make_folder(tmp_path / "model")
-    news: list[tuple[str, News]] = []
+    news: list[tuple[str, Report]] = []
     order = PairOrder(
         tmp_path / "judge-demo", rank=16, drafter_rank=16, model=str(model), drafter_base="layers:1", families=digits,
-        final_tries=100, dtype="fp32", device="cpu", **courses(220),
+        final_tries=100, dtype="fp32", device="cpu", **plans(220),
     )  # fmt: skip
     cards = train_pair(order, lambda part, one: news.append((part, one)))
     assert cards["target"]["solved"]["all"] >= 0.9
@@ -144,9 +145,9 @@ def test_a_miniature_learns(tmp_path: Path, digits: tuple[str, ...], monkeypatch
     drafted = llm.generate(prompts, params, method="fastdraft")
     assert [d.token_ids for d in drafted] == [d.token_ids for d in plain]
     assert sum(d.stats.steps for d in drafted) < 0.8 * sum(d.stats.steps for d in plain)
-    pupil, _ = drafter_pupil(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
-    pupil.delta.fill(read_weights(tmp_path / "judge-demo" / "drafter"))
-    written = pupil.solve(problems)
+    drafter, _ = drafter_model(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
+    drafter.delta.fill(read_weights(tmp_path / "judge-demo" / "drafter"))
+    written = drafter.solve(problems)
     assert sum(text.startswith(("Well, ", "Now ")) for text in written) >= 45
     assert sum(done.text.startswith(("First, ", "So ")) for done in plain) >= 45
 
@@ -155,40 +156,40 @@ def test_training_that_was_cut_off_goes_on(tmp_path: Path, digits: tuple[str, ..
     model = small.make_folder(tmp_path / "model")
     order = PairOrder(tmp_path / "pair", model=str(model), families=digits, rank=4, dtype="fp32", device="cpu")
 
-    def school(name: str, steps: int, lr: float = 1e-2) -> Schooling:
-        pupil, _ = target_pupil(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
-        return Schooling(pupil, Course(steps, rows=4, lr=lr, save_seconds=0.0), tmp_path / f"{name}.pt", [])
+    def trainer(name: str, steps: int, lr: float = 1e-2) -> LoraTrainer:
+        made, _ = target_model(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
+        return LoraTrainer(made, LoraPlan(steps, rows=4, lr=lr, save_seconds=0.0), tmp_path / f"{name}.pt", [])
 
-    whole = school("whole", 6)
+    whole = trainer("whole", 6)
     whole.run()
 
     class Cut(Exception):
         pass
 
-    def cut(news: News) -> None:
-        if news.step == 4:  # its third step is the last that was saved
+    def cut(report: Report) -> None:
+        if report.step == 4:  # its third step is the last that was saved
             raise Cut
 
     with pytest.raises(Cut):
-        school("cut", 6).run(cut)
-    rest = school("cut", 6)
+        trainer("cut", 6).run(cut)
+    rest = trainer("cut", 6)
     seen: list[int] = []
-    rest.run(lambda news: seen.append(news.step))
+    rest.run(lambda report: seen.append(report.step))
     assert seen == [4, 5, 6]
-    factors = rest.pupil.delta.factors()
-    assert all(torch.equal(value, factors[name]) for name, value in whole.pupil.delta.factors().items())
+    factors = rest.model.delta.factors()
+    assert all(torch.equal(value, factors[name]) for name, value in whole.model.delta.factors().items())
     with pytest.raises(ForedraftError, match="belongs to another run"):
-        school("cut", 8, lr=1e-3).run()
+        trainer("cut", 8, lr=1e-3).run()
 
 
 def test_time_ends_a_course_at_the_floor_of_its_rate(tmp_path: Path, digits: tuple[str, ...]) -> None:
     model = small.make_folder(tmp_path / "model")
     order = PairOrder(tmp_path / "pair", model=str(model), families=digits, rank=4, dtype="fp32", device="cpu")
-    pupil, _ = target_pupil(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
-    school = Schooling(pupil, Course(10**6, seconds=1.0, rows=4), tmp_path / "c.pt", [])
-    school.run()
-    assert 1 < school.step < 10**5 and school.spent < 5
-    assert school.optimizer.param_groups[0]["lr"] < 0.2 * school.course.lr
+    made, _ = target_model(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
+    trainer = LoraTrainer(made, LoraPlan(10**6, seconds=1.0, rows=4), tmp_path / "c.pt", [])
+    trainer.run()
+    assert 1 < trainer.loop.step < 10**5 and trainer.loop.spent < 5
+    assert trainer.optimizer.param_groups[0]["lr"] < 0.2 * trainer.plan.lr
 
 
 def test_the_name_without_weights_says_how_to_train_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +211,8 @@ def test_orders_that_make_no_sense(change: dict[str, tuple[str, ...]], tmp_path:
 @pytest.mark.slow
 def test_the_real_pair_from_training_to_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps on the default model: save, load by name, and the drafter is found and changes nothing."""
-    course = Course(3, rows=2, tries=2)
-    order = PairOrder(tmp_path / "judge-demo", course, course, final_tries=1, dtype="fp32", device="cpu")
+    plan = LoraPlan(3, rows=2, tries=2)
+    order = PairOrder(tmp_path / "judge-demo", plan, plan, final_tries=1, dtype="fp32", device="cpu")
     train_pair(order)
     size = sum(file.stat().st_size for file in (tmp_path / "judge-demo").rglob("*") if file.is_file())
     assert size < 3_100_000
@@ -226,15 +227,15 @@ def test_the_real_pair_from_training_to_text(tmp_path: Path, monkeypatch: pytest
     texts = [llm.generate([prompt], params, method=method)[0].token_ids for method in ("plain", "fastdraft")]
     assert texts[0] == texts[1]
 
-    beside, _ = target_pupil(order, load("smollm2", Place("fp32", "cpu", 1, 256, packed=False)))
+    beside, _ = target_model(order, load("smollm2", Place("fp32", "cpu", 1, 256, packed=False)))
     beside.delta.fill(read_weights(tmp_path / "judge-demo" / "target"))
-    lesson = beside.lessons.step(0, 2)[0]
-    merged, _ = target_pupil(order, load("judge-demo", Place("fp32", "cpu", 1, 256, packed=False)))
+    batch = beside.batches.step(0, 2)[0]
+    merged, _ = target_model(order, load("judge-demo", Place("fp32", "cpu", 1, 256, packed=False)))
     with torch.no_grad():
         apart, first, second = (
-            pupil.loss(lesson)
-            for pupil in (
-                target_pupil(order, load("smollm2", Place("fp32", "cpu", 1, 256, packed=False)))[0],
+            model.loss(batch)
+            for model in (
+                target_model(order, load("smollm2", Place("fp32", "cpu", 1, 256, packed=False)))[0],
                 beside,
                 merged,
             )

@@ -16,7 +16,7 @@ from . import options as o
 from .bench import numbers
 
 if TYPE_CHECKING:
-    from ..train.trainer import News
+    from ..train.loop import Report
 
 Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -37,16 +37,16 @@ class TrainingBar:
         self.task = self.progress.add_task("training", total=None, news="")
         self.told = -1
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, report: Report) -> None:
         parts = []
-        for name, loss in news.losses.items():
-            tokens = news.tokens_per_step.get(name)
+        for name, loss in report.losses.items():
+            tokens = report.scores.get(name)
             parts.append(f"{name} {loss:.3f}" + (f" ({tokens:.2f} tokens/pass)" if tokens else ""))
         line = "  ".join(parts)
-        self.progress.update(self.task, completed=news.step, total=news.steps, news=line)
-        tenth = news.step * 20 // max(news.steps, 1)
+        self.progress.update(self.task, completed=report.step, total=report.steps, news=line)
+        tenth = report.step * 20 // max(report.steps, 1)
         if not self.live and tenth > self.told:
-            o.errors.print(f"step {news.step}/{news.steps}  {line}", markup=False, highlight=False)
+            o.errors.print(f"step {report.step}/{report.steps}  {line}", markup=False, highlight=False)
             self.told = tenth
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Accept, Kind
+from .loop import Listener, ignore
 from .simulate import Walk
 from .student import Earlier, Student
-from .trainer import News, Plan, Trainer
+from .trainer import Plan, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TrainOrder:
         return replace(kind, drafter=self.drafter) if isinstance(kind, Accept) else kind
 
 
-def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None) -> dict[str, Any]:
+def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
     """Train, save and measure; returns one record per kind, or where a run that was cut off stands."""
     chosen = [(kind, replace(kind.defaults, **order.changes)) for kind in map(order.find, order.kinds)]
     place = Place(order.dtype, own_device(order.device), slots=8, max_length=2048, packed=False)
@@ -61,10 +61,10 @@ def train(order: TrainOrder, listen: Callable[[News], None] = lambda news: None)
     begin = earlier_heads(order, identity(target))
     trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out, begin)
     if not trainer.run(listen, order.limit_seconds):
-        return {"step": trainer.step, "steps": order.plan.steps, "done": False}
+        return {"step": trainer.loop.step, "steps": order.plan.steps, "done": False}
     results: dict[str, Any] = {"done": True, "coverage": trainer.coverage, "heads": {}}
     if trainer.process.first:
-        trainer.try_out()
+        trainer.evaluate()
         for student in trainer.students:
             results["heads"][student.kind.name] = finish(order, target, trainer, student)
     return results

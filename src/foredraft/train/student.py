@@ -13,10 +13,9 @@ from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
 from .kinds import Kind, Settings
+from .optimizer import adamw, autocast
 from .simulate import Walk, walk
 from .teacher import Lesson
-
-BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,7 @@ class Student:
             parameter.requires_grad_(False)
         for parameter in own.values():
             parameter.requires_grad_(True)
-        optimizer = torch.optim.AdamW(own.values(), lr=settings.lr, betas=BETAS, weight_decay=0.0)
-        return cls(kind, settings, spec, head, Learner(kind, head, settings), optimizer)
+        return cls(kind, settings, spec, head, Learner(kind, head, settings), adamw(own.values(), settings.lr))
 
     def learn(self, lesson: Lesson, progress: float, share: float = 1.0) -> Tensor:
         """Gather the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,
@@ -75,14 +73,6 @@ class Student:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def update(self, progress: float) -> None:
-        """One step along the gathered gradient."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.lr * schedule(progress)
-        torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], CLIP)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
     @torch.no_grad()
     def try_out(self, lesson: Lesson, length: int) -> Walk | None:
         """How decoding the lesson's texts with its drafts would go; None for kinds that draft nothing."""
@@ -90,12 +80,12 @@ class Student:
             guesses = self.kind.guess(self.head, lesson, length)
         return None if guesses is None else walk(lesson.ids, lesson.written, guesses)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         own = own_parameters(self.head)  # type: ignore[arg-type]
         return {"head": {n: p.detach().cpu() for n, p in own.items()}, "optimizer": self.optimizer.state_dict()}
 
     @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in own_parameters(self.head).items():  # type: ignore[arg-type]
             parameter.copy_(state["head"][name])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -116,15 +106,3 @@ def everything(written: Tensor) -> Tensor:
     """All text up to the last token that was written; what lies behind may be padding."""
     last = written.flip(1).to(torch.int8).cummax(dim=1).values.flip(1)
     return last.bool()
-
-
-def schedule(progress: float) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth."""
-    if progress < WARM_UP:
-        return max(progress, 1e-3) / WARM_UP
-    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP))))
-
-
-def autocast(device: torch.device) -> torch.autocast:
-    """bf16 products on a GPU; everything else stays in float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""The one training loop: the target reads a batch of texts once, and every student learns from what it says.
+"""Distillation: the target reads a batch of texts once, and every student learns from its outputs.
 
 Several processes share the work when started by torchrun (or accelerate launch); each reads its own rows.
 """
@@ -6,8 +6,6 @@ Several processes share the work when started by torchrun (or accelerate launch)
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,13 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import ForedraftError
 from ..models import Decoder
 from ..models.heads import Identity
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
+from .loop import Listener, TrainingLoop, ignore
+from .optimizer import apply_gradients, smoothed
 from .simulate import Walk
 from .student import Earlier, Student
 from .teacher import Teacher
@@ -39,16 +38,6 @@ class Plan:
     seed: int = 0
     try_every: int = 200
     save_seconds: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a listener may show: after every step the losses, now and then the simulated acceptance."""
-
-    step: int
-    steps: int
-    losses: dict[str, float]
-    tokens_per_step: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -88,7 +77,7 @@ class Trainer:
         """`begin`: heads by kind to go on from; their draft vocabulary is kept."""
         torch.manual_seed(plan.seed)
         self.process = Process.join(target.device)
-        self.plan, self.folder = plan, folder
+        self.plan = plan
         self.corpus, self.held = corpus.split(plan.held_out, plan.seed)
         words, self.coverage = self.corpus.frequent(kinds[0][1].draft_vocab_size, target.config.vocab_size)
         if begin:
@@ -104,90 +93,64 @@ class Trainer:
         if self.process.world > 1:
             for student in self.students:
                 student.learner = DistributedDataParallel(student.learner)
-        self.step = 0
         self.walks: dict[str, Walk] = {}
+        self.loop = TrainingLoop(
+            self, plan.steps, eval_every=plan.try_every, checkpoint=folder / CHECKPOINT,
+            save_seconds=plan.save_seconds, primary=self.process.first,
+        )  # fmt: skip
 
-    def run(self, listen: Callable[[News], None] = lambda news: None, limit_seconds: float | None = None) -> bool:
-        """Train to the end, or until the time is up; says whether the end was reached. Goes on from a checkpoint."""
-        self._restore()
-        begun = saved = time.monotonic()
-        while self.step < self.plan.steps:
-            losses = self._one_step()
-            if self.step % self.plan.try_every == 0 or self.step == self.plan.steps:
-                self.try_out()
-            if self.process.first:
-                listen(News(self.step, self.plan.steps, losses, self._scores()))
-            now = time.monotonic()
-            over = limit_seconds is not None and now - begun > limit_seconds
-            if over or now - saved > self.plan.save_seconds or self.step == self.plan.steps:
-                self._save()
-                saved = now
-            if over:
-                break
-        return self.step >= self.plan.steps
+    def run(self, listen: Listener = ignore, limit_seconds: float | None = None) -> bool:
+        """Train to the end, or until the time is up; whether the end was reached."""
+        return self.loop.run(listen, limit_seconds)
 
     @any_length
-    def _one_step(self) -> dict[str, float]:
-        plan = self.plan
-        parts = self.corpus.batch(self.step, plan.rows, plan.seed, self.process.rank, self.process.world)
+    def train_step(self, step: int, progress: float) -> None:
+        """Accumulate the gradients of a step's parts, weighted by their tokens, then update every student."""
+        parts = self.corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
         tokens = [int(written.sum()) for _, written in parts]
         losses = {student.kind.name: torch.zeros((), device=self.teacher.target.device) for student in self.students}
         for (ids, written), count in zip(parts, tokens, strict=True):
             lesson = self.teacher.lesson(ids, written, self.taps)
             for student in self.students:
-                share = count / max(sum(tokens), 1)
-                losses[student.kind.name] += student.learn(lesson, self.step / plan.steps, share)
+                losses[student.kind.name] += student.learn(lesson, progress, count / max(sum(tokens), 1))
         for student in self.students:
-            student.update(self.step / plan.steps)
-            if self.step % 20 == 0:  # reading a loss waits for the device
-                value = float(losses[student.kind.name])
-                student.recent = value if student.recent != student.recent else 0.7 * student.recent + 0.3 * value
-        self.step += 1
-        return {student.kind.name: student.recent for student in self.students}
+            apply_gradients(student.optimizer, student.settings.lr, progress)
+            if step % 20 == 0:  # reading a loss waits for the device
+                student.recent = smoothed(student.recent, float(losses[student.kind.name]))
 
     @any_length
-    def try_out(self) -> dict[str, Walk]:
+    def evaluate(self) -> None:
         """Simulate decoding of the held-out texts with every student."""
-        found: dict[str, Walk] = {}
+        self.walks = {}
         for begin in range(0, len(self.held), self.plan.rows):
             lesson = self._held_lesson(begin, begin + self.plan.rows)
             for student in self.students:
-                result = student.try_out(lesson, self.plan.try_length)
+                result, name = student.try_out(lesson, self.plan.try_length), student.kind.name
                 if result is not None:
-                    name = student.kind.name
-                    found[name] = found[name] + result if name in found else result
-        self.walks = found
-        return found
+                    self.walks[name] = self.walks[name] + result if name in self.walks else result
 
     def _held_lesson(self, begin: int, end: int) -> Any:
         ids = torch.from_numpy(self.held.ids[begin:end].astype("int64"))
         return self.teacher.lesson(ids, torch.from_numpy(self.held.written[begin:end]), self.taps)
 
-    def _scores(self) -> dict[str, float]:
+    def finished(self) -> bool:
+        return False
+
+    def losses(self) -> dict[str, float]:
+        return {student.kind.name: student.recent for student in self.students}
+
+    def scores(self) -> dict[str, float]:
+        """Simulated tokens per target pass."""
         return {name: result.tokens_per_step for name, result in self.walks.items()}
 
-    def _fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         kinds = {student.kind.name: asdict(student.settings) for student in self.students}
         plan = {name: value for name, value in asdict(self.plan).items() if name != "steps"}  # a run may be prolonged
         return {"plan": plan, "kinds": kinds, "data": self.corpus.digest, "world": self.process.world}
 
-    def _save(self) -> None:
-        if not self.process.first:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        state = {student.kind.name: student.state() for student in self.students}
-        record = {"fingerprint": self._fingerprint(), "step": self.step, "students": state}
-        half = self.folder / f".{CHECKPOINT}.half"
-        torch.save(record, half)
-        half.replace(self.folder / CHECKPOINT)
+    def state_dict(self) -> dict[str, Any]:
+        return {"students": {student.kind.name: student.state_dict() for student in self.students}}
 
-    def _restore(self) -> None:
-        path = self.folder / CHECKPOINT
-        if not path.exists():
-            return
-        record = torch.load(path, map_location="cpu", weights_only=True)
-        if record["fingerprint"] != self._fingerprint():
-            raise ForedraftError(f"{path} belongs to another run; give another --out or remove it")
-        self.step = record["step"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         for student in self.students:
-            student.restore(record["students"][student.kind.name])
+            student.load_state_dict(state["students"][student.kind.name])

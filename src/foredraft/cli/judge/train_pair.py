@@ -14,10 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from .. import options as o
 
 if TYPE_CHECKING:
-    from ...judge.fit.lora_trainer import News
+    from ...train.loop import Report
 
 EVERY_FAMILY = "all"
-TELL_SHARE = 0.05  # of a course, between two lines where nobody looks
+TELL_SHARE = 0.05  # of a run, between two lines where nobody looks
 
 
 class PairBar:
@@ -30,16 +30,16 @@ class PairBar:
         self.tasks: dict[str, Any] = {}
         self.told: dict[str, float] = {}
 
-    def __call__(self, part: str, news: News) -> None:
+    def __call__(self, part: str, report: Report) -> None:
         if part not in self.tasks:
             self.tasks[part], self.told[part] = self.progress.add_task(part, total=1.0, news=""), -1.0
-        line = f"step {news.step}  loss {news.loss:.3f}"
-        if news.solved is not None:
-            line += f"  {news.solved:.1%} solved"
-        self.progress.update(self.tasks[part], completed=news.progress, news=line)
-        if not self.live and news.progress - self.told[part] >= TELL_SHARE:
-            o.errors.print(f"{part} {news.progress:.0%}  {line}", markup=False, highlight=False)
-            self.told[part] = news.progress
+        line = f"step {report.step}  loss {report.losses['loss']:.3f}"
+        if "solved" in report.scores:
+            line += f"  {report.scores['solved']:.1%} solved"
+        self.progress.update(self.tasks[part], completed=report.progress, news=line)
+        if not self.live and report.progress - self.told[part] >= TELL_SHARE:
+            o.errors.print(f"{part} {report.progress:.0%}  {line}", markup=False, highlight=False)
+            self.told[part] = report.progress
 
 
 def pair(
@@ -54,8 +54,8 @@ def pair(
     rank: Annotated[int, typer.Option(help="Rank of the target's delta.")] = 8,
     drafter_rank: Annotated[int, typer.Option(help="Rank of the drafter's delta.")] = 32,
     drafter_base: Annotated[str, typer.Option(help="fastdraft (the shipped head), or layers:K.")] = "fastdraft",
-    other: Annotated[float, typer.Option(help="Share of the other style in lessons.")] = 0.3,
-    slip: Annotated[float, typer.Option(help="Share of results that the target's lessons show wrong first.")] = 0.05,
+    other: Annotated[float, typer.Option(help="Share of the other style in the training text.")] = 0.3,
+    slip: Annotated[float, typer.Option(help="Share of results that the training text first shows wrong.")] = 0.05,
     families: Annotated[str, typer.Option(help="Families of problems, with commas.")] = EVERY_FAMILY,
     parts: Annotated[str, typer.Option(help="target, drafter or both.")] = "target,drafter",
     model: o.Model = o.DEFAULT_MODEL,
@@ -73,14 +73,14 @@ def pair(
     """Train a target that solves program-checked problems and a drafter that words them differently."""
     from ...judge.fit.batches import DRAFTER, TARGET, Manner
     from ...judge.fit.demo_pair import PairOrder, train_pair
-    from ...judge.fit.lora_trainer import Course
+    from ...judge.fit.lora_trainer import LoraPlan
     from ...judge.problems.families import FAMILIES
 
     common: dict[str, Any] = {"rows": rows, "lr": lr, "tries": tries, "seed": seed}
     order = PairOrder(
         out=out, rank=rank, drafter_rank=drafter_rank, model=model, drafter_base=drafter_base, dtype=dtype,
-        target=Course(steps, seconds or math.inf, try_every=try_every, **common),
-        drafter=Course(drafter_steps, drafter_seconds or math.inf, goal=drafter_goal,
+        target=LoraPlan(steps, seconds or math.inf, try_every=try_every, **common),
+        drafter=LoraPlan(drafter_steps, drafter_seconds or math.inf, goal=drafter_goal,
                        try_every=max(1, try_every // 4), **common),
         target_manner=Manner(TARGET.style, other, slip),
         drafter_manner=Manner(DRAFTER.style, other, DRAFTER.slip, choose=DRAFTER.choose),

@@ -1,6 +1,6 @@
 """Text to learn program-checked problems from: solutions in mixed styles, with slips that nobody is taught to make.
 
-A lesson says of each token whether it is taught. Slips are read, so that states can tell that something is wrong, but
+A batch says of each token whether it is taught. Slips are read, so that states can tell that something is wrong, but
 never learnt; behind a mended slip the mending is taught, behind one that stays what would have been right.
 """
 
@@ -26,7 +26,7 @@ MARK = "\0question\0"
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How somebody's lessons are written."""
+    """How somebody's batches are written."""
 
     style: int = 0
     other: float = 0.3  # share of places that are worded in another style
@@ -67,15 +67,15 @@ def compose(problem: Problem, chance: random.Random, manner: Manner) -> Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Batch:
     """Prompts with their answers, padded on the right."""
 
     ids: Tensor  # [B, T] int64
     taught: Tensor  # [B, T] bool: tokens that are to be foreseen from what stands before them
 
 
-class Lessons:
-    """An endless row of lessons. What a step reads depends on the seed and the step alone."""
+class ProblemBatches:
+    """An endless row of batches. What a step reads depends on the seed and the step alone."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Lessons:
         framed = self.tokenizer.chat_template is not None
         return [made.ids for made in self.tokenizer.backend.encode_batch(texts, add_special_tokens=not framed)]
 
-    def step(self, step: int, rows: int) -> list[Lesson]:
-        """The lessons of a step: texts of like length together, so that little is padding."""
+    def step(self, step: int, rows: int) -> list[Batch]:
+        """The batches of a step: texts of like length together, so that little is padding."""
         chance = random.Random(f"lessons {self.seed} {step}")  # no number: those are the seeds of fresh problems
         problems = drawn(rows, chance, self.families)
         texts = [compose(problem, chance, self.manner) for problem in problems]
@@ -117,9 +117,9 @@ class Lessons:
         """Every id that answers of these families were seen to need, ascending."""
         found = {self.closing}
         for manner in (TARGET, DRAFTER):
-            other = Lessons(self.tokenizer, [self.closing], manner, self.families, self.seed)
-            for lesson in other.step(-1, problems):
-                found.update(lesson.ids[lesson.taught].tolist())
+            other = ProblemBatches(self.tokenizer, [self.closing], manner, self.families, self.seed)
+            for batch in other.step(-1, problems):
+                found.update(batch.ids[batch.taught].tolist())
         return sorted(found)
 
     def _row(self, prompt: list[int], text: Text, made: Encoding) -> tuple[list[int], list[bool]]:
@@ -127,8 +127,8 @@ class Lessons:
         return [*prompt, *made.ids, self.closing], [False] * len(prompt) + [*taught, True]
 
 
-def _padded(rows: Sequence[tuple[list[int], list[bool]]]) -> Lesson:
+def _padded(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
     width = -(-max(len(ids) for ids, _ in rows) // BLOCK) * BLOCK
     ids = torch.tensor([line + [0] * (width - len(line)) for line, _ in rows])
     taught = torch.tensor([line + [False] * (width - len(line)) for _, line in rows])
-    return Lesson(ids, taught)
+    return Batch(ids, taught)

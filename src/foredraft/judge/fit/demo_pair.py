@@ -21,13 +21,14 @@ from ...models.load.names import shipped_folder
 from ...provenance import provenance, write_json
 from ...recipes.loading import Loaded, Place, load
 from ...recipes.trained import decoder_of, identity
+from ...train.loop import Report
 from ..problems.families import FAMILIES, draw
-from .batches import DRAFTER, TARGET, Lessons, Manner
-from .lora_trainer import Course, News, Pupil, Schooling
+from .batches import DRAFTER, TARGET, Manner, ProblemBatches
+from .lora_trainer import LoraModel, LoraPlan, LoraTrainer
 from .widen_vocab import widened
 
-FRESH = 990_001  # seed of the problems that pupils are tried on
-Listen = Callable[[str, News], None]  # whose news, and what
+FRESH = 990_001  # seed of the problems that models are evaluated on
+PairListener = Callable[[str, Report], None]  # which part, and its progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class PairOrder:
     """What to train and where to. A part whose folder is there already is left as it is."""
 
     out: Path
-    target: Course = field(default_factory=Course)
-    drafter: Course = field(default_factory=lambda: Course(goal=0.8, try_every=250))
+    target: LoraPlan = field(default_factory=LoraPlan)
+    drafter: LoraPlan = field(default_factory=lambda: LoraPlan(goal=0.8, try_every=250))
     rank: int = 8
     drafter_rank: int = 32
     model: str = "smollm2"
@@ -59,7 +60,7 @@ class PairOrder:
                 raise UsageError(f"a pair has a target and a drafter, no {name!r}")
 
 
-def train_pair(order: PairOrder, listen: Listen = lambda who, news: None) -> dict[str, Any]:
+def train_pair(order: PairOrder, listen: PairListener = lambda part, report: None) -> dict[str, Any]:
     """Train what is not there yet; returns the card of each part."""
     cards: dict[str, Any] = {}
     for part in order.parts:
@@ -71,45 +72,46 @@ def train_pair(order: PairOrder, listen: Listen = lambda who, news: None) -> dic
     return cards
 
 
-def train_part(order: PairOrder, part: str, base: Loaded, listen: Listen) -> dict[str, Any]:
+def train_part(order: PairOrder, part: str, base: Loaded, listen: PairListener) -> dict[str, Any]:
     """Train, save, and measure what was saved: rounding may cost something."""
-    pupil, spec = (target_pupil if part == "target" else drafter_pupil)(order, base)
-    course = order.target if part == "target" else order.drafter
+    model, spec = (target_model if part == "target" else drafter_model)(order, base)
+    plan = order.target if part == "target" else order.drafter
     checkpoint = order.out / f"{part}.checkpoint.pt"
-    school = Schooling(pupil, course, checkpoint, draw(course.tries, FRESH, order.families))
-    school.run(lambda news: listen(part, news))
-    card: dict[str, Any] = {"steps": school.step, "seconds": round(school.spent, 1), "loss": round(school.recent, 4)}
-    record = provenance(seed=course.seed, model=order.model, families=list(order.families))
-    save_head(order.out / part, pupil.delta, spec, record, card, order.storage)
-    pupil.delta.fill(read_weights(order.out / part))
-    found = pupil.solved(draw(order.final_tries, FRESH + 1, order.families))
+    trainer = LoraTrainer(model, plan, checkpoint, draw(plan.tries, FRESH, order.families))
+    trainer.run(lambda report: listen(part, report))
+    loop = trainer.loop
+    card: dict[str, Any] = {"steps": loop.step, "seconds": round(loop.spent, 1), "loss": round(trainer.loss, 4)}
+    record = provenance(seed=plan.seed, model=order.model, families=list(order.families))
+    save_head(order.out / part, model.delta, spec, record, card, order.storage)
+    model.delta.fill(read_weights(order.out / part))
+    found = model.solved(draw(order.final_tries, FRESH + 1, order.families))
     card |= {"problems": order.final_tries, "solved": {name: round(value, 4) for name, value in found.items()}}
     write_json(order.out / part / CARD, card)
     checkpoint.unlink(missing_ok=True)
     return card
 
 
-def target_pupil(order: PairOrder, base: Loaded) -> tuple[Pupil, HeadSpec]:
+def target_model(order: PairOrder, base: Loaded) -> tuple[LoraModel, HeadSpec]:
     """The model itself with a delta on every product."""
     decoder = decoder_of(base)
     delta = Delta(decoder, order.rank, seed=order.target.seed)
-    lessons = Lessons(base.tokenizer, base.eos_ids, order.target_manner, order.families, order.target.seed)
-    return Pupil(decoder, delta, lessons, decoder), describe(delta, KIND, order.model, identity(base))
+    batches = ProblemBatches(base.tokenizer, base.eos_ids, order.target_manner, order.families, order.target.seed)
+    return LoraModel(decoder, delta, batches, decoder), describe(delta, KIND, order.model, identity(base))
 
 
-def drafter_pupil(order: PairOrder, base: Loaded) -> tuple[Pupil, HeadSpec]:
+def drafter_model(order: PairOrder, base: Loaded) -> tuple[LoraModel, HeadSpec]:
     """A shipped head, or the model's first layers, with a delta and a vocabulary that holds all that problems need."""
     target = decoder_of(base)
-    lessons = Lessons(base.tokenizer, base.eos_ids, order.drafter_manner, order.families, order.drafter.seed)
+    batches = ProblemBatches(base.tokenizer, base.eos_ids, order.drafter_manner, order.families, order.drafter.seed)
     name, layers = begun_from(order)
-    head = begin_drafter(target, base, name, layers, lessons.words())
+    head = begin_drafter(target, base, name, layers, batches.words())
     delta = Delta(head, order.drafter_rank, seed=order.drafter.seed)
     delta.ids = head.ids
     vocab_size = target.config.vocab_size
     index = torch.full((vocab_size,), -100, dtype=torch.int64, device=target.device)  # -100: cross-entropy leaves it
     index[head.ids] = torch.arange(len(head.ids), device=target.device)
     spec = describe(delta, "fastdraft", name, identity(base), len(head.ids))
-    return Pupil(head, delta, lessons, widened(head, vocab_size), index), spec
+    return LoraModel(head, delta, batches, widened(head, vocab_size), index), spec
 
 
 def begun_from(order: PairOrder) -> tuple[str, int]:

@@ -1,12 +1,11 @@
-"""One decoder that learns program-checked problems through a low-rank delta: its loss, its step, its accuracy."""
+"""LoRA training of a decoder on program-checked problems: its loss, its step, its accuracy."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +13,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import ForedraftError
 from ...models import Decoder
 from ...models.layers.lora import Delta
 from ...train.batch_attention import Causal, any_length
 from ...train.bulk_generate import Task, write
-from ...train.student import BETAS, CLIP, autocast, schedule
+from ...train.loop import Listener, TrainingLoop, ignore
+from ...train.optimizer import adamw, apply_gradients, autocast, smoothed
 from ..problems.problem import Problem
-from .batches import Lesson, Lessons
+from .batches import Batch, ProblemBatches
 
 LONGEST_ANSWER = 224  # tokens; the longest solution of any family has about 160
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How long and how hard somebody learns. Whichever of steps and seconds is over first ends it; the rate of learning
-    falls to its floor by then."""
+class LoraPlan:
+    """How long and how much at a time. Whichever of steps and seconds is over first ends it; the learning rate falls to
+    its floor by then."""
 
     steps: int = 4000
     seconds: float = math.inf
     rows: int = 128  # texts a step
     lr: float = 1e-3
-    goal: float = 1.0  # solved share of fresh problems that ends it early
+    goal: float = 1.0  # share of fresh problems solved that ends it early
     try_every: int = 1000
     tries: int = 224  # fresh problems each time
     seed: int = 0
     save_seconds: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a listener may show after a step."""
-
-    step: int
-    progress: float  # 0 to 1
-    loss: float
-    solved: float | None  # of fresh problems, when last tried
-
-
 @dataclass(slots=True)
-class Pupil:
+class LoraModel:
     """A decoder with its delta. `index` [V] is the output row of each id, where the outputs are not the ids."""
 
     decoder: Decoder
     delta: Delta
-    lessons: Lessons
+    batches: ProblemBatches
     writer: Decoder  # shares the layers and has an output for every id
     index: Tensor | None = None
 
-    def loss(self, lesson: Lesson) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Summed cross-entropy of the taught tokens."""
-        ids, taught = lesson.ids.to(self.decoder.device), lesson.taught.to(self.decoder.device)
+        ids, taught = batch.ids.to(self.decoder.device), batch.taught.to(self.decoder.device)
         place = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
         stream, _ = self.decoder.run(self.decoder.embed(ids.flatten()), place, Causal(len(ids)))
         at = taught.flatten().nonzero()[:, 0]  # no row's first token is taught, so at - 1 is in the same row
@@ -73,12 +62,12 @@ class Pupil:
         return F.cross_entropy(logits.float(), right if self.index is None else self.index[right], reduction="sum")
 
     def solve(self, problems: Sequence[Problem]) -> list[str]:
-        """What it writes, greedily."""
-        tasks = [Task(prompt) for prompt in self.lessons.prompts(problems)]
+        """Its greedy answers."""
+        tasks = [Task(prompt) for prompt in self.batches.prompts(problems)]
         with autocast(self.decoder.device):
-            texts = write(self.writer, tasks, LONGEST_ANSWER, {self.lessons.closing})
-        ended = [text[:-1] if text[-1] == self.lessons.closing else text for text in texts]
-        return [self.lessons.tokenizer.decode(text) for text in ended]
+            texts = write(self.writer, tasks, LONGEST_ANSWER, {self.batches.closing})
+        ended = [text[:-1] if text[-1] == self.batches.closing else text for text in texts]
+        return [self.batches.tokenizer.decode(text) for text in ended]
 
     def solved(self, problems: Sequence[Problem]) -> dict[str, float]:
         """Share of the problems that it solves, by family and over all."""
@@ -89,90 +78,74 @@ class Pupil:
         return {name: sum(ones) / len(ones) for name, ones in right.items()} | {"all": sum(every) / len(every)}
 
 
-@dataclass(slots=True)
-class Schooling:
-    """A pupil going through a course; it can be cut off at any time and goes on from its checkpoint."""
+class LoraTrainer:
+    """Trains a model's delta, with checkpoints in a file; it resumes from one that is there."""
 
-    pupil: Pupil
-    course: Course
-    checkpoint: Path
-    fresh: Sequence[Problem]  # to try it on
-    optimizer: torch.optim.Optimizer = field(init=False)
-    step: int = 0
-    spent: float = 0.0  # seconds, over all sittings
-    recent: float = math.nan  # smoothed loss a token
-    score: float | None = None
+    def __init__(self, model: LoraModel, plan: LoraPlan, checkpoint: Path, fresh: Sequence[Problem]) -> None:
+        """`fresh`: problems to evaluate on."""
+        self.model, self.plan, self.fresh = model, plan, fresh
+        self.optimizer = adamw([parameter for _, parameter in model.delta.named_parameters()], plan.lr)
+        self.loss = math.nan  # smoothed, per token
+        self.score: float | None = None
+        self._pool = ThreadPoolExecutor(1)
+        self._next: tuple[int, Future[list[Batch]]] | None = None
+        self.loop = TrainingLoop(
+            self, plan.steps, plan.seconds, plan.try_every, False, checkpoint, plan.save_seconds
+        )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        own = [parameter for _, parameter in self.pupil.delta.named_parameters()]
-        self.optimizer = torch.optim.AdamW(own, lr=self.course.lr, betas=BETAS, weight_decay=0.0)
-
-    @property
-    def progress(self) -> float:
-        return min(1.0, max(self.step / self.course.steps, self.spent / self.course.seconds))
-
-    def run(self, listen: Callable[[News], None] = lambda news: None) -> None:
-        """Learn to the end of the course. Lessons are written by a thread of their own, one step ahead."""
-        self._restore()
-        course, begun, saved = self.course, time.monotonic() - self.spent, time.monotonic()
-        with ThreadPoolExecutor(1) as desk:
-            waiting = desk.submit(self.pupil.lessons.step, self.step, course.rows)
-            while self.progress < 1.0 and (self.score or 0.0) < course.goal:
-                lessons = waiting.result()
-                waiting = desk.submit(self.pupil.lessons.step, self.step + 1, course.rows)
-                self._learn(lessons)
-                self.spent = time.monotonic() - begun
-                if self.step % course.try_every == 0:
-                    self.score = self.pupil.solved(self.fresh)["all"]
-                listen(News(self.step, self.progress, self.recent, self.score))
-                if time.monotonic() - saved > course.save_seconds:
-                    self._save()
-                    saved = time.monotonic()
-        self._save()
+    def run(self, listen: Listener = ignore) -> None:
+        """Train to the end of the plan."""
+        self.loop.run(listen)
+        self._pool.shutdown()
 
     @any_length
-    def _learn(self, lessons: list[Lesson]) -> None:
-        count, total = sum(int(lesson.taught.sum()) for lesson in lessons), 0.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.course.lr * schedule(self.progress)
-        for lesson in lessons:
-            with autocast(self.pupil.decoder.device):
-                loss = self.pupil.loss(lesson) / count
+    def train_step(self, step: int, progress: float) -> None:
+        """Accumulate the gradients of a step's batches, then update."""
+        batches, total = self._batches(step), 0.0
+        count = sum(int(batch.taught.sum()) for batch in batches)
+        for batch in batches:
+            with autocast(self.model.decoder.device):
+                loss = self.model.loss(batch) / count
             loss.backward()  # type: ignore[no-untyped-call]
-            if self.step % 10 == 0:  # reading a loss waits for the device
+            if step % 10 == 0:  # reading a loss waits for the device
                 total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], CLIP)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.step % 10 == 0:
-            self.recent = total if math.isnan(self.recent) else 0.7 * self.recent + 0.3 * total
-        self.step += 1
+        apply_gradients(self.optimizer, self.plan.lr, progress)
+        if step % 10 == 0:
+            self.loss = smoothed(self.loss, total)
 
-    def _fingerprint(self) -> dict[str, Any]:
-        free = ("steps", "seconds", "goal", "save_seconds")  # a course may be prolonged
-        plan = {name: value for name, value in asdict(self.course).items() if name not in free}
-        lessons = self.pupil.lessons
-        manner = asdict(lessons.manner) | {"families": list(lessons.families), "seed": lessons.seed}
-        return plan | {"rank": self.pupil.delta.rank, "scale": self.pupil.delta.scale, "lessons": manner}
+    def _batches(self, step: int) -> list[Batch]:
+        """The batches of a step; those of the next one are written meanwhile, by a thread of their own."""
+        make, rows = self.model.batches.step, self.plan.rows
+        ready = self._next[1].result() if self._next is not None and self._next[0] == step else make(step, rows)
+        self._next = step + 1, self._pool.submit(make, step + 1, rows)
+        return ready
 
-    def _save(self) -> None:
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "fingerprint": self._fingerprint(),
-            "factors": {name: value.cpu() for name, value in self.pupil.delta.factors().items()},
-            "optimizer": self.optimizer.state_dict(),
-            "state": [self.step, self.spent, self.recent, self.score],
-        }
-        half = self.checkpoint.with_name(f".{self.checkpoint.name}.half")
-        torch.save(record, half)
-        half.replace(self.checkpoint)
+    def evaluate(self) -> None:
+        self.score = self.model.solved(self.fresh)["all"]
 
-    def _restore(self) -> None:
-        if not self.checkpoint.exists():
-            return
-        record = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        if record["fingerprint"] != self._fingerprint():
-            raise ForedraftError(f"{self.checkpoint} belongs to another run; give another --out or remove it")
-        self.pupil.delta.fill(record["factors"])
-        self.optimizer.load_state_dict(record["optimizer"])
-        self.step, self.spent, self.recent, self.score = record["state"]
+    def finished(self) -> bool:
+        return (self.score or 0.0) >= self.plan.goal
+
+    def losses(self) -> dict[str, float]:
+        return {"loss": self.loss}
+
+    def scores(self) -> dict[str, float]:
+        return {} if self.score is None else {"solved": self.score}
+
+    def fingerprint(self) -> dict[str, Any]:
+        free = ("steps", "seconds", "goal", "save_seconds")  # a run may be prolonged
+        plan = {name: value for name, value in asdict(self.plan).items() if name not in free}
+        batches, delta = self.model.batches, self.model.delta
+        manner = asdict(batches.manner) | {"families": list(batches.families), "seed": batches.seed}
+        return plan | {"rank": delta.rank, "scale": delta.scale, "lessons": manner}
+
+    def state_dict(self) -> dict[str, Any]:
+        factors = {name: value.cpu() for name, value in self.model.delta.factors().items()}
+        return {"factors": factors, "optimizer": self.optimizer.state_dict(), "loss": self.loss, "score": self.score}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "state" in state:  # written by an earlier version
+            state["step"], state["seconds"], state["loss"], state["score"] = state["state"]
+        self.model.delta.fill(state["factors"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loss, self.score = state["loss"], state["score"]
