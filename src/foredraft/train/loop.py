@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,31 +20,38 @@ from ..errors import ForedraftError
 from ..jsonl import replacing
 
 
-class Steps(Protocol):
-    """What the loop needs of a trainer."""
+class StepTrainer(ABC):
+    """What the loop drives. Only `train_step` is needed; the rest serves evaluation, reports and checkpoints."""
 
+    @abstractmethod
     def train_step(self, step: int, progress: float) -> None:
         """One update of the weights; `progress` runs from 0 to 1. What it reads depends on `step` alone."""
 
-    def evaluate(self) -> None:
+    def evaluate(self) -> None:  # noqa: B027
         """Measure on held-out data, and keep the result for `scores`."""
 
     def finished(self) -> bool:
         """Whether a goal is reached before the steps are over."""
+        return False
 
     def losses(self) -> dict[str, float]:
         """Smoothed training losses by name."""
+        return {}
 
     def scores(self) -> dict[str, float]:
         """What the last evaluation found, by name; nothing before the first."""
+        return {}
 
     def fingerprint(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that resumes from it."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, but the loop's own step, seconds and generator."""
+        """Everything that a resumed run needs, but the loop's own step, seconds and generators."""
+        raise NotImplementedError("this trainer cannot be checkpointed")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError("this trainer cannot be checkpointed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def ignore(report: Report) -> None:
 class TrainingLoop:
     """Runs a trainer's steps. Whichever of `steps` and `seconds` is over first ends the training."""
 
-    trainer: Steps
+    trainer: StepTrainer
     steps: int
     seconds: float = math.inf  # of training, over all runs
     eval_every: int = 0  # steps; 0 = never

@@ -18,7 +18,7 @@ from ..models.heads import Identity
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
-from .loop import Listener, TrainingLoop, ignore
+from .loop import Listener, StepTrainer, TrainingLoop, ignore
 from .optimizer import apply_gradients, smoothed
 from .simulate import Walk
 from .student import Earlier, Student
@@ -61,7 +61,7 @@ class Process:
         return self.rank == 0
 
 
-class Trainer:
+class Trainer(StepTrainer):
     """Trains students of several kinds side by side on one target and one corpus."""
 
     def __init__(
@@ -132,9 +132,6 @@ class Trainer:
     def _held_lesson(self, begin: int, end: int) -> Any:
         ids = torch.from_numpy(self.held.ids[begin:end].astype("int64"))
         return self.teacher.lesson(ids, torch.from_numpy(self.held.written[begin:end]), self.taps)
-
-    def finished(self) -> bool:
-        return False
 
     def losses(self) -> dict[str, float]:
         return {student.kind.name: student.recent for student in self.students}

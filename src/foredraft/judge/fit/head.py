@@ -1,12 +1,13 @@
 """Fitting a head: standardised rows, classes of equal weight, the penalty chosen by AUC on held-out groups.
 
-Tokens of one group (one question) never stand on both sides of a split: neighbours share almost everything, and a split
-by token would measure memory.
+Tokens of one group (one question) never stand on both sides of a split: neighbouring tokens share almost everything,
+and a split by token would measure memorisation.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from torch.nn import functional as F
 
 from ...errors import UsageError
 from ...models.judges import JudgeHead, fold
+from ...train.loop import StepTrainer, TrainingLoop
 from .false_accepts import auc
 
 PENALTIES = tuple(10.0**-k for k in range(1, 8))
 TRAIN, VALIDATION, TEST, SPARE = 0, 1, 2, 3
 RIGHT_PER_WRONG = 40  # tokens to learn from; both classes weigh the same, so more right ones say little more
-EPOCHS, PATIENCE, BATCH = 50, 6, 4096
+EPOCHS, PATIENCE, BATCH, DECAY = 50, 6, 4096, 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ def fit(
     x, y = (rows - mean) / scale, right.to(torch.float32)
     weight = _balance(y[here])
     torch.manual_seed(seed)
-    mlp = kind == "mlp"
-    best = _perceptron(x, y, split, weight, units, seed) if mlp else _logistic(x, y, split, weight, penalties)
+    args = (x, y, split, weight)
+    best = _mlp(*args, units, seed) if kind == "mlp" else _logistic(*args, penalties)
     return Fitted(fold(best.head, mean, scale), best.penalty, best.validation_auc)
 
 
@@ -129,27 +131,38 @@ def _minimise(head: JudgeHead, x: Tensor, y: Tensor, weight: Tensor, penalty: fl
     solver.step(closure)  # type: ignore[no-untyped-call]
 
 
-def _perceptron(x: Tensor, y: Tensor, split: Tensor, weight: Tensor, units: int, seed: int) -> Fitted:
-    """AdamW in batches, until the validation AUC has not risen for some epochs."""
-    decay = 1e-2
-    head = JudgeHead(x.shape[1], units).to(x.device)
-    solver = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=decay)
-    here = split == TRAIN
-    inputs, labels = x[here], y[here]
-    generator = torch.Generator().manual_seed(seed)
-    best, since = Fitted(copy.deepcopy(head), decay, _validate(head, x, y, split)), 0
-    for _ in range(EPOCHS):
-        order = torch.randperm(len(inputs), generator=generator)
-        for part in torch.split(order, max(1, min(BATCH, len(inputs) // 8))):
-            solver.zero_grad()
-            _loss(head, inputs[part], labels[part], weight[part]).backward()  # type: ignore[no-untyped-call]
-            solver.step()
-        value, since = _validate(head, x, y, split), since + 1
-        if value > best.validation_auc:
-            best, since = Fitted(copy.deepcopy(head), decay, value), 0
-        if since == PATIENCE:
-            break
-    return best
+class _MlpTrainer(StepTrainer):
+    """AdamW in batches; a step is an epoch. Ends when the validation AUC has not risen for some epochs."""
+
+    def __init__(self, x: Tensor, y: Tensor, split: Tensor, weight: Tensor, units: int, seed: int) -> None:
+        self.head = JudgeHead(x.shape[1], units).to(x.device)
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=1e-3, weight_decay=DECAY)
+        self.validate = functools.partial(_validate, self.head, x, y, split)
+        self.data = (x[split == TRAIN], y[split == TRAIN], weight)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.best, self.since = Fitted(copy.deepcopy(self.head), DECAY, self.validate()), 0
+
+    def train_step(self, step: int, progress: float) -> None:
+        count = len(self.data[0])
+        order = torch.randperm(count, generator=self.generator)
+        for part in torch.split(order, max(1, min(BATCH, count // 8))):
+            self.optimizer.zero_grad()
+            _loss(self.head, *(values[part] for values in self.data)).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+
+    def evaluate(self) -> None:
+        value, self.since = self.validate(), self.since + 1
+        if value > self.best.validation_auc:
+            self.best, self.since = Fitted(copy.deepcopy(self.head), DECAY, value), 0
+
+    def finished(self) -> bool:
+        return self.since == PATIENCE
+
+
+def _mlp(x: Tensor, y: Tensor, split: Tensor, weight: Tensor, units: int, seed: int) -> Fitted:
+    trainer = _MlpTrainer(x, y, split, weight, units, seed)
+    TrainingLoop(trainer, EPOCHS, eval_every=1).run()
+    return trainer.best
 
 
 @torch.no_grad()
@@ -159,14 +172,14 @@ def scores(head: JudgeHead, rows: Tensor) -> Tensor:
 
 
 def shuffled_auc(rows: Tensor, right: Tensor, split: Tensor, penalty: float, repeats: int = 10, seed: int = 0) -> float:
-    """The control: with labels dealt anew among the tokens nothing can be learnt, and the AUC must be about 0.5.
+    """The control: with shuffled labels nothing can be learnt, and the AUC must be about 0.5.
 
-    The mean over some deals, each fitted on its training part and measured on all the rest.
+    The mean over some shuffles, each fitted on its training part and measured on all the rest.
     """
     generator = torch.Generator().manual_seed(seed)
     found, rest, here = [], split != TRAIN, rows.device
     for _ in range(repeats):
-        dealt = right[torch.randperm(len(right), generator=generator)]
-        head = fit(rows, dealt.to(here), split.to(here), "linear", penalties=(penalty,)).head
-        found.append(auc(scores(head, rows[rest.to(here)]).numpy(), dealt[rest].numpy()))
+        shuffled = right[torch.randperm(len(right), generator=generator)]
+        head = fit(rows, shuffled.to(here), split.to(here), "linear", penalties=(penalty,)).head
+        found.append(auc(scores(head, rows[rest.to(here)]).numpy(), shuffled[rest].numpy()))
     return sum(found) / len(found)

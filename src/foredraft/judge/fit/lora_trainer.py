@@ -17,7 +17,7 @@ from ...models import Decoder
 from ...models.layers.lora import Delta
 from ...train.batch_attention import Causal, any_length
 from ...train.bulk_generate import Task, write
-from ...train.loop import Listener, TrainingLoop, ignore
+from ...train.loop import Listener, StepTrainer, TrainingLoop, ignore
 from ...train.optimizer import adamw, apply_gradients, autocast, smoothed
 from ..problems.problem import Problem
 from .batches import Batch, ProblemBatches
@@ -78,7 +78,7 @@ class LoraModel:
         return {name: sum(ones) / len(ones) for name, ones in right.items()} | {"all": sum(every) / len(every)}
 
 
-class LoraTrainer:
+class LoraTrainer(StepTrainer):
     """Trains a model's delta, with checkpoints in a file; it resumes from one that is there."""
 
     def __init__(self, model: LoraModel, plan: LoraPlan, checkpoint: Path, fresh: Sequence[Problem]) -> None:
