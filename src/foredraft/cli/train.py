@@ -68,6 +68,7 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     length: Annotated[int | None, typer.Option(help="Drafted tokens to train for.")] = None,
     layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.")] = None,
+    ff: Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.")] = None,
     drafter: Annotated[Path | None, typer.Option(help="accept-head: the fastdraft head that it belongs to.")] = None,
     begin: Annotated[Path | None, typer.Option(help="Folder with heads of these kinds to go on from.")] = None,
@@ -75,7 +76,7 @@ def train(
     held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,
     try_every: Annotated[int, typer.Option(help="Steps between simulations.")] = 200,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
-    storage: Annotated[str, typer.Option(help="int8 or bf16.")] = "int8",
+    storage: Annotated[str, typer.Option(help="int8, int4 or bf16.")] = "int8",
     measure: Annotated[int, typer.Option(help="Held-out prompts that the real engine answers at the end.")] = 32,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -83,6 +84,7 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train drafters for a model; run it under torchrun to use several GPUs."""
+    from ..models.heads.artefact import STORAGES
     from ..train.objectives import OBJECTIVES
     from ..train.pipeline import TrainOrder
     from ..train.pipeline import train as run_training
@@ -90,7 +92,9 @@ def train(
 
     if objective is not None and objective not in OBJECTIVES:
         raise UsageError(f"--objective {objective!r} is none of {', '.join(OBJECTIVES)}")
-    wishes = {"lr": lr, "length": length, "layers": layers, "draft_vocab_size": vocab, "objective": objective}
+    if storage not in STORAGES:
+        raise UsageError(f"--storage {storage!r} is none of {', '.join(STORAGES)}")
+    wishes = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab, "objective": objective}
     plan = Plan(steps=steps, rows=rows, held_out=held_out, seed=seed, try_every=try_every)
     order = TrainOrder(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,

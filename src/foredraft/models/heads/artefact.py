@@ -1,7 +1,7 @@
 """A trained head on disk: a folder with config.json, weights.safetensors and card.json.
 
-Matrices are stored as int8 with one scale a row (or in bf16); everything is read back in floating point. Loading
-checks the target and refuses another.
+Matrices are stored as int8 with one scale a row, in 4 bits with one scale for every 32 weights of a row, or in bf16;
+everything is read back in floating point. Loading checks the target and refuses another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from .base import Head, HeadSpec, Identity, own_parameters
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "weights.safetensors", "card.json"
-SCALE = ".scale"  # a matrix `x` in int8 has its row scales beside it in `x.scale`
+SCALE = ".scale"  # a matrix `x` in int8 or 4 bits has its scales beside it in `x.scale`
+GROUP = 32  # weights of a row that share a scale in 4 bits
+STORAGES = ("int8", "int4", "bf16")
 
 
 def save_head(
@@ -47,8 +49,34 @@ def stored(name: str, value: Tensor, storage: str) -> dict[str, Tensor]:
     """The tensors that stand for one parameter in a file."""
     if storage == "bf16" or value.dim() < 2:
         return {name: value.to(torch.bfloat16 if value.dim() > 1 else torch.float32)}
+    if storage == "int4" and value.shape[1] % (2 * GROUP) == 0:
+        packed, scale = pack_int4(value)
+        return {name: packed, name + SCALE: scale}
     scale = value.abs().amax(dim=1).clamp(min=1e-12) / 127
     return {name: (value / scale[:, None]).round().to(torch.int8), name + SCALE: scale}
+
+
+def pack_int4(value: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, m] -> [n, m / 2] uint8, two weights a byte (the earlier one low), and [n, m / GROUP] float16 scales.
+
+    A weight is scale * (code - 8) with a code of 0 .. 15. Of a few scales the one with the smallest squared error is
+    taken: a weight at the edge may be cut if the others gain more.
+    """
+    groups = value.view(len(value), -1, GROUP)
+    largest = groups.abs().amax(dim=2, keepdim=True).clamp(min=1e-7)
+    best, error = largest / 7, torch.full_like(largest, torch.inf)
+    for share in torch.linspace(0.7, 1.0, 13).tolist():
+        scale = (largest * share / 7).to(torch.float16).to(torch.float32).clamp(min=2**-24)
+        off = ((groups / scale).round().clamp(-8, 7) * scale - groups).pow(2).sum(dim=2, keepdim=True)
+        best, error = torch.where(off < error, scale, best), torch.minimum(off, error)
+    code = ((groups / best).round().clamp(-8, 7) + 8).to(torch.uint8).view(len(value), -1, 2)
+    return code[..., 0] | code[..., 1] << 4, best[:, :, 0].to(torch.float16)
+
+
+def unpack_int4(packed: Tensor, scale: Tensor) -> Tensor:
+    """The weights in float32."""
+    code = torch.stack((packed & 15, packed >> 4), dim=2).view(len(packed), -1, GROUP)
+    return ((code.to(torch.float32) - 8) * scale.to(torch.float32)[:, :, None]).view(len(packed), -1)
 
 
 def read_spec(folder: Path) -> HeadSpec:
@@ -92,6 +120,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         scale = raw.get(name + SCALE)
         if name == "ids":
             found[name] = value.to(torch.int64)
+        elif scale is not None and value.dtype == torch.uint8:
+            found[name] = unpack_int4(value, scale)
         else:
             found[name] = value.to(torch.float32) if scale is None else value.to(torch.float32) * scale[:, None]
     return found

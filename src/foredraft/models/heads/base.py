@@ -76,9 +76,10 @@ def word_rows(target: Decoder, ids: Tensor) -> Linear | TiledLinear:
     return linear
 
 
-def draft_config(target: ModelConfig, layers: int, vocab_size: int) -> ModelConfig:
-    """The shape of a drafter that is built from the target's own kind of layers."""
-    return replace(target, num_layers=layers, vocab_size=vocab_size, tied_head=False)
+def draft_config(target: ModelConfig, layers: int, vocab_size: int, ff: int | None = None) -> ModelConfig:
+    """The shape of a drafter of the target's own kind of layers; `ff` narrows their feed-forward part."""
+    width = ff or target.intermediate_size
+    return replace(target, num_layers=layers, vocab_size=vocab_size, intermediate_size=width, tied_head=False)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ class FeatureHead(Decoder):
     ids: Tensor
 
     def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:
-        config = draft_config(target.config, spec.layers, len(ids))
+        config = draft_config(target.config, spec.layers, len(ids), spec.extra.get("ff"))
         where = target.device
         layers = [
             self.layer_type(config, torch.float32, where) if i == 0 else Layer(config, torch.float32, where)

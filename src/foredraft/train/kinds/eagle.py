@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,11 @@ def put(values: Tensor, slots: Tensor, length: int) -> Tensor:
     return blank.scatter(1, slots[:, :, None].expand(-1, -1, values.shape[2]), values)
 
 
+def narrowed(settings: Settings) -> dict[str, Any]:
+    """What a head's description says of its width, if it is not the target's."""
+    return {} if settings.ff is None else {"ff": settings.ff}
+
+
 @dataclass(frozen=True, slots=True)
 class Eagle3:
     """Tokens only: no feature is regressed."""
@@ -73,7 +79,7 @@ class Eagle3:
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
         taps = self.taps(target, settings)
-        extra = {"scales": [typical_size(lesson, tap) for tap in taps]}
+        extra: dict[str, object] = {"scales": [typical_size(lesson, tap) for tap in taps]} | narrowed(settings)
         return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> Eagle3Head:
@@ -110,7 +116,7 @@ class Eagle:
         return (FINAL,)
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        size, extra = len(lesson.words), {"scale": typical_size(lesson, FINAL)}
+        size, extra = len(lesson.words), {"scale": typical_size(lesson, FINAL)} | narrowed(settings)
         return HeadSpec(self.name, identity, size, (FINAL,), settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> EagleHead:
