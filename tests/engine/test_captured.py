@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from tests.train import toys
 from .runs import finish, request
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40)), [9, 9, 9], [13]]
+TOKENS = 24  # of an answer: several rounds of every batch size, most of them replayed
 Make = Callable[[Decoder], TorchExecutor]
 WORDS = Vocabulary(torch.arange(40), torch.cat((torch.arange(40), torch.full((21,), -1))))
 
@@ -72,9 +74,16 @@ def run(
         made = drafter(decoder, kind, shape, make)
         method = Method(kind, RULES[rule] if rule else default_rule(made.kinds, made.topology), made)
     engine = Engine(make(decoder))
-    options = {"max_new_tokens": 40} | params
+    options = {"max_new_tokens": TOKENS} | params
     requests = [request(prompt, method, i, **options) for i, prompt in enumerate(PROMPTS)]
     return finish(engine, *requests), engine, requests
+
+
+@cache
+def stepwise(kind: str, shape: Shape | None) -> tuple[list[list[int]], list[Request]]:
+    """What eager rounds give: the same for several tests."""
+    texts, _, requests = run(eager, kind, shape)
+    return texts, requests
 
 
 def counts(stats: Stats) -> tuple[object, ...]:
@@ -92,7 +101,7 @@ KINDS = [*((kind, shape) for kind in ("model", "eagle3", "eagle", "griffin") for
 @pytest.mark.parametrize(("kind", "shape"), KINDS, ids=str)
 def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
     """Six requests on three slots: they come and go, so batches of one to three, ragged, near their ends too."""
-    expected, _, before = run(eager, kind, shape)
+    expected, before = stepwise(kind, shape)
     found, engine, after = run(taped, kind, shape)
     assert found == expected
     assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
@@ -105,7 +114,7 @@ def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
 @pytest.mark.parametrize(("kind", "shape"), [*KINDS[:5], KINDS[-1]], ids=str)
 def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of one to three share the recordings of four, in which the others have no rows."""
-    expected, _, before = run(eager, kind, shape)
+    expected, before = stepwise(kind, shape)
     monkeypatch.setattr("foredraft.engine.greedy.captured.BATCHES", (4,))
     monkeypatch.setattr("foredraft.draft.neural.captured_drafts.BATCHES", (4,))
     found, engine, after = run(taped, kind, shape)
@@ -162,23 +171,23 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
         decoder = toys.target()
         method = Method("judged", rule, drafter(decoder, "model", shape, make))
         engine = Engine(make(decoder))
-        requests = [request(text, method, i, **({"max_new_tokens": 40} | params)) for i, text in enumerate(PROMPTS)]
+        requests = [request(text, method, i, **({"max_new_tokens": TOKENS} | params)) for i, text in enumerate(PROMPTS)]
         return finish(engine, *requests), requests, engine
 
     seen: set[Reason] = set()
-    for threshold in (-5.0, 0.0, 5.0):
+    for threshold in (-5.0, 5.0, 0.0):
         rule = lenient(reads, threshold)
-        stepwise = replace(
+        by_level = replace(
             rule, second_chance=None
         )  # the walk level by level: nobody knows that opinions can be had ahead
-        (expected, before, _), (host, between, _) = texts(eager, stepwise), texts(eager, rule)
+        (expected, before, _), (host, between, _) = texts(eager, by_level), texts(eager, rule)
         found, after, engine = texts(taped, rule)
         assert expected == host == found
         assert [r.reasons for r in before] == [r.reasons for r in between] == [r.reasons for r in after]
         assert keys(engine.executor.graphs, "round")
         seen |= {reason for r in after for reason in r.reasons}
-        cut, _, engine = texts(taped, rule, top_k=4)  # distributions that are cut off go step by step
-        assert cut == texts(eager, stepwise, top_k=4)[0] and not keys(engine.executor.graphs, "round")
+    cut, _, engine = texts(taped, rule, top_k=4)  # distributions that are cut off go step by step
+    assert cut == texts(eager, by_level, top_k=4)[0] and not keys(engine.executor.graphs, "round")
     assert seen >= {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED}
 
 

@@ -26,20 +26,28 @@ class Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self.notes: list[tuple[Any, tuple[Any, ...], dict[str, Any], Tensor | list[Tensor]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.notes.append((func, args, kwargs or {}, made))
+        if not getattr(func, "is_view", False):  # a view of the same memory needs no second look
+            made = out if isinstance(out, Tensor) else [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+            self.notes.append((func, args, kwargs or {}, made))
         return out
 
     def replay(self) -> None:
         for func, args, kwargs, made in self.notes:
-            out = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
-            for old, new in zip(made, out, strict=True):
-                if new.data_ptr() != old.data_ptr() and new.numel():
-                    old.copy_(new)
+            out = func(*args, **kwargs)
+            if isinstance(made, Tensor):
+                _keep(made, out)
+            else:
+                for old, new in zip(made, (x for x in tree_leaves(out) if isinstance(x, Tensor)), strict=True):
+                    _keep(old, new)
+
+
+def _keep(old: Tensor, new: Tensor) -> None:
+    if new.data_ptr() != old.data_ptr() and new.numel():
+        old.copy_(new)
 
 
 class TapeGraphs(GraphCache):

@@ -10,7 +10,7 @@ from tests.kit.chance import chance_of
 from tests.kit.rounds import Rounds
 from tests.kit.tables import dirichlet, mixed
 
-COUNT = 200_000
+SIZES = [20_000, pytest.param(200_000, marks=pytest.mark.slow)]
 SEARCHING = {"k-seq", "canonical", "otm"}  # solve a small problem per sequence on the host
 CASES = [
     (rule, kind, topology)
@@ -23,19 +23,21 @@ CASES = [
 LEVEL = 1e-3 / len(CASES)  # one thousandth, shared by all cases
 
 
-def rounds(kind: Kind, topology: Topology, seed: int, count: int = COUNT) -> Rounds:
+def rounds(kind: Kind, topology: Topology, seed: int, count: int) -> Rounds:
     drafter = dirichlet(8, 2 * seed, 0.7)
     target = mixed(drafter, dirichlet(8, 2 * seed + 1, 0.7, support=7), 0.4)
     independent = (3,) if kind == Kind.SAMPLED_IID else (3, 2)
     return Rounds(target, drafter, (1, 1) if topology is Topology.CHAIN else independent, kind, count, seed)
 
 
+@pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(("rule", "kind", "topology"), CASES, ids=lambda value: str(getattr(value, "name", value)))
-def test_emitted_texts_follow_the_target(rule: Rule, kind: Kind, topology: Topology) -> None:
-    sample = rounds(kind, topology, seed=3, count=COUNT // 20 if rule.name in SEARCHING else COUNT)
+def test_emitted_texts_follow_the_target(rule: Rule, kind: Kind, topology: Topology, count: int) -> None:
+    sample = rounds(kind, topology, seed=3, count=count // 20 if rule.name in SEARCHING else count)
     assert chance_of(sample.texts(rule), sample.target.joint(2)) > LEVEL
 
 
+@pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(
     ("rule", "kind", "topology"),
     [
@@ -45,6 +47,6 @@ def test_emitted_texts_follow_the_target(rule: Rule, kind: Kind, topology: Topol
         ("greedy", Kind.CHOSEN, Topology.CHAIN),
     ],
 )
-def test_the_check_flags_biased_pairs(rule: str, kind: Kind, topology: Topology) -> None:
-    sample = rounds(kind, topology, seed=3)
+def test_the_check_flags_biased_pairs(rule: str, kind: Kind, topology: Topology, count: int) -> None:
+    sample = rounds(kind, topology, seed=3, count=count)
     assert chance_of(sample.texts(RULES[rule]), sample.target.joint(2)) < LEVEL

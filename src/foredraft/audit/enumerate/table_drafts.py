@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...core.distributions.tensors import DenseDistribution, TableDistributions
+from ...core.rng.enumerating import EnumeratingRng
 from ...core.rng.keyed import Purpose, Rng
 from ...core.trees.layout import sibling_ranks, trees
 from ...core.verify import BatchCase, PlainRng, TreeCase
@@ -119,7 +120,28 @@ def tree_case_of(draft: Draft, target: TableModel, drafter: TableModel) -> Calla
     p, q = rows_of(draft, target), rows_of(draft, drafter)
     order = sibling_ranks(draft.parent)
     tree = DraftTree(list(draft.token), list(draft.parent), list(draft.kind), list(draft.multiplicity), order)
-    return lambda rng: TreeCase(tree, p.__getitem__, q.__getitem__, PlainRng(rng))
+    return lambda rng: TreeCase(tree, p.__getitem__, q.__getitem__, _plain(rng))
+
+
+class _PlainOutcomes(PlainRng):
+    """Enumerated outcomes of plain numbers, without a tensor for each."""
+
+    def flip(self, prob: float, purpose: Purpose, node: int, attempt: int = 0) -> bool:
+        return bool(self._take([(1, float(prob)), (0, 1.0 - float(prob))]))
+
+    def draw(self, distribution: Array, purpose: Purpose, node: int, attempt: int = 0) -> int:
+        return self._take(list(enumerate((distribution / distribution.sum()).tolist())))
+
+    def draw_at(self, distribution: Array, depth: int) -> int:
+        return self.draw(distribution, Purpose.EMIT, depth)
+
+    def _take(self, options: list[tuple[int, float]]) -> int:
+        assert isinstance(self.rng, EnumeratingRng)
+        return self.rng.take(options)
+
+
+def _plain(rng: Rng) -> PlainRng:
+    return _PlainOutcomes(rng) if isinstance(rng, EnumeratingRng) else PlainRng(rng)
 
 
 def batch_case_of(

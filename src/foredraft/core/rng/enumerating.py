@@ -37,12 +37,12 @@ class EnumeratingRng:
 
     def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         p = float(prob.reshape(-1)[0])
-        return torch.tensor([bool(self._take([(1, p), (0, 1.0 - p)]))])
+        return torch.tensor([bool(self.take([(1, p), (0, 1.0 - p)]))])
 
     def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         probs = distribution.dense()[0].double()
         probs = probs / probs.sum()
-        return torch.tensor([self._take(list(enumerate(probs.tolist())))])
+        return torch.tensor([self.take(list(enumerate(probs.tolist())))])
 
     def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
         return self.draw(distribution, Purpose.EMIT, depth)
@@ -53,7 +53,8 @@ class EnumeratingRng:
     def to(self, device: torch.device) -> EnumeratingRng:
         return self
 
-    def _take(self, options: list[tuple[int, float]]) -> int:
+    def take(self, options: list[tuple[int, float]]) -> int:
+        """The outcome of this run; the other options follow in later runs."""
         options = [(outcome, p) for outcome, p in options if p > 0]
         if len(options) == 1:
             return options[0][0]
