@@ -234,7 +234,7 @@ class BudgetPlanner:
         self.costs.observe(rows / batch, self._watch.context, batch, seconds)
         for group in groups:
             if group.drafting and group.method.drafter is not None:
-                for request, told in zip(group.requests, group.told, strict=True):
+                for request, told in zip(group.requests, group.summaries, strict=True):
                     name, accepted = group.method.drafter.name, len(told.verdict.path)
                     self.record.observe(request.id, name, told.depth, accepted)
 

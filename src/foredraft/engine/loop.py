@@ -1,6 +1,7 @@
-"""The whole idea on one page: draft, let the target look at all drafts in one pass, keep what stands.
+"""The whole idea on one page: draft, run the target over all drafts in one pass, keep what its rule accepts.
 
-`step` is the loop; everything else is a part behind one of its words. The engine knows no tokenizer and no text.
+`step` is the loop; everything else is a part behind one of its words. At temperature 0 verification takes a fast path
+(`greedy/fast_path.py`) that gives the verdicts of the rules. The engine knows no tokenizer and no text.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import torch
 from ..core.rng.keyed import KeyedRng, LazyRng, Rng
 from ..core.trees.editing import move, part
 from ..core.verify import BatchCase, check_pair
-from ..draft import Drafter, Round
-from ..runtime import Executor, Output, Rows
+from ..draft import Round
+from ..runtime import Executor
 from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence
 from ..types.drafts import empty_drafts
 from .clock import Clock
-from .greedy.captured import verify_captured, verify_greedy
-from .greedy.run_ahead import RunAhead
-from .method_group import MethodGroup
+from .greedy.fast_path import GreedyFastPath
+from .method_group import MethodGroup, groups_by_drafter, requests_by_drafter, requests_of, taps_of
+from .passes import forward_groups
 from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
@@ -34,14 +35,14 @@ RngMaker = Callable[[Seq[Sequence]], Rng]
 
 
 class Engine:
-    """Runs requests on one target. Methods and rules are per request; requests that share one take groups together."""
+    """Runs requests on one target. Methods and rules are per request; requests that share a method run as one group."""
 
     def __init__(self, executor: Executor, rng: RngMaker | None = None, sharing: Sharing | None = None) -> None:
         self.executor = executor
         self.sampler = Sampler(executor.vocab_size, executor.device)
         self._rng = rng or self._keyed_rng
+        self.fast_path = GreedyFastPath(executor)  # verdicts at temperature 0
         self._captures = 0  # of the executor before the pass
-        self._ahead = RunAhead()
         self.share(sharing or Sharing())
 
     def share(self, sharing: Sharing) -> None:
@@ -60,9 +61,9 @@ class Engine:
         self.propose(groups)  # a tree per sequence; an empty one is plain decoding
         self.scheduler.select(groups)  # which drafted nodes fit the shared verification budget
         self.forward(groups)  # logits and states at every node: one pass of the target
-        self.judge(groups)  # each rule, pure: accepted path, next token, a reason per position
+        self.verify(groups)  # each rule, pure: accepted path, next token, a reason per position
         self.commit(groups)  # keep the K/V of the accepted path, drop the rest
-        self.observe(groups)  # heads, pools and online learners look here
+        self.observe(groups)  # heads and online learners look here
         return self.advance(groups)  # streamed, finished
 
     def admit(self, new: list[Request]) -> None:
@@ -70,7 +71,7 @@ class Engine:
         for request in new:
             if self.executor.length(request.sequence.slot) < request.read:  # somebody else has emptied the slot
                 request.read, request.stats.reused, request.states = 0, 0, []
-        for drafter, members in _share_drafter(new):
+        for drafter, members in requests_by_drafter(new):
             drafter.begin([new[i].sequence for i in members])
             known = [new[i] for i in members if new[i].states]
             if known:
@@ -83,9 +84,9 @@ class Engine:
             return
         requests, begins = [piece.request for piece in pieces], [piece.begin for piece in pieces]
         slots = [request.sequence.slot for request in requests]
-        self.executor.rollback(slots, begins)  # what another text, or a step that failed, has left behind
-        hidden = self.executor.prefill(slots, [piece.tokens for piece in pieces], _taps(requests))
-        for drafter, members in _share_drafter(requests):
+        self.executor.rollback(slots, begins)  # what another text, or a step that failed, has left
+        hidden = self.executor.prefill(slots, [piece.tokens for piece in pieces], taps_of(requests))
+        for drafter, members in requests_by_drafter(requests):
             if drafter.taps:
                 sequences = [requests[i].sequence for i in members]
                 drafter.observe_prefill(sequences, [begins[i] for i in members], [hidden[i] for i in members])
@@ -102,7 +103,7 @@ class Engine:
         for group in groups:
             if not group.drafting:
                 group.drafts = _no_drafts(len(group.requests), self.executor.device)
-        for drafter, members in _by_drafter(groups):
+        for drafter, members in groups_by_drafter(groups):
             sequences = [s for group in members for s in group.sequences]
             started, begin = self._clock.now(), 0
             drafts = drafter.propose(sequences, self._rng(sequences))
@@ -117,56 +118,29 @@ class Engine:
     def forward(self, groups: list[MethodGroup]) -> None:
         if not groups:
             return
-        rows = []
         running = [s for group in groups for s in group.sequences]
-        # What a step that failed half-way has left behind must not be built on.
+        # What a step that failed half-way has left must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
         self._captures = self.executor.captures
-        steady = self._is_steady(len(running))
-        if not steady:
-            self._ahead.forget()
-        verify_captured(
-            self.executor, groups, self._ahead if steady else None
-        )  # pass and verdict at once, where that can be
-        for group in groups:
-            if group.summary is not None and group.method.drafter is not None:
-                group.method.drafter.prefetch(group.sequences, group.out, group.verdict)  # while the device is busy
-                if steady:
-                    group.method.drafter.draft_ahead(group.sequences, group.verdict)
-        groups = [group for group in groups if group.summary is None]
-        for group in groups:
-            root = torch.tensor([s.tokens[-1] for s in group.sequences], device=self.executor.device)
-            rows.append(Rows.trees([s.slot for s in group.sequences], root, group.drafts))
-        begun = [(group, row) for group, row in zip(groups, rows, strict=True) if group.drafts.started is not None]
-        for group, row in begun:  # a drafter that shares the target's first layers has run them already
-            group.out = _resume(self.executor, row, group)
-        fresh = [(group, row) for group, row in zip(groups, rows, strict=True) if group.drafts.started is None]
-        if fresh:
-            out = self.executor.forward(Rows.join([row for _, row in fresh]), _taps(_requests([t for t, _ in fresh])))
-            begin = 0
-            for group, _ in fresh:
-                group.out = out.part(begin, begin + len(group.requests))
-                begin += len(group.requests)
+        rest = self.fast_path.forward(groups, self._is_steady(len(running)))  # pass and verdict in one CUDA graph
+        forward_groups(self.executor, rest)
 
     def _is_steady(self, writing: int) -> bool:
         """Whether the next step will most likely be like this one, and nobody times what the device does."""
         scheduler = self.scheduler
         return scheduler.planner is None and not scheduler.waiting and len(scheduler.running) == writing
 
-    def judge(self, groups: list[MethodGroup]) -> None:
+    def verify(self, groups: list[MethodGroup]) -> None:
+        """Each group's rule. `fast_path` gives the same verdicts at temperature 0, without distributions."""
         for group in groups:
             check_pair(group.method.rule, group.drafts.kinds, group.drafts.topology)  # a scheduler may change it
-            if group.summary is None and not verify_greedy(group, self.case):
-                self.decide(group)
+            if not self.fast_path.verify(group, self.case):
+                group.verdict = group.method.rule.verify_batch(self.case(group))
             group.read_back()  # the one small copy to the host
-        seconds = self._clock.lap("verify", _requests(groups))
+        seconds = self._clock.lap("verify", requests_of(groups))
         if self.scheduler.planner is not None:
-            usual = self.executor.captures == self._captures  # else it tells nothing of passes to come
+            usual = self.executor.captures == self._captures  # else it says nothing about passes to come
             self.scheduler.planner.observe(groups, seconds if usual else 0.0)
-
-    def decide(self, group: MethodGroup) -> None:
-        """Ask the rule."""
-        group.verdict = group.method.rule.verify_batch(self.case(group))
 
     def case(self, group: MethodGroup) -> BatchCase:
         """What the rule looks at."""
@@ -187,12 +161,12 @@ class Engine:
         observing = [group for group in groups if group.method.drafter is not None]
         if not observing:
             return
-        self._clock.lap("host", _requests(groups))
+        self._clock.lap("host", requests_of(groups))
         for group in observing:
             assert group.method.drafter is not None
             accepted = [len(v.path) for v in group.decided]
             group.method.drafter.observe(Round(group.sequences, group.drafts, group.out, group.verdict, accepted))
-        self._clock.lap("draft", _requests(observing))
+        self._clock.lap("draft", requests_of(observing))
 
     def advance(self, groups: list[MethodGroup]) -> list[Event]:
         events = []
@@ -201,7 +175,7 @@ class Engine:
                 events.append(group.advance(b, self.executor.max_length))
                 if request.finish_reason is not None:
                     self._release(request)
-        self._clock.lap("host", _requests(groups))
+        self._clock.lap("host", requests_of(groups))
         return events
 
     def add(self, request: Request) -> None:
@@ -234,42 +208,3 @@ class Engine:
 def _no_drafts(batch: int, device: torch.device) -> DraftBatch:
     """Nobody writes into drafts, so rounds without any share them."""
     return empty_drafts(batch, device)
-
-
-def _resume(executor: Executor, rows: Rows, group: MethodGroup) -> Output:
-    """The rest of a pass that drafting has begun."""
-    started = group.drafts.started
-    assert started is not None
-    streams = torch.cat([started.streams[b, :count] for b, count in enumerate(rows.counts)])
-    return executor.resume(rows, streams, started.layer, _taps(group.requests))
-
-
-def _requests(groups: list[MethodGroup]) -> list[Request]:
-    return [request for group in groups for request in group.requests]
-
-
-def _taps(requests: list[Request]) -> frozenset[int]:
-    """Target states that some drafter or rule among the requests wants."""
-    wanted: set[int] = set()
-    for method in {id(r.method): r.method for r in requests}.values():
-        wanted |= method.taps
-    return frozenset(wanted)
-
-
-def _share_drafter(requests: list[Request]) -> list[tuple[Drafter, list[int]]]:
-    """Indices of the requests that share a drafter."""
-    found: dict[int, tuple[Drafter, list[int]]] = {}
-    for i, request in enumerate(requests):
-        drafter = request.method.drafter
-        if drafter is not None:
-            found.setdefault(id(drafter), (drafter, []))[1].append(i)
-    return list(found.values())
-
-
-def _by_drafter(groups: list[MethodGroup]) -> list[tuple[Drafter, list[MethodGroup]]]:
-    """Turns that share a drafter and draft this round."""
-    found: dict[int, tuple[Drafter, list[MethodGroup]]] = {}
-    for group in groups:
-        if group.method.drafter is not None and group.drafting:
-            found.setdefault(id(group.method.drafter), (group.method.drafter, []))[1].append(group)
-    return list(found.values())

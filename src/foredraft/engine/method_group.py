@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.distributions.sampling import LogitDistributions
+from ..draft import Drafter
 from ..runtime import Output
 from ..types import DraftBatch, Event, Sequence, StepTrace, TreeVerdict, Verdict
 from .greedy.async_copy import AsyncCopy
@@ -31,8 +32,8 @@ class MethodGroup:
     out: Output = field(init=False)
     rows: LogitDistributions = field(init=False)
     verdict: Verdict = field(init=False)
-    summary: AsyncCopy | None = field(init=False, default=None)  # what the host must know, where it is made already
-    told: list[Summary] = field(init=False)  # the same on the host
+    summary: AsyncCopy | None = field(init=False, default=None)  # what the host must know, once it is on its way
+    summaries: list[Summary] = field(init=False)  # the same on the host
     moved: bool = False  # whether the K/V of accepted paths lies at the front of the scratch rows already
 
     @property
@@ -42,24 +43,24 @@ class MethodGroup:
     @property
     def decided(self) -> list[TreeVerdict]:
         """The verdict on the host."""
-        return [told.verdict for told in self.told]
+        return [summary.verdict for summary in self.summaries]
 
     def read_back(self) -> None:
         """The one small copy to the host."""
         if self.summary is None:
             self.summary = AsyncCopy(summarise(self.drafts, self.verdict, self.rows.bad))
         levels = self.verdict.path.shape[1]
-        self.told = [Summary.read(line, levels) for line in self.summary.read()]
+        self.summaries = [Summary.read(line, levels) for line in self.summary.read()]
 
     def advance(self, b: int, max_length: int) -> Event:
         """Hand one request its tokens."""
-        request, told = self.requests[b], self.told[b]
-        tokens, verdict = told.tokens, told.verdict
-        if told.damaged:
+        request, summary = self.requests[b], self.summaries[b]
+        tokens, verdict = summary.tokens, summary.verdict
+        if summary.damaged:
             request.error, request.finish_reason = DAMAGED, "error"
             return Event(request.id, [], [], None, "error")
         taken = request.take(tokens, verdict, max_length)
-        request.count(told.depth, min(len(verdict.path), taken), told.drafted, taken)
+        request.count(summary.depth, min(len(verdict.path), taken), summary.drafted, taken)
         tokens, reasons = tokens[:taken], verdict.reasons[:taken]
         logprobs = None if request.sequence.params.logprobs is None else self._logprobs(b, tokens)
         trace = self._trace(b, tokens) if request.trace else None
@@ -81,3 +82,34 @@ class MethodGroup:
         """Packed rows that predicted the first tokens. A token's is the one above it: the root's, then the path's."""
         rows = [0, *(node + 1 for node in self.decided[b].path)][:count]
         return self.out.index[b, torch.tensor(rows, dtype=torch.int64)]
+
+
+def requests_of(groups: list[MethodGroup]) -> list[Request]:
+    return [request for group in groups for request in group.requests]
+
+
+def taps_of(requests: list[Request]) -> frozenset[int]:
+    """Target states that some drafter or rule among the requests wants."""
+    wanted: set[int] = set()
+    for method in {id(r.method): r.method for r in requests}.values():
+        wanted |= method.taps
+    return frozenset(wanted)
+
+
+def requests_by_drafter(requests: list[Request]) -> list[tuple[Drafter, list[int]]]:
+    """Indices of the requests that share a drafter."""
+    found: dict[int, tuple[Drafter, list[int]]] = {}
+    for i, request in enumerate(requests):
+        drafter = request.method.drafter
+        if drafter is not None:
+            found.setdefault(id(drafter), (drafter, []))[1].append(i)
+    return list(found.values())
+
+
+def groups_by_drafter(groups: list[MethodGroup]) -> list[tuple[Drafter, list[MethodGroup]]]:
+    """Groups that share a drafter and draft this round."""
+    found: dict[int, tuple[Drafter, list[MethodGroup]]] = {}
+    for group in groups:
+        if group.method.drafter is not None and group.drafting:
+            found.setdefault(id(group.method.drafter), (group.method.drafter, []))[1].append(group)
+    return list(found.values())

@@ -26,7 +26,7 @@ def can_search(rows: Tensor, k: int) -> bool:
 
 
 def top_k_fused(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `core.distributions.top_k.largest`, of equal entries the first one first; what is not a number comes out as infinite."""
+    """As `core.distributions.top_k.find_top_k`: of equal entries the first one first; NaN comes out as infinite."""
     return _search(rows, k, None, False)
 
 

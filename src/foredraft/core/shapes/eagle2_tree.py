@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels.tree_growth import can_grow
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder
 from ..trees.host_builder import on_host
-from .eagle2_kernels import Growth, can_grow
+from .eagle2_growth import Growth
 from .step import Step, Stepper
 
 
@@ -46,7 +47,7 @@ class Eagle2Tree:
             return empty_drafts(stepper.batch, stepper.device)
         builder = TreeBuilder(stepper)
         root = builder.root()
-        if can_grow(root, self.width) and self._whole(budgets):
+        if can_grow(root.logits, self.width) and self._whole(budgets):
             return self.grow_fused(stepper, root)
         value, token = (found[:, 0] for found in root.top(self.width))  # [B, k]
         node = builder.add(torch.full_like(token, -1), token, value, 1)

@@ -1,4 +1,4 @@
-"""What the device writes to the host."""
+"""Small copies from the device to the host that the host waits for only when it reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AsyncCopy:
 
     @classmethod
     def post(cls, content: Tensor) -> AsyncCopy:
-        """Copy it, behind what the device is doing now and before whatever it is told to do next."""
+        """Copy it, after what the device is doing now and before whatever it is given next."""
         if not content.is_cuda:
             return cls(content.clone())
         there = torch.empty(content.shape, dtype=content.dtype, pin_memory=True)

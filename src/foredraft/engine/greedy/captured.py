@@ -1,14 +1,13 @@
-"""A verification round of greedy requests as one recorded function: pass, verdict and the accepted path's K/V.
+"""A verification round of greedy requests as one CUDA graph: pass, verdict and the accepted path's K/V.
 
-At temperature 0 the target's likeliest tokens decide (`greedy.py`), alone or with a judge's opinion. Whatever asks for
-more (penalties, grammars, log-probabilities, other lossy rules) takes the steps of `Engine.step` one by one: that is
-the reference.
+The form of the fast path (`fast_path.py`) for executors that capture. The steps of `Engine.step` one by one are the
+reference: tests/engine/test_captured.py holds both against each other. Knows no drafter and no scheduler.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache
@@ -25,39 +24,34 @@ from ...core.distributions.top_k import find_top_k
 from ...core.rng.keyed import KeyedRng
 from ...core.verify import BatchCase, Rule
 from ...core.verify.second_chance import above
-from ...runtime import FINAL, Executor, Output
+from ...runtime import FINAL, Output
 from ...runtime.cuda.executor import BATCHES, WIDTHS, GraphExecutor, fitting
 from ...runtime.cuda.tree_attention import move_rows
-from ...runtime.native.native_top_k import find_top_k as quick_top_k
 from ...runtime.row_layout import NOWHERE, SlotTable, pinned
 from ...types import DraftBatch, Reason, Sequence, Verdict
 from ..method_group import MethodGroup
-from ..request import Request
 from .async_copy import AsyncCopy
 from .device import decide
-from .host import decide_on_host
 from .run_ahead import RunAhead
 
-MOST = 256  # sequences of a recorded round; more of them hide their launches
+MOST = 256  # sequences of a captured round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together
 FLAT = 128  # rows up to which a pass mostly reads weights
-AFTER = 1  # rounds before one is recorded
-PATIENCE = 24  # rounds that make do with a larger recording before one of their own size is made
+AFTER = 1  # eager rounds before one is captured
+PATIENCE = 24  # rounds that use a larger graph before one of their own size is captured
 
 
-def verify_captured(executor: Executor, groups: Seq[MethodGroup], ahead: RunAhead | None = None) -> None:
-    """Fill in the output, verdict and summary of every group that may be taken as one recorded function.
+def verify_captured(executor: GraphExecutor, groups: Seq[MethodGroup], ahead: RunAhead | None = None) -> None:
+    """Fill in the output, verdict and summary of every greedy group that fits into a captured round.
 
-    They share passes as far as there is room and opinions are kin: a pass reads every weight, however few its rows are.
-    ahead: for steps that are all there is, whose next ones may begin at once.
+    Groups share a pass as far as there is room and their second chances are alike: a pass reads every weight, however
+    few its rows are. ahead: for steps that consist of these groups alone, whose next ones may begin at once.
     """
-    if executor.capturing is None:
-        return
-    executor = executor.capturing
     passes: list[list[MethodGroup]] = []
     for group in groups:
         if can_capture(executor, group):
-            shared = next((p for p in passes if _kin(p[0]) == _kin(group) and _has_room([*p, group])), None)
+            alike = (p for p in passes if _shared_key(p[0]) == _shared_key(group) and _has_room([*p, group]))
+            shared = next(alike, None)
             if shared is None:
                 passes.append([group])
             else:
@@ -70,38 +64,14 @@ def verify_captured(executor: Executor, groups: Seq[MethodGroup], ahead: RunAhea
         _take(executor, members, taken, ahead)
 
 
-def verify_greedy(group: MethodGroup, case: Callable[[MethodGroup], BatchCase]) -> bool:
-    """The verdict of a group whose pass is done, for all nodes at once, if it may be had so; says whether.
-
-    case: what its rule would look at.
-    """
-    if not is_greedy(group):
-        return False
-    best, choice = quick_top_k(group.out.logits, 1)
-    judge = decide_on_host if choice.device.type == "cpu" else decide
-    opinion = group.method.rule.second_chance
-    scores = None if opinion is None or not group.drafts.width else opinion.passing_scores(case(group))
-    reason = Reason.STANDARD if opinion is None else opinion.reason
-    made = judge(group.drafts, choice[:, 0][group.out.index], best[:, 0][group.out.index], scores, reason)
-    group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
-    return True
-
-
-def is_greedy(group: MethodGroup) -> bool:
-    """Whether the likeliest tokens decide, alone or with an opinion that can be had ahead."""
-    rule = group.method.rule
-    exact = not rule.lossy and not rule.needs_hidden
-    return (exact or rule.second_chance is not None) and all(_is_plain(request) for request in group.requests)
-
-
 def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
     drafts = group.drafts
     here = drafts.started is None and drafts.token.device == executor.device
-    return here and _has_room([group]) and is_greedy(group) and _is_told(group)
+    return here and _has_room([group]) and _scores_on_device(group)
 
 
-def _is_told(group: MethodGroup) -> bool:
-    """Whether an opinion, if there is one, needs nothing but states, softmax(logits) and one number for a bar."""
+def _scores_on_device(group: MethodGroup) -> bool:
+    """Whether a second chance, if there is one, needs nothing but states, softmax(logits) and one threshold."""
     rule = group.method.rule
     if rule.second_chance is None:
         return True
@@ -110,14 +80,14 @@ def _is_told(group: MethodGroup) -> bool:
     return whole and not rule.needs_draft_states and isinstance(rule.second_chance.threshold, float)
 
 
-def _kin(group: MethodGroup) -> Hashable:
-    """Turns that share it differ in the bars of their opinions at most; exact rules are all alike here."""
-    opinion = group.method.rule.second_chance
-    return None if opinion is None else opinion.shared_key or opinion
+def _shared_key(group: MethodGroup) -> Hashable:
+    """Groups that share it differ in their thresholds at most; exact rules are all alike here."""
+    second_chance = group.method.rule.second_chance
+    return None if second_chance is None else second_chance.shared_key or second_chance
 
 
 def _has_room(groups: Seq[MethodGroup]) -> bool:
-    """Whether these groups fit into one recorded round, and would not fill it with padding."""
+    """Whether these groups fit into one captured round, and would not fill it with padding."""
     batch, width = sum(len(group.requests) for group in groups), max(group.drafts.width for group in groups)
     if batch > MOST or batch * (width + 1) > MOST_ROWS:
         return False
@@ -126,41 +96,34 @@ def _has_room(groups: Seq[MethodGroup]) -> bool:
     return len(groups) == 1 or cells <= max(FLAT, 2 * rows)
 
 
-def _is_plain(request: Request) -> bool:
-    params = request.sequence.params
-    penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
-    asks = request.constraint is not None or request.trace or params.logprobs is not None or bool(params.logit_bias)
-    return params.temperature == 0 and not penalised and not asks
-
-
 def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hashable], ahead: RunAhead | None) -> None:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
-    Rounds of one step that look alike need a recording each: playing one again would overwrite its answer.
+    Rounds of one step that look alike need a graph each: replaying one would overwrite its answer.
     """
     sequences, drafts = [s for group in groups for s in group.sequences], [group.drafts for group in groups]
     slots, counts = [s.slot for s in sequences], [n + 1 for part in drafts for n in part.lengths()]
     first = executor.kv_cache.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
     inner = tuple(sorted({tap for group in groups for tap in group.method.taps if tap != FINAL}))
-    key = _key(executor, drafts, (inner, _kin(groups[0])))
+    key = _key(executor, drafts, (inner, _shared_key(groups[0])))
     made = None if ahead is None else ahead.collect(key, sequences)
     if made is None:
         taken[key] += 1
-        made = _play(executor, groups, key._replace(time=taken[key]), inner, slots, counts)
+        made = _run(executor, groups, key._replace(time=taken[key]), inner, slots, counts)
     out, verdict, summary = made
-    letter = AsyncCopy.post(summary)
-    _hand_out(groups, out, verdict, letter)
+    copy = AsyncCopy.post(summary)
+    _hand_out(groups, out, verdict, copy)
     if ahead is not None and not key.width and all(group.method.drafter is None for group in groups):
-        ahead.begin(executor.graphs, key, sequences, letter, executor.max_length)
+        ahead.begin(executor.graphs, key, sequences, copy, executor.max_length)
 
 
-def _play(
+def _run(
     executor: GraphExecutor, groups: Seq[MethodGroup], key: Key, inner: Seq[int], slots: Seq[int], counts: Seq[int]
 ) -> tuple[Output, Verdict, Tensor]:
     sequences, drafts = [s for group in groups for s in group.sequences], [group.drafts for group in groups]
-    bars = [_bar(group) for group in groups for _ in group.requests]
-    table = _table(executor, sequences, slots, counts, bars, key.batch)
+    thresholds = [_threshold_bits(group) for group in groups for _ in group.requests]
+    table = _table(executor, sequences, (slots, counts), thresholds, key.batch)
     rule, rooms = groups[0].method.rule, [table.shape, (4, key.batch, key.width)]
 
     def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
@@ -172,21 +135,21 @@ def _play(
 
 
 class Key(NamedTuple):
-    """What a round is recorded for; the drafts of a call may be fewer and smaller."""
+    """What a round is captured for; the drafts of a call may be fewer and smaller."""
 
     kind: str
     batch: int
     width: int
     levels: int
     tree: bool
-    asked: Hashable  # taps and opinions
+    asked: Hashable  # taps and second chance
     time: int = 1  # in one step
 
 
 def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable) -> Key:
-    """The smallest size that holds these drafts, or, while that is seldom wanted, a larger one that is at hand.
+    """The smallest size that holds these drafts, or, while that is seldom wanted, a larger one that is captured.
 
-    Padding costs a little in each round, a recording as much as many rounds.
+    Padding costs a little in each round, a capture as much as many rounds.
     """
     batch, rows = sum(part.batch for part in drafts), max(part.width for part in drafts) + 1
     deepest, tree = max(part.levels for part in drafts), any(part.branching > 1 for part in drafts)
@@ -207,19 +170,24 @@ def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable) -> K
 
 
 def _table(
-    executor: GraphExecutor, sequences: Seq[Sequence], slots: Seq[int], counts: Seq[int], bars: Seq[int], batch: int
+    executor: GraphExecutor,
+    sequences: Seq[Sequence],
+    placed: tuple[Seq[int], Seq[int]],
+    thresholds: Seq[int],
+    batch: int,
 ) -> Tensor:
-    """[5, batch]: slots, lengths, new rows, last tokens and bars; what fills the batch up has no rows."""
+    """[5, batch]: slots, lengths, new rows, last tokens and thresholds; what fills the batch up has no rows."""
+    slots, counts = placed
     spare = batch - len(slots)
     known, roots = [executor.length(slot) for slot in slots], [s.tokens[-1] for s in sequences]
-    lines = [[*line, *[0] * spare] for line in (known, counts, roots, bars)]
+    lines = [[*line, *[0] * spare] for line in (known, counts, roots, thresholds)]
     return pinned([[*slots, *[NOWHERE] * spare], *lines], executor.device)
 
 
-def _bar(group: MethodGroup) -> int:
-    """The bits of a number, so that it can travel among whole ones."""
-    opinion = group.method.rule.second_chance
-    return 0 if opinion is None else int(np.float64(opinion.threshold).view(np.int64))
+def _threshold_bits(group: MethodGroup) -> int:
+    """The bits of a float64, so that it can travel in a table of integers."""
+    second_chance = group.method.rule.second_chance
+    return 0 if second_chance is None else int(np.float64(second_chance.threshold).view(np.int64))
 
 
 def _hand_out(groups: Seq[MethodGroup], out: Output, verdict: Verdict, summary: AsyncCopy) -> None:
@@ -242,12 +210,12 @@ def _columns(drafts: DraftBatch, width: int) -> Tensor:
     return columns if drafts.width == width else F.pad(columns, (0, width - drafts.width))
 
 
-@cache  # recordings read them for as long as they live
+@cache  # graphs read them for as long as they live
 def _constants(batch: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All rows [B, N + 1], the first ones [B], zeros [B]; and the root as it stands before `_columns` [3, B, 1], less
-    its token.
+    """All rows [B, N + 1], the first ones [B], zeros [B]; and the root's entries before `_columns` [3, B, 1],
+    without its token.
 
-    Made once, since every launch inside a round costs: by a call or a warm-up before anyone records. Not to be changed.
+    Made once, since every launch inside a round costs: by a call or a warm-up before any capture. Not to be changed.
     """
     edge = torch.zeros((3, batch, 1), dtype=torch.int64, device=device)
     edge[0].fill_(-2)
@@ -263,10 +231,10 @@ def _drafts(columns: Tensor, length: Tensor, branching: int, levels: int) -> Dra
 def _round(
     executor: GraphExecutor, table: Tensor, columns: Tensor, levels: int, tree: bool, taps: Seq[int], rule: Rule
 ) -> tuple[Output, Verdict, Tensor]:
-    """Levels and `tree` bound what the drafts may be; the rest stands on the device."""
-    slot, known, count, root, bar = table.unbind(0)
+    """Levels and `tree` bound what the drafts may be; the rest is on the device."""
+    slot, known, count, root, threshold = table.unbind(0)
     batch, width = len(slot), columns.shape[2]
-    if columns.shape[1] < batch:  # nobody is recording, and nobody has made room
+    if columns.shape[1] < batch:  # an eager call: the inputs are not padded
         columns = F.pad(columns, (0, 0, 0, batch - columns.shape[1]))
     index, begin, zeros, edge = _constants(batch, width, table.device)
     front = torch.cat((root[None, :, None], edge))
@@ -276,7 +244,7 @@ def _round(
     logits, hidden = executor.run_cells(slot_table, width + 1, token, depth, links, taps)
     best, choice = (found.view(batch, width + 1) for found in find_top_k(logits, 1))
     drafts, out = _drafts(columns, count - 1, width if tree else 1, levels), Output(logits, hidden, index, lasting=True)
-    made = decide(drafts, choice, best, *_opinions(rule, drafts, out, bar.view(torch.float64)))
+    made = decide(drafts, choice, best, *_second_chances(rule, drafts, out, threshold.view(torch.float64)))
     if not width:  # the round as it would come next, for whoever runs ahead
         known.add_(1)
         root.copy_(made.verdict.token)
@@ -285,20 +253,19 @@ def _round(
     return out, made.verdict, made.summary
 
 
-def _opinions(rule: Rule, drafts: DraftBatch, out: Output, bar: Tensor) -> tuple[Tensor | None, Reason]:
-    """The rule's opinion of every node, if it has any; it looks at distributions of temperature 1, and nobody throws rng."""
+def _second_chances(rule: Rule, drafts: DraftBatch, out: Output, threshold: Tensor) -> tuple[Tensor | None, Reason]:
+    """The scores of all nodes, if the rule has any; from distributions at temperature 1, without random numbers."""
     if rule.second_chance is None or not drafts.width:
         return None, Reason.STANDARD
-    distributions = LogitDistributions(out.logits, out.index, _warm(drafts.batch, bar.device))
+    distributions = LogitDistributions(out.logits, out.index, _temperature_one(drafts.batch, threshold.device))
     hidden = out.states(rule.tap) if rule.needs_hidden else None
     rng = KeyedRng(drafts.length, drafts.length, drafts.length)
-    return above(
-        rule.second_chance.scores(BatchCase(drafts, distributions, rng, hidden, distributions)), bar
-    ), rule.second_chance.reason
+    scores = rule.second_chance.scores(BatchCase(drafts, distributions, rng, hidden, distributions))
+    return above(scores, threshold), rule.second_chance.reason
 
 
 @cache
-def _warm(batch: int, device: torch.device) -> ParamBlock:
-    """The options of sequences at temperature 1; made before anyone records."""
+def _temperature_one(batch: int, device: torch.device) -> ParamBlock:
+    """The parameters of sequences at temperature 1; made before any capture."""
     ones = torch.ones(batch, device=device)
     return ParamBlock(ones, ones < 0, False, False, None, None, None, None, None, None, None)

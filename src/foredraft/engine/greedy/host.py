@@ -1,6 +1,6 @@
-"""Greedy verdicts by plain Python, for tensors on the host: a walk is quicker there than twenty small operations.
+"""Greedy verdicts by plain Python, for tensors on the host: a loop is quicker there than twenty small operations.
 
-`greedy.decide_reference` says the same in tensors.
+`device.decide_reference` says the same in tensors.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from ...core.verify.second_chance import NO
-from ...types import DraftBatch, Reason, Verdict
+from ...types import DraftBatch, Reason
 from .device import Decision
+from .summary import pack_line, unpack_verdict
 
 
 def decide_on_host(
-    drafts: DraftBatch, choice: Tensor, best: Tensor, opinion: Tensor | None = None, reason: Reason = Reason.RELAXED
+    drafts: DraftBatch, choice: Tensor, best: Tensor, scores: Tensor | None = None, reason: Reason = Reason.RELAXED
 ) -> Decision:
-    """As `greedy.decide`."""
+    """As `device.decide`."""
     columns = (x.tolist() for x in (drafts.token, drafts.parent, drafts.depth, drafts.order))
-    scores = [None] * drafts.batch if opinion is None else opinion.tolist()
-    trees = zip(*columns, drafts.length.tolist(), choice.tolist(), scores, strict=True)
+    scored = [None] * drafts.batch if scores is None else scores.tolist()
+    trees = zip(*columns, drafts.length.tolist(), choice.tolist(), scored, strict=True)
     levels = drafts.levels
-    table = torch.tensor([_line(_Tree(*tree), levels, int(reason)) for tree in trees], dtype=torch.int64)
-    path = table[:, 4 : 4 + levels]
-    verdict = Verdict(path, table[:, 0], table[:, 1], table[:, 4 + 2 * levels :])
-    keep = torch.cat((torch.zeros_like(table[:, :1]), path + 1), dim=1)
-    return Decision(verdict, torch.cat((table, (~torch.isfinite(best)).to(torch.int64)), dim=1), keep)
+    lines = torch.tensor([_line(_Tree(*tree), levels, int(reason)) for tree in trees], dtype=torch.int64)
+    verdict = unpack_verdict(lines, levels)
+    keep = torch.cat((torch.zeros_like(lines[:, :1]), verdict.path + 1), dim=1)
+    return Decision(verdict, torch.cat((lines, (~torch.isfinite(best)).to(torch.int64)), dim=1), keep)
 
 
 class _Tree(NamedTuple):
@@ -41,8 +41,8 @@ class _Tree(NamedTuple):
     choice: list[int]
     scores: list[float] | None
 
-    def hits(self) -> dict[tuple[int, int], int]:
-        """The child of a node that carries a token; of twins the rules take the first in rank."""
+    def matching(self) -> dict[tuple[int, int], int]:
+        """The child of a node that carries a token; of equal siblings the rules take the first in rank."""
         found: dict[tuple[int, int], int] = {}
         for node in range(self.length):
             first = found.setdefault((self.parent[node], self.token[node]), node)
@@ -50,8 +50,8 @@ class _Tree(NamedTuple):
                 found[self.parent[node], self.token[node]] = node
         return found
 
-    def likings(self) -> dict[int, int]:
-        """The child of a node that opinions favour: the best score above NO, of equal ones the first in rank."""
+    def passing(self) -> dict[int, int]:
+        """The child of a node that has a second chance: the best score above NO, of equal ones the first in rank."""
         found: dict[int, int] = {}
         scores = self.scores or []
         for node in range(self.length if scores else 0):
@@ -62,20 +62,17 @@ class _Tree(NamedTuple):
         return found
 
 
-def _line(tree: _Tree, levels: int, why: int) -> list[int]:
-    """Down the tree, as far as a child carries the token that the target wants, or is liked: what `Summary.read` takes
-    apart.
-    """
-    hits, likings = tree.hits(), tree.likings()
+def _line(tree: _Tree, levels: int, reason: int) -> list[int]:
+    """The line of a summary: down the tree, as far as a child carries the target's token or has a second chance."""
+    matching, passing = tree.matching(), tree.passing()
     path: list[int] = []
     reasons: list[int] = []
-    at, told = -1, tree.choice[0]
-    while (below := hits.get((at, told), likings.get(at))) is not None:
-        path.append(below)
-        reasons.append(int(Reason.STANDARD) if tree.token[below] == told else why)
-        at, told = below, tree.choice[below + 1]
+    at, wanted = -1, tree.choice[0]
+    while (child := matching.get((at, wanted), passing.get(at))) is not None:
+        path.append(child)
+        reasons.append(int(Reason.STANDARD) if tree.token[child] == wanted else reason)
+        at, wanted = child, tree.choice[child + 1]
     refused = at in tree.parent[: tree.length]
-    room = levels - len(path)
-    reasons += [int(Reason.CORRECTED if refused else Reason.BONUS)] + [0] * room
-    scalars = [len(path), told, tree.length, max(tree.depth[: tree.length], default=0)]
-    return [*scalars, *path, *[-1] * room, *(tree.token[node] for node in path), *[0] * room, *reasons]
+    reasons.append(int(Reason.CORRECTED if refused else Reason.BONUS))
+    deepest = max(tree.depth[: tree.length], default=0)
+    return pack_line(path, wanted, tree.length, deepest, [tree.token[node] for node in path], reasons, levels)

@@ -1,9 +1,9 @@
 """A plain round that the device begins before the host knows what the one before has written.
 
-Between two recorded rounds the host reads an answer, hands it out and launches again; the device would wait for that.
-A recorded round of requests without drafts leaves its tokens where it finds its inputs, so it can be played once more
-at once. Whether that was right is known when the next step comes: the same requests, each longer by that very token.
-If not, what was played is forgotten; it has touched nothing but scratch rows.
+Between two captured rounds the host reads an answer, hands it out and launches again; the device would wait for that.
+A captured round of requests without drafts leaves its tokens where it finds its inputs, so it can be replayed at once.
+Whether that was right is known when the next step comes: the same requests, each longer by that very token. If not,
+the replay is dropped; it has touched nothing but scratch rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...draft.neural.pipelined import MOST
 from ...runtime.cuda.graphs import GraphCache
 from ...types import Sequence
 from .async_copy import AsyncCopy
+from .summary import token_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class Guess:
 
     key: Hashable
     who: list[int]  # sequences
-    lengths: list[int]  # tokens that each is taken to have, the one that is not known yet included
-    before: AsyncCopy  # tells those tokens
+    lengths: list[int]  # tokens that each is expected to have, the one that is not known yet included
+    before: AsyncCopy  # the summary with those tokens
     answer: Any
 
     def holds(self, key: Hashable, sequences: Seq[Sequence]) -> bool:
@@ -36,7 +37,7 @@ class Guess:
             or self.lengths != [len(s.tokens) for s in sequences]
         ):
             return False
-        return all(line[1] == s.tokens[-1] for line, s in zip(self.before.read(), sequences, strict=False))
+        return all(token_of(line) == s.tokens[-1] for line, s in zip(self.before.read(), sequences, strict=False))
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class RunAhead:
     guess: Guess | None = field(default=None)
 
     def begin(self, graphs: GraphCache, key: Hashable, sequences: Seq[Sequence], before: AsyncCopy, most: int) -> None:
-        """Play a plain round again, if all of its requests go on as far as can be told; most: tokens of a text."""
+        """Replay a plain round, if all of its requests go on as far as is known; most: tokens of a text."""
         go_on = all(s.room > 1 and len(s.tokens) + 1 < most for s in sequences)
         if go_on and len(sequences) <= MOST and graphs.holds(key):
             lengths = [len(s.tokens) + 1 for s in sequences]

@@ -1,24 +1,20 @@
-"""Triton kernels of a growing EAGLE-2 tree: a level's candidates and which are read next, and the best nodes of all.
+"""Growth of EAGLE-2 trees: the candidates of a level and which are read next, and the best nodes of a tree.
 
-`Eagle2Tree.grow` and `TreeBuilder.best` are the references. Here every sequence grows the whole tree, so that shapes
-and the depth of a node follow from its number: `width` nodes on the first level, width * width on each of the others.
+Every sequence grows the whole tree, so that shapes and the depth of a node follow from its number: `width` nodes on the
+first level, width * width on each of the others. `core.shapes.eagle2_growth` calls these; `Eagle2Tree.grow` and
+`TreeBuilder.best` are the references.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-from ...types import DraftBatch, Kind
-from .step import Frontier, Step
 
 try:
     import triton
     import triton.language as tl
 
-    from ...kernels.top_k_search import NOTHING, key_of
+    from .top_k_search import NOTHING, key_of
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
@@ -26,67 +22,50 @@ TILE = 64
 WIDEST = 16  # front
 
 
-def can_grow(root: Step, width: int) -> bool:
+def can_grow(logits: Tensor, width: int) -> bool:
     """Whether the kernels take a tree of this width; a smaller vocabulary would leave gaps in it."""
-    return triton is not None and root.logits.is_cuda and width <= min(WIDEST, root.logits.shape[1])
+    return triton is not None and logits.is_cuda and width <= min(WIDEST, logits.shape[1])
 
 
-@dataclass(slots=True)
-class Growth:
-    """All nodes of a batch of trees in the order in which they are made, and those that are read next."""
+def grow_level(
+    found: tuple[Tensor, Tensor],
+    rows: Tensor,
+    above: tuple[Tensor, Tensor] | None,
+    nodes: tuple[Tensor, Tensor, Tensor],
+    begin: int,
+    depth: int,
+) -> tuple[Tensor, Tensor]:
+    """Enter a level into the nodes from `begin` on; returns the front [5, B, width] that is read next, and its values.
 
-    token: Tensor  # [B, numbered]
-    parent: Tensor  # [B, numbered]
-    value: Tensor  # [B, numbered] float32
-    width: int
-    size: int = 0
-    levels: int = 0
-    front: Tensor | None = None  # [5, B, width] as a `Frontier` has them
-    front_value: Tensor | None = None  # [B, width]
+    found: log-probabilities and tokens [M, width] after the rows that were read; rows [B, columns] of them for each
+    sequence. above: the front that was read and its values, None = the root. nodes: token, parent, value [B, numbered].
+    """
+    (more, ids), (token, parent, value) = found, nodes
+    (batch, columns), width = rows.shape, more.shape[1]
+    front = torch.empty((5, batch, width), dtype=torch.int64, device=more.device)
+    front_value = torch.empty((batch, width), device=more.device)
+    _grow[(batch,)](
+        more, ids, rows.contiguous(), *((front, front_value) if above is None else above),
+        token, parent, value, front, front_value, begin, token.shape[1], depth, batch,
+        COLUMNS=columns, K=width, CELLS=max(32, triton.next_power_of_2(columns * width)), ROOT=above is None,
+        num_warps=1 if columns * width <= 64 else 4,
+    )  # fmt: skip
+    return front, front_value
 
-    @classmethod
-    def begin(cls, batch: int, numbered: int, width: int, device: torch.device) -> Growth:
-        token, parent = torch.empty((2, batch, numbered), dtype=torch.int64, device=device).unbind(0)
-        return cls(token, parent, torch.empty((batch, numbered), device=device), width)
 
-    def add(self, step: Step) -> None:
-        """Add the candidates after the nodes that were read, or after the root; the best of them are the next front."""
-        more, ids = step.top_rows(self.width)
-        batch, columns = step.rows.shape
-        front = torch.empty((5, batch, self.width), dtype=torch.int64, device=more.device)
-        front_value = torch.empty((batch, self.width), device=more.device)
-        root, self.levels = self.front is None, self.levels + 1
-        _grow[(batch,)](
-            more, ids, step.rows.contiguous(), front if root else self.front, front_value if root else self.front_value,
-            self.token, self.parent, self.value, front, front_value,
-            self.size, self.token.shape[1], self.levels, batch,
-            COLUMNS=columns, K=self.width, CELLS=max(32, triton.next_power_of_2(columns * self.width)), ROOT=root,
-            num_warps=1 if columns * self.width <= 64 else 4,
-        )  # fmt: skip
-        self.size += columns * self.width
-        self.front, self.front_value = front, front_value
+def pick_best(token: Tensor, parent: Tensor, value: Tensor, count: int, width: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of every sequence in the order of making; of equal ones those made first.
 
-    def frontier(self) -> Frontier:
-        assert self.front is not None
-        return Frontier(*self.front.unbind(0))
-
-    def best(self, nodes: int, kind: Kind) -> DraftBatch:
-        """The `nodes` largest values of every sequence in the order of making; of equal ones those made first."""
-        (batch, numbered), device = self.token.shape, self.token.device
-        rank = torch.empty((batch, numbered), dtype=torch.int32, device=device)
-        out = torch.empty((5, batch, nodes), dtype=torch.int64, device=device)
-        value = torch.empty((batch, nodes), device=device)
-        grid = (batch, triton.cdiv(numbered, TILE))
-        _rank[grid](self.value, rank, numbered, TILE=TILE)
-        _pick[grid](
-            self.token, self.parent, self.value, rank, out, value, numbered, nodes, batch, self.width, TILE=TILE
-        )
-        token, parent, depth, order, source = out.unbind(0)
-        length = torch.full((batch,), nodes, dtype=torch.int64, device=device)
-        return DraftBatch(
-            token, parent, depth, order, length, kind, self.width, self.levels, value=value, source=source,
-            lengths_host=(nodes,) * batch,
-        )  # fmt: skip
+    Returns token, parent, depth, order and number in the whole tree [5, B, count], and probabilities [B, count].
+    """
+    (batch, numbered), device = token.shape, token.device
+    rank = torch.empty((batch, numbered), dtype=torch.int32, device=device)
+    out = torch.empty((5, batch, count), dtype=torch.int64, device=device)
+    best = torch.empty((batch, count), device=device)
+    grid = (batch, triton.cdiv(numbered, TILE))
+    _rank[grid](value, rank, numbered, TILE=TILE)
+    _pick[grid](token, parent, value, rank, out, best, numbered, count, batch, width, TILE=TILE)
+    return out, best
 
 
 if triton is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from foredraft.core.distributions.top_k import argmax, find_top_k
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Frontier, Step, Vocabulary
-from foredraft.core.shapes.eagle2_kernels import Growth
+from foredraft.core.shapes.eagle2_growth import Growth
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.draft.neural.captured_drafts import sure_block
 from foredraft.types import Budget

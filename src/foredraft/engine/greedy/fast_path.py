@@ -1,0 +1,87 @@
+"""The greedy fast path: the verdict at temperature 0 without distributions. An optimisation, never a rule of its own.
+
+At temperature 0 the target's distribution is its top token. So the rule `greedy`, and with it every exact rule, accepts
+a drafted token where it is the top one; a rule with a second chance (a judge) goes by its scores where it is not. Both
+need the argmax of each row alone. The forms, quickest first:
+
+- `captured.py`: the pass and the verdict in one CUDA graph, where the executor captures;
+- `device.py`: the verdict in one kernel, or in tensors (the reference), on the logits of a finished pass;
+- `host.py`: the same in plain Python, where the logits are on the host.
+
+Tests hold every form to the rule itself: tests/engine/test_fast_path.py the whole loop, test_greedy_host.py and
+test_greedy.py the verdicts one by one, test_captured.py the CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...core.verify import BatchCase
+from ...runtime import Executor
+from ...runtime.native.native_top_k import find_top_k
+from ...types import Reason
+from ..method_group import MethodGroup
+from ..request import Request
+from .async_copy import AsyncCopy
+from .captured import verify_captured
+from .device import decide
+from .host import decide_on_host
+from .run_ahead import RunAhead
+
+
+class GreedyFastPath:
+    """Takes the groups that it may take; the others are left to the pass and to their rules."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self._ahead = RunAhead()
+
+    def forward(self, groups: list[MethodGroup], steady: bool) -> list[MethodGroup]:
+        """Pass and verdict of groups that can be had as a CUDA graph; returns those that still need their pass.
+
+        steady: the next step will most likely be like this one, so it may begin before the host knows this one's end.
+        """
+        greedy = [group for group in groups if is_greedy(group)]
+        alone = steady and len(greedy) == len(groups)
+        if not alone:
+            self._ahead.forget()
+        if self.executor.capturing is not None:
+            verify_captured(self.executor.capturing, greedy, self._ahead if alone else None)
+        verified = [group for group in groups if group.summary is not None]
+        for group in verified:
+            if group.method.drafter is not None:  # while the device is busy
+                group.method.drafter.prefetch(group.sequences, group.out, group.verdict)
+                if steady:
+                    group.method.drafter.draft_ahead(group.sequences, group.verdict)
+        return [group for group in groups if group.summary is None]
+
+    def verify(self, group: MethodGroup, case: Callable[[MethodGroup], BatchCase]) -> bool:
+        """The verdict of a group whose pass is done; False: its rule must be asked. case: what the rule looks at."""
+        if group.summary is not None:  # came with the pass
+            return True
+        if not is_greedy(group):
+            return False
+        best, choice = find_top_k(group.out.logits, 1)
+        second_chance, reason, scores = group.method.rule.second_chance, Reason.STANDARD, None
+        if second_chance is not None:
+            reason = second_chance.reason
+            scores = second_chance.passing_scores(case(group)) if group.drafts.width else None
+        form = decide_on_host if choice.device.type == "cpu" else decide
+        made = form(group.drafts, choice[:, 0][group.out.index], best[:, 0][group.out.index], scores, reason)
+        group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
+        return True
+
+
+def is_greedy(group: MethodGroup) -> bool:
+    """Whether the top tokens decide, alone or with a second chance whose scores can be had for all nodes at once."""
+    rule = group.method.rule
+    exact = not rule.lossy and not rule.needs_hidden
+    return (exact or rule.second_chance is not None) and all(_is_plain(request) for request in group.requests)
+
+
+def _is_plain(request: Request) -> bool:
+    """Temperature 0, and nothing that changes the top token or asks for more than it."""
+    params = request.sequence.params
+    penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+    asks = request.constraint is not None or request.trace or params.logprobs is not None or bool(params.logit_bias)
+    return params.temperature == 0 and not penalised and not asks
