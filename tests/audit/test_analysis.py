@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from foredraft.audit.analyze.closed_forms import FORMS, acceptance, optimum
-from foredraft.audit.analyze.nodes import Node, analyse, answer
+from foredraft.audit.analyze.nodes import KINDS, Node, analyse, answer
 from foredraft.audit.enumerate.table_drafts import candidates
+from foredraft.audit.enumerate.table_methods import TREES, table_method
 from foredraft.audit.enumerate.table_model import G1_DRAFT, G1_TARGET, Array, dirichlet, mixed
 from foredraft.cli.app import run
 from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.verify import RULES
+from foredraft.recipes import Options, find_recipe
 from foredraft.types import Kind
 from tests.kit.rule_acceptance import accepted_given
 
@@ -88,6 +90,22 @@ def test_the_answer_names_the_limit() -> None:
     for curve in ("independent", "without_replacement"):
         values = [row[curve] for row in good["optimum"]]
         assert values == sorted(values)
+
+
+def test_only_what_can_be_run_is_recommended() -> None:
+    """The options of every runnable row build a method whose drafts are the row's; the answer names one of them."""
+    found = analyse(nodes(0.6), 3, draws=4)
+    runnable = [row for row in found["rules"] if row["run"] is not None]
+    assert {row["rule"] for row in found["rules"]} > {row["rule"] for row in runnable}  # k-seq and others wait
+    for row in runnable:
+        words = row["run"].split()
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        options = Options(shape=given["--shape"], rule=given["--rule"])
+        method, _ = table_method(find_recipe(given["--method"]), options, TREES)
+        assert method.exact and method.drafter is not None
+        assert [KINDS[kind] for kind in method.drafter.kinds] == [row["drafts"]]
+    best = max(runnable, key=lambda row: row["acceptance"])
+    assert f"({best['run']})" in answer(found)
 
 
 def test_the_command_analyses_a_drafter(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

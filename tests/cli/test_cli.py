@@ -62,6 +62,24 @@ def test_methods_write_the_same_text(
     assert text("--method", method) == text("--method", "plain")
 
 
+def test_parts_are_spelled_on_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ids(*more: str) -> Any:
+        argv = ("generate", "a b c a b", "--raw", "--model", tiny, "-n", "12", "--json", "--dtype", "fp32", *more)
+        code, out, err = call(capsys, *argv)
+        assert code == 0, err
+        return json.loads(out)["results"][0]["token_ids"]
+
+    plain = ids("--method", "plain")
+    model = ("--method", "draft-model", "--drafter", "layers:1")
+    assert ids(*model, "--shape", "eagle2:nodes=8,width=3,depth=3") == plain
+    assert ids(*model, "--stop", "confidence:0.4", "--length", "heuristic:first=2") == plain
+    assert ids("--method", "draft-model:drafter=layers:1,shape=static:2x2,length=3") == plain
+    text = call(capsys, "generate", "a b c a b", "--raw", "--model", tiny, "-n", "12", "--json", "--dtype", "fp32")[1]
+    word = json.loads(text)["results"][0]["text"][2:6]  # a string of the answer itself
+    for flag in ("--stop", "--stop-string"):
+        assert len(ids(flag, word)) <= len(plain)
+
+
 def test_prompts_from_file_and_pipe(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +121,12 @@ def test_logprobs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("-n", "many"), "foredraft generate --help"),
         (("--batch-size", "0"), "batch size must be at least 1"),
         (("--draft-length", "0"), "draft_length must be at least 1"),
+        (("--length", "0"), "draft_length must be at least 1"),
+        (("--length", "expcted"), "or a rule (fixed, heuristic, expected"),
+        (("--method", "suffix", "--stop", "entropy"), "no draft chain"),
+        (("--method", "suffix:shape=tree", "--shape", "chain"), "shape is given twice"),
+        (("--shape", "eagle2:nods=3"), "did you mean 'nodes'? (known: nodes, width, depth)"),
+        (("--words", "0"), "words must be at least 1"),
         (("--temperature", "-1"), "temperature must be"),
         (("--top-p", "1.5"), "top_p must lie in"),
         (("--drafter", "x"), "holds no trained head"),
@@ -174,6 +198,32 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "models", "--json")
     assert {"smollm2", "tinyllama", "stories15m", "judge-demo"} == {row["name"] for row in json.loads(out)["models"]}
     assert call(capsys, "methods")[0] == call(capsys, "models")[0] == 0
+
+
+def test_all_that_can_be_spelled_is_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = json.loads(call(capsys, "methods", "--json")[1])
+    assert set(table) == {"methods", "rules", "shapes", "stops", "lengths"}
+    old = {"name", "title", "paper", "parts", "shapes", "exact", "claim", "weights"}
+    assert all(old < set(row) and row["summary"] for row in table["methods"])
+    eagle2 = next(row for row in table["shapes"] if row["name"] == "eagle2")
+    assert eagle2["parameters"] == {"nodes": 32, "width": 8, "depth": 0} and eagle2["aliases"] == ["value-tree"]
+    assert all(row["note"] for row in table["rules"] if row["name"] in ("k-seq", "canonical", "residual-iid"))
+    shown = [call(capsys, "methods", *flag)[1] for flag in ((), *((f"--{section}",) for section in list(table)[1:]))]
+    assert all(len(line) <= 80 for text in shown for line in text.splitlines())
+    assert all(row["name"] in shown[0] for rows in table.values() for row in rows)
+
+
+def test_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    for row in json.loads(call(capsys, "methods", "--json")[1])["methods"]:
+        code, out, _ = call(capsys, "methods", row["name"])
+        assert code == 0 and out.startswith(f"method {row['name']} (exact): {row['title']}")
+        assert all(len(line) <= 80 for line in out.splitlines())
+    assert "reviews=3" in call(capsys, "methods", "cascade")[1]
+    assert "was called value-tree" in call(capsys, "methods", "value-tree")[1]
+    assert list(json.loads(call(capsys, "methods", "eagle2", "--json")[1])) == ["methods", "shapes"]
+    code, _, err = call(capsys, "methods", "eagle9")
+    assert code == 2 and one_line(err) and "did you mean" in err
 
 
 def test_tuned_models_are_listed_with_what_they_lack(

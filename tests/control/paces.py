@@ -21,7 +21,6 @@ from foredraft.core.shapes.base import Stop
 from foredraft.core.shapes.stops import (
     AdaptiveConfidence,
     Confidence,
-    Decided,
     Entropy,
     PathConfidence,
     PredictedRejection,
@@ -92,7 +91,6 @@ RULES: dict[str, Callable[[RowLayout], Made]] = {
     "confidence 0.6 (Kangaroo)": lambda g: (WHOLE, Confidence(0.6)),
     "adaptive confidence (Draft & Verify)": lambda g: _both(AdaptiveConfidence()),
     "entropy 1.5": lambda g: (WHOLE, Entropy(1.5)),
-    "decision model": lambda g: (WHOLE, Decided(lambda features: g.accept(features[:, 1]))),
     "predicted rejection 0.5 (SpecDec++)": lambda g: (
         WHOLE,
         PredictedRejection(lambda state: g.accept(state[:, 0]), 0.5),

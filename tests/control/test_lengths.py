@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from foredraft.control.cost import best_count
 from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
@@ -20,7 +19,7 @@ from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Chain, Stop
 from foredraft.core.shapes.step import Step, Stepper
-from foredraft.core.shapes.stops import AdaptiveConfidence, Confidence, Decided, Entropy, PathConfidence
+from foredraft.core.shapes.stops import AdaptiveConfidence, Confidence, Entropy, PathConfidence
 from foredraft.core.trees.editing import cut
 from foredraft.core.verify import RULES
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Topology
@@ -168,22 +167,6 @@ def test_entropy_stops_behind_a_spread_distribution() -> None:
     assert lengths_of(Entropy(0.7), 0.8, 0.5) == 3
 
 
-def test_the_decision_model_sees_entropy_and_ten_probabilities() -> None:
-    seen: list[Tensor] = []
-
-    def decide(features: Tensor) -> Tensor:
-        seen.append(features)
-        return torch.tensor([3.0, -3.0])
-
-    distribution = [0.25, *[0.05] * 15]
-    _, on = Decided(decide).go_on(torch.ones(2), step_of(distribution, distribution), 0)
-    assert on.tolist() == [True, False] and seen[0].shape == (2, 11)
-    entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.05))
-    assert seen[0][0].tolist() == pytest.approx([entropy, 0.25, *[0.05] * 9])
-    Decided(decide).go_on(torch.ones(2), step_of((0.9, 0.1), (0.6, 0.4)), 0)
-    assert seen[1][1, 1:].tolist() == pytest.approx([0.6, 0.4, *[0.0] * 8])
-
-
 def test_a_threshold_follows_the_acceptance_rate() -> None:
     """The update of Draft & Verify by hand, and what it spares: a draft that was as long as allowed."""
     rule = AdaptiveConfidence(goal=0.9, first=0.6)
@@ -210,7 +193,6 @@ TARGETS = [dirichlet(3, seed, alpha=0.5) for seed in (35, 38)]
 PAIRS = [(target, mixed(target, dirichlet(3, 135 + 3 * i, alpha=0.5), 0.5)) for i, target in enumerate(TARGETS)]
 STOPS: dict[str, Callable[[], Stop]] = {
     "entropy": lambda: Entropy(0.75),
-    "decision model": lambda: Decided(lambda features: 4 * (features[:, 1] - 0.6)),
     "adaptive confidence": lambda: AdaptiveConfidence(first=0.6),
     "predicted or confident": lambda: PredictedOrConfident(lambda id: 1.0, 0.5),
     "calibrated path": lambda: PathConfidence(0.4, Logistic(0.8, 0.5)),

@@ -1,4 +1,4 @@
-"""`foredraft analyze`: which rule, how many candidates, and is the drafter or the rule the limit?"""
+"""`foredraft analyze`: which rule that can be run, how many candidates, and is the drafter or the rule the limit?"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from . import options as o
 from .audit import Json, Prompts, Seed, listening
 
 Candidates = Annotated[int, typer.Option("--candidates", "-k", help="Candidates at a node.")]
-Tokens = Annotated[int, typer.Option(help="Places looked at per prompt.")]
-Draws = Annotated[int, typer.Option(help="Series of candidates drawn at each place.")]
+Tokens = Annotated[int, typer.Option(help="Positions per prompt.")]
+Draws = Annotated[int, typer.Option(help="Series of candidates drawn at each position.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result into this PNG, SVG or PDF file.")]
 Out = Annotated[Path | None, typer.Option(help="Write the result and its provenance into this JSON file.")]
 
@@ -69,7 +69,7 @@ def show(document: dict[str, Any]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
-    table = Table("place", "overlap", "optimum", title=f"Overlap of {document['drafter']} and {document['model']}")
+    table = Table("position", "overlap", "optimum", title=f"Overlap of {document['drafter']} and {document['model']}")
     for row in document["by_position"]:
         best = f"{row['optimum']:.3f}" if "optimum" in row else "-"
         table.add_row(str(row["position"]), f"{row['overlap']:.3f}", best)
@@ -78,9 +78,11 @@ def show(document: dict[str, Any]) -> None:
     for row in document["optimum"]:
         table.add_row(str(row["candidates"]), f"{row['independent']:.3f}", f"{row['without_replacement']:.3f}")
     console.print(table)
-    table = Table("rule", "candidates", "accepts", "optimum", "share", title=f"{document['candidates']} candidates")
+    columns = ("rule", "candidates", "accepts", "optimum", "share", "can be run")
+    table = Table(*columns, title=f"{document['candidates']} candidates")
     for row in sorted(document["rules"], key=lambda each: -each["acceptance"]):
         accepts = f"{row['acceptance']:.3f} ± {row['error']:.3f}"
-        table.add_row(row["rule"], row["drafts"], accepts, f"{row['optimum']:.3f}", f"{row['share']:.0%}")
+        runs = "yes" if row["run"] else "no drafter yet"
+        table.add_row(row["rule"], row["drafts"], accepts, f"{row['optimum']:.3f}", f"{row['share']:.0%}", runs)
     console.print(table)
     print(document["answer"])

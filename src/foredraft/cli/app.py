@@ -21,7 +21,8 @@ from .chat import chat
 from .demo import demo
 from .generate import generate
 from .judge.commands import judge
-from .listing import methods, models
+from .listing import models
+from .method_listing import methods
 from .profile import profile
 from .serve import serve
 from .train import data, train
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Causal language models write faster by speculation: cheap drafts, checked by the model many at a time.",
+    help="Speculative decoding: cheap drafts, verified by the model many at a time; the same text, sooner.",
 )
 for command in (generate, chat, serve, demo, methods, models, analyze, audit, profile, train, data):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""`foredraft methods` and `foredraft models`: what there is to choose from."""
+"""`foredraft models`: models with a short name, and where they are kept."""
 
 from __future__ import annotations
 
@@ -9,45 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..core.verify import RULES
 from ..errors import UsageError
 from ..models import MODELS, cache_home
 from ..models.load.folders import is_ready
 from ..models.load.names import TUNED, tuned_folder
-from ..recipes.table import RECIPES
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-
-
-def methods(as_json: Json = False) -> int:
-    """The table of methods and rules."""
-    rows = [
-        {
-            "name": recipe.name,
-            "title": recipe.card.title,
-            "paper": recipe.card.paper,
-            "parts": recipe.card.parts,
-            "shapes": list(recipe.shapes),
-            "exact": recipe.card.exact,
-            "claim": recipe.card.claim,
-            "weights": recipe.card.weights,
-        }
-        for recipe in RECIPES.values()
-    ]
-    rules = [{"name": r.name, "summary": r.summary, "exact": not r.lossy} for r in RULES.values()]
-    if as_json:
-        print(json.dumps({"methods": rows, "rules": rules}))
-        return 0
-    console = Console()
-    table = Table("method", "what it is", "exact", "paper", "its claim (not ours)", "weights", title="Methods")
-    for row in rows:
-        table.add_row(*_cells(row, ("name", "parts", "exact", "paper", "claim", "weights")))
-    console.print(table)
-    table = Table("rule", "what it does", "exact", title="Verification rules (--rule)")
-    for rule in rules:
-        table.add_row(*_cells(rule, ("name", "summary", "exact")))
-    console.print(table)
-    return 0
 
 
 def models(as_json: Json = False) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeVar
 
+from ..control.cost import CostModel
 from ..control.cost_aware_tree import CostAwareTree, Costs, DraftCosts
 from ..core.shapes.base import Chain, Shape
 from ..core.shapes.dyspec import DySpec
@@ -19,8 +20,9 @@ from ..core.shapes.opt_tree import OptTree
 from ..core.shapes.sequoia import Sequoia
 from ..core.shapes.static_tree import LANTERN_PATHS, StaticTree, rank_paths
 from ..core.spec import PartTable
+from ..core.verify import Rule
 from ..errors import UsageError
-from ..types import Kind
+from ..types import Kind, Topology
 
 Number = TypeVar("Number", int, float)
 # Acceptance by rank, assumed: the first guess is right six times in ten. `RankCounts` measures a drafter's own.
@@ -119,6 +121,21 @@ SHAPES: PartTable[Shape] = PartTable(
     },
 )
 SHAPE_NAMES = tuple(SHAPES.factories)
+
+
+def drafts_made() -> frozenset[tuple[Kind, Topology]]:
+    """The kinds of drafts that shapes make, with whatever parameters."""
+    costs = CostModel((1, 8), (256,), (1,), (((1.0, 1.2),),))  # any will do
+    either = [name for name in SHAPES.factories if "drawn" in SHAPES.parameters(name)]
+    texts = [*SHAPES.factories, *(f"{name}:drawn={word}" for name in either for word in ("true", "false"))]
+    made = [SHAPES.make(text, length=lambda: 3, costs=lambda: costs) for text in texts]
+    return frozenset((shape.kind, shape.topology) for shape in made)
+
+
+def is_fed(rule: Rule) -> bool:
+    """Whether a rule for several candidates gets such drafts from any shape; rules for chains always do."""
+    trees = {pair for pair in rule.exact_for if pair[1] is Topology.TREE}
+    return not trees or bool(trees & drafts_made())
 
 
 def deepest(shape: Shape) -> int:

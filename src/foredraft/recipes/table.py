@@ -107,7 +107,7 @@ TRAINED = (
     _head(
         "eagle3",
         "eagle3",
-        ("EAGLE-3", "Li et al. 2025 (arXiv 2503.01840)", "three taps, unrolled training, dynamic tree", "3.0-6.5x"),
+        ("EAGLE-3", "Li et al. 2025 (arXiv 2503.01840)", "three taps, trained unrolled, dynamic tree", "3.0-6.5x"),
         TREE_OF_6,
     ),
     _head(
@@ -152,7 +152,7 @@ TRAINED = (
     _head(
         "kangaroo",
         "kangaroo",
-        ("Kangaroo", "Liu et al. 2024 (arXiv 2404.18911)", "early exit with an adapter, confidence stop", "1.68x"),
+        ("Kangaroo", "Liu et al. 2024 (arXiv 2404.18911)", "early exit with adapter, confidence stop", "1.68x"),
         Options(shape="chain", draft_length=6, stop="confidence:0.4"),  # the paper uses 0.6, its code 0.4
         shapes=("chain",),
     ),

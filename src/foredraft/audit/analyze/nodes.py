@@ -1,7 +1,8 @@
 """What a drafter and the rules are worth on given prompts: overlap of p and q, acceptance of each rule, the optimum.
 
-Nodes are the places of texts that the target writes. It answers which rule, how many candidates, and whether the
-drafter or the rule is the limit; how fast anything runs is none of its business.
+Nodes are the positions of texts that the target writes. It answers which rule, how many candidates, and whether the
+drafter or the rule is the limit, and recommends only what can be run, by the options that run it. It knows nothing of
+speed.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from .closed_forms import FORMS, acceptance, optimum
 
 IID, DRAWN, TOP, CHOSEN = Kind.SAMPLED_IID, Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.TOP_THEN_SAMPLED, Kind.CHOSEN
 KINDS = {IID: "independent draws", DRAWN: "draws without replacement", TOP: "top k - 1 and a draw", CHOSEN: "top k"}
+# Shapes that draft so many candidates of a kind at the first position; kinds without one cannot be run yet.
+SHAPES = {DRAWN: "static:branching={},drawn=true", CHOSEN: "static:branching={}"}
 MOST = 8  # candidates up to which the optimum is followed
 WORTH = 0.01  # acceptance that one more candidate should add
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One place of a text: the target's distribution and the drafter's."""
+    """One position of a text: the target's distribution and the drafter's."""
 
     position: int  # in the continuation, from 1
     p: Array
@@ -62,7 +65,7 @@ class Question:
 
 
 def collect(question: Question, loading: Loading | None = None) -> list[Node]:
-    """Let the target write, and read both distributions at every place."""
+    """Let the target write, and read both distributions at every position."""
     place = Place(question.dtype, question.device, 1, None)
     llm = LLM(question.model, "plain", dtype=question.dtype, device=question.device, progress=loading)
     drafter = draft_executor(PartsFactory(llm.target, place), question.drafter)
@@ -80,7 +83,7 @@ def collect(question: Question, loading: Loading | None = None) -> list[Node]:
 
 @torch.inference_mode()
 def row_distributions(executor: Executor, prompt: list[int], text: list[int], heat: float, vocab: int) -> Array:
-    """[tokens, V] the distributions behind every beginning of a text, over `vocab` ids."""
+    """[tokens, V] the next-token distribution after every prefix of a text, over `vocab` ids."""
     executor.rollback([0], [0])
     executor.prefill([0], [prompt[:-1]])
     out = executor.forward(Rows.chains([0], [[prompt[-1], *text[:-1]]], executor.device))
@@ -111,6 +114,7 @@ def analyse(
     means = zip(lines, accepted[:, :, 0].mean(axis=0).tolist(), error.tolist(), best.mean(axis=0).tolist(), strict=True)
     rules = [
         {"rule": rule, "drafts": KINDS[kind], "acceptance": a, "error": e, "optimum": b, "share": a / b}
+        | {"run": options_for(rule, kind, candidates)}
         for (rule, kind), a, e, b in means
     ]
     return {
@@ -127,7 +131,7 @@ def analyse(
 
 
 def by_position(nodes: list[Node], best: Array | None) -> list[dict[str, Any]]:
-    """Overlap, and the optimum without replacement, at each place of the texts."""
+    """Overlap, and the optimum without replacement, at each position of the texts."""
     found = []
     for position in sorted({node.position for node in nodes}):
         here = [i for i, node in enumerate(nodes) if node.position == position]
@@ -136,9 +140,16 @@ def by_position(nodes: list[Node], best: Array | None) -> list[dict[str, Any]]:
     return found
 
 
+def options_for(rule: str, kind: Kind, candidates: int) -> str | None:
+    """The command-line options that run a rule on such candidates; None where no drafter makes them."""
+    if kind not in SHAPES:
+        return None
+    return f"--method draft-model --shape {SHAPES[kind].format(candidates)} --rule {rule}"
+
+
 def answer(found: dict[str, Any]) -> str:
-    """Which rule, how many candidates, and what the limit is, in plain words."""
-    best = max(found["rules"], key=lambda rule: rule["acceptance"])
+    """Which of the rules that can be run, how many candidates, and what the limit is, in plain words."""
+    best = max((row for row in found["rules"] if row["run"] is not None), key=lambda row: row["acceptance"])
     most = max(rule["optimum"] for rule in found["rules"])
     curve = [row["without_replacement"] for row in found["optimum"]]
     enough = max((k + 1 for k in range(1, len(curve)) if curve[k] - curve[k - 1] >= WORTH), default=1)
@@ -148,7 +159,7 @@ def answer(found: dict[str, Any]) -> str:
     rule_gap, drafter_gap = most - best["acceptance"], 1.0 - most
     limit = "the rule is" if rule_gap > drafter_gap else "the drafter is"
     return (
-        f"Take {best['rule']} on {best['drafts']}: with {found['candidates']} candidates it accepts"
+        f"Take {best['rule']} on {best['drafts']} ({best['run']}): with {found['candidates']} candidates it accepts"
         f" {best['acceptance']:.2f} where {most:.2f} is possible and a single draft gets {found['overlap']:.2f};"
         f" {limit} the limit (better rules could add {max(rule_gap, 0.0):.2f}, better drafts {drafter_gap:.2f});"
         f" {advice}."

@@ -1,4 +1,8 @@
-"""Rules that end a draft chain early. They see draft distributions and draft states only."""
+"""Rules that end a draft chain early. They see draft distributions and draft states only, never a draw of the verifier.
+
+A rule acts before a draw, on what is known by then: the token that a distribution yields is verified in any case, and
+the rule decides whether another is drawn after it (DESIGN invariant 5).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 from .step import Step
 
 
-class Sure:
+class _FromOne:
     """What the rules share: a chain starts with confidence one."""
 
     def begin(self, ids: Sequence[int], device: torch.device) -> Tensor:
@@ -30,8 +34,8 @@ def entropy_of(step: Step) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Confidence(Sure):
-    """Kangaroo: stop after a token whose distribution gives no id more than `threshold`."""
+class Confidence(_FromOne):
+    """Stop after a token whose top probability is below the threshold (Kangaroo)."""
 
     threshold: float = 0.6
 
@@ -41,10 +45,10 @@ class Confidence(Sure):
 
 
 @dataclass(frozen=True)
-class PathConfidence(Sure):
-    """EAGLE-2's value as a stop rule: stop where the product of confidences along the chain falls below.
+class PathConfidence(_FromOne):
+    """Stop when the product of top probabilities along the chain is below the threshold.
 
-    With a calibration it is SpecDec++'s rule for drafters without a head, and knows of the newest token too.
+    With a calibration it is SpecDec++'s rule for drafters without a head, and includes the newest token too.
     """
 
     threshold: float = 0.3
@@ -57,8 +61,8 @@ class PathConfidence(Sure):
 
 
 @dataclass(frozen=True)
-class Entropy(Sure):
-    """Stop after a token whose distribution has an entropy above `threshold` nats."""
+class Entropy(_FromOne):
+    """Stop after a token whose distribution has more than `threshold` nats of entropy."""
 
     threshold: float = 1.5
 
@@ -67,8 +71,8 @@ class Entropy(Sure):
 
 
 @dataclass(frozen=True)
-class PredictedRejection(Sure):
-    """SpecDec++: stop where some token so far is rejected with more than `threshold`, as a trained head predicts.
+class PredictedRejection(_FromOne):
+    """Stop when a trained head gives some token so far a rejection probability above the threshold (SpecDec++).
 
     The head reads the draft model's state after a drafted token; the token that this state yields is kept too.
     """
@@ -83,29 +87,9 @@ class PredictedRejection(Sure):
         return state, 1 - state <= self.threshold
 
 
-FEATURES = 10  # largest probabilities that the decision model looks at, beside the entropy
-
-
-@dataclass(frozen=True)
-class Decided(Sure):
-    """Improved multi-candidate decoding: a classifier of the draft distribution decides whether to go on.
-
-    Its features are the entropy and the ten largest probabilities, zeros where the vocabulary is smaller.
-    """
-
-    decide: Callable[[Tensor], Tensor]  # [B, 11] features -> [B] logits that the token matches the target's
-    threshold: float = 0.5
-
-    def go_on(self, state: Tensor, step: Step, depth: int) -> tuple[Tensor, Tensor]:
-        best, _ = step.top(FEATURES)
-        largest = torch.nn.functional.pad(best[:, 0].exp(), (0, FEATURES - best.shape[2]))
-        features = torch.cat((entropy_of(step)[:, None], largest), dim=1)
-        return state, torch.sigmoid(self.decide(features)) > self.threshold
-
-
 @dataclass(slots=True)
 class _Exit:
-    """Where one request of `AdaptiveConfidence` stands."""
+    """The state of one request of `AdaptiveConfidence`."""
 
     threshold: float
     rate: float  # running share of accepted drafts
@@ -114,10 +98,10 @@ class _Exit:
 
 @dataclass
 class AdaptiveConfidence:
-    """Draft & Verify: stop after an unsure token; each request's threshold follows its acceptance rate to `goal`.
+    """Confidence whose threshold follows each request's acceptance rate to `goal` (Draft & Verify).
 
-    Both a stop rule and a length rule: give the same object to the chain and to the drafter that paces it. A draft that
-    was as long as allowed says nothing against the threshold, which then does not fall.
+    Both a stop rule and a length rule: give the same object to the chain and to the drafter whose lengths it controls.
+    A draft that was as long as allowed says nothing against the threshold, which then does not fall.
     """
 
     goal: float = 0.9

@@ -1,0 +1,170 @@
+"""Every shape, stop and length rule as callers spell it: the target's text at temperature 0, its distribution at 1.
+
+Methods of the table are put together on table models, as `foredraft audit` does, and run by the real engine.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from foredraft.audit.enumerate.table_methods import DRAWN_TREES, TREES, enumerate_method, table_method
+from foredraft.control.cost import CostModel
+from foredraft.control.draft_timing import DraftTiming
+from foredraft.core.spec import PartTable
+from foredraft.core.verify import RULES, SPELLINGS
+from foredraft.errors import UsageError
+from foredraft.recipes import RECIPES, Options, find_recipe, read_method
+from foredraft.recipes.recipe import LENGTH_RULES, Recipe
+from foredraft.recipes.shape_table import SHAPES, is_fed
+from foredraft.recipes.spelling import FIELDS
+from foredraft.recipes.stop_table import STOPS
+from tests.engine.runs import one
+
+COSTS = CostModel((1, 8), (256,), (1,), (((1.0, 1.3),),))
+SPELLED_SHAPES = [
+    "chain:depth=4",
+    "chain:depth=4,drawn=false",
+    "static:branching=3x2,depth=3",
+    "static:branching=2,drawn=true,depth=3",
+    "static:paths=0/1/00/02/000,depth=3",
+    "eagle2:nodes=8,width=3,depth=4",
+    "cost-aware:nodes=8,width=2,depth=4",
+    "opt-tree:nodes=6,gain=0.1,depth=4",
+    "dyspec:nodes=6,depth=4",
+    "dyspec:nodes=6,depth=4,drawn=false",
+    "dyspec-layers:nodes=6,width=3,threshold=0.1,adapt=0.0,depth=3",
+    "sequoia:nodes=8,ranks=0.5/0.3,depth=3",
+    "sequoia:nodes=0,depth=3",
+    "lantern:depth=3",
+    *SHAPES.aliases,
+]
+SPELLED_STOPS = ["none", "confidence:0.45", "path:0.3", "entropy:0.9", "adaptive:first=0.4,step=0.5", "thompson:seed=3"]
+SPELLED_LENGTHS = ["fixed:1", "heuristic:first=1", "expected:probe=2", "predicted", "thompson:seed=1", "thompson-coins"]
+
+
+@pytest.fixture(autouse=True)
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs that do not depend on this machine: an enumeration must take the same decisions every time."""
+    monkeypatch.setattr("foredraft.recipes.recipe.costs_of", lambda target: COSTS)
+    monkeypatch.setattr(DraftTiming, "follow", lambda *_: None)
+
+
+def greedy(method: str, options: Options) -> bool:
+    """Whether a method writes the target's argmax text, and drafts for it."""
+    drawn = "drawn=true" in (options.shape or "") or (options.shape or "").startswith(("dyspec", "sequoia", "sampled"))
+    tables = DRAWN_TREES if drawn else TREES
+    made, target = table_method(find_recipe(method), options, tables)
+    text, drafter = [0, 1], made.drafter
+    for _ in range(12):
+        text.append(int(tables.target.next_distribution(text).argmax()))
+    return drafter is not None and one(target, made, 12) == text[2:]
+
+
+def test_every_part_is_spelled_here() -> None:
+    def names(texts: list[str]) -> set[str]:
+        return {text.partition(":")[0] for text in texts}
+
+    assert names(SPELLED_SHAPES) == {*SHAPES.factories, *SHAPES.aliases}
+    assert names(SPELLED_STOPS) == set(STOPS.factories) - {"predicted-rejection"}  # needs a head: method specdec++
+    assert names(SPELLED_LENGTHS) == set(LENGTH_RULES.factories)
+
+
+@pytest.mark.parametrize("shape", SPELLED_SHAPES)
+@pytest.mark.parametrize("method", ["draft-model", "eagle3"])
+def test_shapes_leave_the_greedy_text(method: str, shape: str) -> None:
+    assert greedy(method, Options(shape=shape))
+
+
+@pytest.mark.parametrize("stop", SPELLED_STOPS)
+@pytest.mark.parametrize("method", ["draft-model", "eagle3", "kangaroo", "relay", "fused"])
+def test_stops_leave_the_greedy_text(method: str, stop: str) -> None:
+    assert greedy(method, Options(shape="chain:depth=4", stop=stop))
+    assert greedy(method, Options(stop=stop))  # implies a chain
+
+
+@pytest.mark.parametrize("length", SPELLED_LENGTHS)
+@pytest.mark.parametrize(
+    "method", ["draft-model", "eagle3", "prompt-lookup", "suffix", "cascade", "relay", "specdec++"]
+)
+def test_lengths_leave_the_greedy_text(method: str, length: str) -> None:
+    assert greedy(method, Options(length=length))
+
+
+@pytest.mark.parametrize("stop", SPELLED_STOPS)
+def test_stops_leave_the_distribution(stop: str) -> None:
+    for length in (None, "heuristic:first=1"):
+        found = enumerate_method("draft-model", Options(stop=stop, length=length))
+        assert found["verdict"] == "PASS" and found["outcomes"] >= 27
+
+
+@pytest.mark.parametrize("length", SPELLED_LENGTHS)
+@pytest.mark.parametrize("shape", ["chain", "eagle2"])
+def test_lengths_leave_the_distribution(shape: str, length: str) -> None:
+    found = enumerate_method("draft-model", Options(shape=shape, length=length))
+    assert found["verdict"] == "PASS" and found["outcomes"] >= 27
+
+
+@pytest.mark.parametrize("rule", ["block", "chain", "one-hot", "sample-and-match"])
+def test_other_exact_rules_go_with_stops_and_lengths(rule: str) -> None:
+    options = Options(rule=rule, stop="confidence:0.45", length="heuristic:first=1")
+    assert enumerate_method("draft-model", options)["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("eagle3", {"shape": "eagle2", "stop": "confidence:0.4"}, "use shape 'chain'"),
+        ("eagle3", {"stop": "predicted-rejection"}, "method 'specdec\\+\\+' or 'fastdraft'"),
+        ("prompt-lookup", {"stop": "confidence"}, "no draft chain"),
+        ("plain", {"length": "expected"}, "takes no length rule"),
+        ("auto", {"length": "expected"}, "takes no length rule"),
+        ("medusa", {"shape": "dyspec"}, "shape for method 'medusa'"),
+        ("suffix", {"shape": "eagle2"}, "shape for method 'suffix'"),
+        ("draft-model", {"shape": "static:4xx"}, "positive numbers"),
+        ("draft-model", {"shape": "static:paths=a"}, "as in 0/1/00/01"),
+        ("draft-model", {"own": (("reviews", 2),)}, "option of method 'draft-model'"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        table_method(find_recipe(method), Options(**options), TREES)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_options_are_given_once() -> None:
+    named = read_method("eagle3:shape=eagle2:nodes=64,stop=none").options
+    assert named.joined(Options(draft_length=4)).draft_length == 4
+    with pytest.raises(UsageError, match="shape is given twice"):
+        named.joined(Options(shape="chain"))
+
+
+def test_a_length_rule_gets_room() -> None:
+    recipe: Recipe = RECIPES["fastdraft"]
+    assert recipe.filled(Options(length="expected")).draft_length == 12
+    assert recipe.filled(Options(length="fixed:20")).draft_length == 20
+    assert recipe.filled(Options(length="expected", draft_length=3)).draft_length == 3
+
+
+def test_every_spelling_has_one_form() -> None:
+    tables: list[tuple[PartTable, list[str]]] = [
+        (SHAPES, SPELLED_SHAPES), (STOPS, SPELLED_STOPS), (LENGTH_RULES, SPELLED_LENGTHS)
+    ]  # fmt: skip
+    for table, texts in tables:
+        for text in texts:
+            full = table.canonical(text)
+            assert table.canonical(full) == full and full.partition(":")[0] in table.factories
+
+
+def test_only_the_first_parameter_of_a_part_may_be_called_as_an_option() -> None:
+    """`eagle3:length=fixed:length=5` can be read; a later parameter of that name would be taken for the option."""
+    own = set(chain.from_iterable(recipe.own for recipe in RECIPES.values()))
+    for table in (SHAPES, STOPS, LENGTH_RULES, SPELLINGS):
+        for name in table.factories:
+            later = list(table.parameters(name))[1:]
+            assert not set(later) & {*FIELDS, *own}, name
+
+
+def test_rules_without_a_drafter_say_so() -> None:
+    assert {name for name, rule in RULES.items() if not is_fed(rule)} == {"residual-iid", "k-seq", "canonical"}
