@@ -25,7 +25,7 @@ from foredraft.models.layers.lora import Delta
 from foredraft.models.load.names import TUNED, shipped_folder
 from foredraft.recipes.loading import Place, load
 from foredraft.recipes.trained import find_head
-from foredraft.train.loop import Report
+from foredraft.train.training_loop import Report
 from tests.train import toys
 
 from . import small

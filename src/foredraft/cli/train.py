@@ -16,7 +16,7 @@ from . import options as o
 from .bench import numbers
 
 if TYPE_CHECKING:
-    from ..train.loop import Report
+    from ..train.training_loop import Report
 
 Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

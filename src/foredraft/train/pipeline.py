@@ -21,10 +21,10 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Accept, Kind
-from .loop import Listener, ignore
 from .simulate import Walk
 from .student import Earlier, Student
 from .trainer import Plan, Trainer
+from .training_loop import Listener, ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from ..models.heads import Identity
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
-from .loop import Listener, StepTrainer, TrainingLoop, ignore
 from .optimizer import apply_gradients, smoothed
 from .simulate import Walk
 from .student import Earlier, Student
 from .teacher import Teacher
+from .training_loop import Listener, StepTrainer, TrainingLoop, ignore
 
 CHECKPOINT = "checkpoint.pt"
 

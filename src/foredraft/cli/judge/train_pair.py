@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from .. import options as o
 
 if TYPE_CHECKING:
-    from ...train.loop import Report
+    from ...train.training_loop import Report
 
 EVERY_FAMILY = "all"
 TELL_SHARE = 0.05  # of a run, between two lines where nobody looks

@@ -21,7 +21,7 @@ from ...models.load.names import shipped_folder
 from ...provenance import provenance, write_json
 from ...recipes.loading import Loaded, Place, load
 from ...recipes.trained import decoder_of, identity
-from ...train.loop import Report
+from ...train.training_loop import Report
 from ..problems.families import FAMILIES, draw
 from .batches import DRAFTER, TARGET, Manner, ProblemBatches
 from .lora_trainer import LoraModel, LoraPlan, LoraTrainer

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ...errors import UsageError
 from ...models.judges import JudgeHead, fold
-from ...train.loop import StepTrainer, TrainingLoop
+from ...train.training_loop import StepTrainer, TrainingLoop
 from .false_accepts import auc
 
 PENALTIES = tuple(10.0**-k for k in range(1, 8))

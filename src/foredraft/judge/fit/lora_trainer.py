@@ -17,8 +17,8 @@ from ...models import Decoder
 from ...models.layers.lora import Delta
 from ...train.batch_attention import Causal, any_length
 from ...train.bulk_generate import Task, write
-from ...train.loop import Listener, StepTrainer, TrainingLoop, ignore
 from ...train.optimizer import adamw, apply_gradients, autocast, smoothed
+from ...train.training_loop import Listener, StepTrainer, TrainingLoop, ignore
 from ..problems.problem import Problem
 from .batches import Batch, ProblemBatches
 
