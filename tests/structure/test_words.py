@@ -1,8 +1,8 @@
 """The words of the field: how often words of the project's former dialect still occur, against a budget for each.
 
 A word counts in prose and in identifiers, which are split at underscores and at capitals. Most words count everywhere;
-those that are also plain English count only in the folders where they were dialect. Results, upgrade notes and the changelog are left
-alone: they say what was said then.
+those that are also plain English count only in the folders where they were dialect. Results, upgrade notes and the
+changelog are left alone: they keep the words of their time.
 """
 
 from __future__ import annotations
