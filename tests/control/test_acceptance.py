@@ -1,4 +1,4 @@
-"""Records of acceptance: what they count, whom they follow, what they forget."""
+"""The acceptance record: what it counts, which requests it follows, what it forgets."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import random
 
 import pytest
 
-from foredraft.control.acceptance import DEPTHS, Record, Survival, Yields
+from foredraft.control.acceptance import AcceptanceRecord, FadingCounts
+from foredraft.control.constants import POSITIONS
 
 
-def test_what_lies_behind_the_first_wrong_token_tells_nothing() -> None:
-    survival = Survival()
-    survival.observe(5, 2)
-    assert survival.hits[:4] == [1, 1, 0, 0] and survival.tries[:4] == [1, 1, 1, 0]
-    survival.observe(0, 0)
-    assert survival.tries[0] == 1
+def test_what_comes_after_the_first_wrong_token_tells_nothing() -> None:
+    counts = FadingCounts()
+    counts.observe(5, 2)
+    assert counts.hits[:4] == [1, 1, 0, 0] and counts.tries[:4] == [1, 1, 1, 0]
+    counts.observe(0, 0)
+    assert counts.tries[0] == 1
 
 
 def test_far_positions_share_one_place() -> None:
-    survival = Survival()
-    survival.observe(DEPTHS + 3, DEPTHS + 3)
-    assert survival.tries[-1] == 4 and survival.chance(100, 0.0, 1.0) == pytest.approx(4 / 5)
+    counts = FadingCounts()
+    counts.observe(POSITIONS + 3, POSITIONS + 3)
+    assert counts.tries[-1] == 4 and counts.mean(0.0, 1.0, 100) == pytest.approx(4 / 5)
 
 
 def test_a_record_finds_the_chances_of_a_process() -> None:
-    record, chance = Record(), random.Random(3)
+    record, chance = AcceptanceRecord(), random.Random(3)
     for _ in range(4000):
         accepted = 0
         while accepted < 4 and chance.random() < 0.7:
@@ -34,7 +35,7 @@ def test_a_record_finds_the_chances_of_a_process() -> None:
 
 
 def test_a_request_with_a_record_of_its_own_departs_from_the_others() -> None:
-    record = Record()
+    record = AcceptanceRecord()
     for _ in range(200):
         record.observe(1, "arm", 1, 1)
     for _ in range(60):
@@ -46,21 +47,21 @@ def test_a_request_with_a_record_of_its_own_departs_from_the_others() -> None:
 
 
 def test_nothing_known_is_the_prior() -> None:
-    assert Record().gains(1, "arm", 3, 0.5) == pytest.approx([0.5, 0.25, 0.125])
+    assert AcceptanceRecord().gains(1, "arm", 3, 0.5) == pytest.approx([0.5, 0.25, 0.125])
 
 
-def test_yields_follow_the_key_and_the_request() -> None:
-    yields = Yields(1.5)
-    assert yields.expected(1, "any") == pytest.approx(1.5)
+def test_accepted_drafts_of_trees_follow_the_key_and_the_request() -> None:
+    record = AcceptanceRecord()
+    assert record.accepted_of_tree(1, "any") == pytest.approx(1.5)
     for request in range(10):
         for _ in range(30):
-            yields.observe(request, "good", 4)
-            yields.observe(request, "poor", 1)
-    new = [yields.expected(99, key) for key in ("good", "poor")]
+            record.observe_tree(request, "good", 4)
+            record.observe_tree(request, "poor", 1)
+    new = [record.accepted_of_tree(99, key) for key in ("good", "poor")]
     assert new == pytest.approx([4, 1], abs=0.2)
     for _ in range(30):
-        yields.observe(99, "good", 2)
-    own = [yields.expected(99, key) for key in ("good", "poor")]
+        record.observe_tree(99, "good", 2)
+    own = [record.accepted_of_tree(99, key) for key in ("good", "poor")]
     assert own[0] < 0.8 * new[0] and own[1] < 0.8 * new[1]  # what it showed with one key holds for the other
-    yields.end(99)
-    assert yields.expected(99, "poor") > own[1]
+    record.end(99)
+    assert record.accepted_of_tree(99, "poor") > own[1]

@@ -10,9 +10,9 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from foredraft.control.calibration import POINTS, Calibration, Claims
-from foredraft.control.cost import CostModel
-from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.control.calibration import POINTS, Calibration, PendingDrafts
+from foredraft.control.cost import CostModel, Costs, DraftTiming
+from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.types import Budget, DraftBatch
@@ -32,12 +32,12 @@ def teach(calibration: Calibration, said: float, true: float, rounds: int, seque
     """Rounds of one likeliest token that is right in the share `true` of them."""
     rolls = random.Random(seed)
     for _ in range(rounds):
-        calibration.claims[sequence] = Claims([7], [-1], [math.log(said)], [1])
+        calibration.pending[sequence] = PendingDrafts([7], [-1], [math.log(said)], [1])
         calibration.observe(sequence, [7 if rolls.random() < true else 8])
 
 
 def test_evidence_are_the_nodes_that_the_text_reached() -> None:
-    claims = Claims([1, 2, 3, 4, 5], [-1, -1, 0, 0, 1], [-1.0] * 5, [1] * 5)
+    claims = PendingDrafts([1, 2, 3, 4, 5], [-1, -1, 0, 0, 1], [-1.0] * 5, [1] * 5)
     assert list(claims.tested([1, 4, 9])) == [(0, True), (1, False), (2, False), (3, True)]
     assert list(claims.tested([9, 9])) == [(0, False), (1, False)]
     assert list(claims.tested([1])) == [(0, True), (1, False)]
@@ -141,7 +141,9 @@ class World:
         return max(self.rate(grown(Eagle2Tree(n, 4, d), self)) for n, d in sizes)
 
     def learnt(self, rounds: int) -> CostAwareTree:
-        tree = CostAwareTree(24, 4, 8, draft_costs=DraftCosts(self.costs, self.level), calibration=Calibration())
+        tree = CostAwareTree(
+            24, 4, 8, costs=Costs(self.costs), timing=DraftTiming(self.level), calibration=Calibration()
+        )
         rolls = random.Random(2)
         for _ in range(rounds):
             wrote = self.write(grown(tree, self), rolls)
@@ -164,6 +166,6 @@ def test_a_head_that_is_wrong_about_itself_gets_the_tree_that_pays(factor: float
 @pytest.mark.parametrize(("factor", "row", "level"), [(1.3, 0.05, 0.1), (0.7, 0.04, 0.08)])
 def test_a_head_that_is_believed_gets_another(factor: float, row: float, level: float) -> None:
     world = World(factor, row, level)
-    believed = CostAwareTree(24, 4, 8, draft_costs=DraftCosts(world.costs, level))
+    believed = CostAwareTree(24, 4, 8, costs=Costs(world.costs), timing=DraftTiming(level))
     assert world.rate(grown(believed, world)) < 0.955 * world.best()
     assert world.rate(grown(world.learnt(150), world)) > 0.97 * world.best()

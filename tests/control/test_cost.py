@@ -1,11 +1,11 @@
-"""The cost model: interpolation, and how much to draft."""
+"""Costs: interpolation of the profile, corrections by what was timed, and the cache."""
 
 from __future__ import annotations
 
 import pytest
 
-from foredraft.control.cost import CostModel, LiveCosts, best_count
-from foredraft.control.draft_timing import DraftTiming
+from foredraft.control.constants import HOLD
+from foredraft.control.cost import CostModel, Costs, DraftTiming
 
 COSTS = CostModel((1, 4, 16), (64, 512), (1, 4), (((1.0, 1.3, 2.5), (2.0, 2.3, 3.5)), ((2.0, 3.0, 7.0),) * 2))
 
@@ -27,23 +27,9 @@ def test_it_is_read_back_as_it_was_written() -> None:
     assert CostModel.from_json(COSTS.to_json()) == COSTS
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
-@pytest.mark.parametrize("slope", [0.0, 0.05, 0.3, 1.0])
-def test_the_best_count_is_the_best_of_all(alpha: float, slope: float) -> None:
-    gains = [alpha ** (i + 1) for i in range(12)]
-    rates = [(1 + sum(gains[:n])) / (1 + slope * n) for n in range(13)]
-    count, rate = best_count(gains, lambda n: 1 + slope * n)
-    assert rate == pytest.approx(max(rates)) and rates[count] == pytest.approx(rate)
-
-
-def test_nothing_is_drafted_where_nothing_pays() -> None:
-    assert best_count([0.3, 0.1], lambda n: 1.0 + 0.5 * n) == (0, 1.0)
-    assert best_count([], lambda n: 2.0) == (0, 0.5)
-
-
-def test_live_costs_follow_what_passes_take() -> None:
+def test_costs_follow_what_passes_take() -> None:
     """The machine is twice as slow now, and passes of 16 rows five times: both are found, others follow the rest."""
-    live = LiveCosts(COSTS)
+    live = Costs(COSTS)
     assert live.seconds(4, 64, 1) == COSTS.seconds(4, 64, 1)
     for _ in range(200):
         for rows in (1, 2, 4):
@@ -54,8 +40,8 @@ def test_live_costs_follow_what_passes_take() -> None:
     assert 2.0 < live.seconds(8, 64, 1) / COSTS.seconds(8, 64, 1) < 3.0  # never seen: as all passes together
 
 
-def test_a_hiccup_moves_live_costs_little() -> None:
-    live = LiveCosts(COSTS)
+def test_a_hiccup_moves_costs_little() -> None:
+    live = Costs(COSTS)
     for _ in range(100):
         live.observe(4, 64, 1, COSTS.seconds(4, 64, 1))
     live.observe(4, 64, 1, 1000.0)
@@ -63,8 +49,8 @@ def test_a_hiccup_moves_live_costs_little() -> None:
     assert live.seconds(4, 64, 1) == pytest.approx(COSTS.seconds(4, 64, 1), rel=0.05)
 
 
-def test_a_habit_does_not_remember_how_long_it_took_to_begin() -> None:
-    """A drafter that compiles in its first round and records in its second is not slow for good."""
+def test_a_timing_does_not_remember_how_long_it_took_to_begin() -> None:
+    """A drafter that compiles in its first round and captures in its second is not slow for good."""
     timing = DraftTiming()
     for seconds in (3.0, 0.5, 0.002, 0.002, 0.002):
         timing.follow(seconds, 4, 4)
@@ -72,3 +58,25 @@ def test_a_habit_does_not_remember_how_long_it_took_to_begin() -> None:
     for _ in range(60):
         timing.follow(0.006, 4, 4)
     assert timing.level_seconds == pytest.approx(0.006, rel=0.05)
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+MODEL = CostModel((1, 64), (64, 1024), (1, 8), (((1.0, 2.0), (1.5, 4.0)), ((2.0, 9.0), (3.0, 20.0))))
+
+
+def test_it_answers_as_the_profile_does() -> None:
+    costs = Costs(MODEL)
+    for rows, context, batch in ((1, 64, 1), (17, 64, 1), (17, 640, 1), (64, 1024, 8)):
+        assert costs.seconds(rows, context, batch) == MODEL.seconds(rows, context, batch)
+
+
+def test_the_profile_is_asked_once_until_passes_have_been_timed() -> None:
+    costs, asked = Costs(MODEL), []
+    true = costs._corrected
+    costs._corrected = lambda *question: asked.append(question) or true(*question)  # type: ignore[method-assign,func-returns-value]
+    before = [costs.seconds(5, 100 + i % 2, 1) for i in range(20)]
+    assert len(asked) == 1 and len(set(before)) == 1
+    for _ in range(HOLD):
+        costs.observe(5, 100, 1, 3 * before[0])
+    assert costs.seconds(5, 100, 1) > 2 * before[0] and len(asked) == 2

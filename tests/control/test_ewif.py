@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from foredraft.control.ewif import Plan, Rates, chain, choose, cost, factor, horizontal, phi, tokens
+from tests.kit.ewif import Plan, Rates, chain, choose, cost, factor, horizontal, phi, tokens
 
 # K.5: .7 by the target, .4 by the reviewer.
 RATES = Rates(good=0.7, cheap=0.5, reviewed=0.4, good_cost=0.05)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.control.cost import best_count
 from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
 from foredraft.control.lengths.expected import Expected
 from foredraft.control.lengths.predicted import Predicted, PredictedOrConfident
 from foredraft.control.lengths.thompson import Belief, CalibratedThompson, CostThompson, Logistic, Thompson
+from foredraft.control.objective import best_count
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.rng.keyed import Rng

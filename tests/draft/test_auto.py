@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from foredraft.control.calibration import Calibration
-from foredraft.control.cost import CostModel, LiveCosts
-from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.control.constants import TRY_EVERY
+from foredraft.control.cost import CostModel, Costs, DraftTiming
+from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
-from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
+from foredraft.draft.combine.auto import Arm, AutoDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
@@ -40,9 +41,9 @@ def arm(kind: str, table: TableModel, costs: CostModel, slots: int = 1, depth: i
     """A draft model; a priced tree is calibrated, and lookups are grafted onto it."""
     executor = TableExecutor(table, max_slots=slots, max_length=256)
     if kind == "priced tree":
-        draft_costs, calibration = DraftCosts(costs, 0.02), Calibration()
-        shape = CostAwareTree(nodes=6, width=2, depth=depth, draft_costs=draft_costs, calibration=calibration)
-        return Arm(ModelDrafter(executor, shape), depth, draft_costs, calibration)
+        timing, calibration = DraftTiming(0.02), Calibration()
+        shape = CostAwareTree(6, 2, depth, costs=Costs(costs), timing=timing, calibration=calibration)
+        return Arm(ModelDrafter(executor, shape), depth, timing, calibration)
     chains = {"chain": Chain(depth), "sure chain": Chain(depth, kind=Kind.CHOSEN)}
     return Arm(ModelDrafter(executor, chains.get(kind) or StaticTree((2, 1))), depth)
 
@@ -71,9 +72,9 @@ def test_a_greedy_batch_writes_what_plain_decoding_writes(kind: str) -> None:
     method = Method("m", RULES["sample-and-match"], drafter)
     requests = [request(p, method, i, max_new_tokens=40) for i, p in enumerate(prompts)]
     assert finish(Engine(TableExecutor(target, max_slots=3)), *requests) == expected
-    assert len(drafter.tallies) > 1 and not drafter._watched and not near.drafter._slots  # type: ignore[attr-defined]
+    assert len(drafter.tallies) > 1 and not drafter._states and not near.drafter._slots  # type: ignore[attr-defined]
     trust = near.calibration
-    assert trust is None or not (trust.claims or trust.own)
+    assert trust is None or not (trust.pending or trust.own)
 
 
 class Scripted(Drafter):
@@ -210,24 +211,24 @@ def test_the_round_in_which_a_prompt_is_read_says_nothing_about_levels() -> None
     text = [0, 1, 2, 3, *passes(PromptLookup(1), 80)[1]]
     drafter = AutoDrafter([Arm(Slow("slow", text, 9), 4)], FLAT, clock=lambda: now[0])
     found, wrote = passes(drafter)
-    assert wrote == text[4:64] and found < 25 and drafter.bids.timings["slow"].level_seconds < 0.01
+    assert wrote == text[4:64] and found < 25 and drafter.values.timings["slow"].level_seconds < 0.01
 
 
-def test_a_tree_that_sizes_itself_is_told_what_its_levels_take() -> None:
+def test_a_tree_that_sizes_itself_knows_what_its_levels_take() -> None:
     """Free levels and free rows: the tree grows. Dear rows: it does not, and the text is the same."""
     texts, sizes = [], []
     for costs in (FLAT, STEEP):
-        live = LiveCosts(costs)
-        draft_costs = DraftCosts.of(live)
-        shape = CostAwareTree(nodes=6, width=2, depth=3, draft_costs=draft_costs)
-        arm = Arm(ModelDrafter(TableExecutor(TARGET), shape), 3, draft_costs)
-        assert draft_costs.level_seconds == costs.seconds(1) / 12
+        live = Costs(costs)
+        timing = live.untimed()
+        shape = CostAwareTree(nodes=6, width=2, depth=3, costs=live, timing=timing)
+        arm = Arm(ModelDrafter(TableExecutor(TARGET), shape), 3, timing)
+        assert timing.level_seconds == costs.seconds(1) / 12
         drafter = AutoDrafter([arm], live, clock=lambda: 0.0)
         each = request([0, 1], Method("m", RULES["sample-and-match"], drafter), max_new_tokens=40)
         texts.append(finish(Engine(TableExecutor(TARGET, max_length=256)), each)[0])
-        timing = drafter.bids.timings[arm.name]
-        sizes.append(timing.nodes)
-        assert draft_costs.level_seconds == timing.level_seconds
+        used = drafter.values.timings[arm.name]
+        sizes.append(used.nodes)
+        assert timing.level_seconds == used.level_seconds
     assert texts[0] == texts[1] and sizes[0] > 3 > sizes[1]
 
 
@@ -281,7 +282,7 @@ def test_by_the_clock_the_better_kind_of_rounds_gets_nearly_all(drafting: float,
 
     class Stubborn(AutoDrafter):
         def observe(self, round: Any) -> None:
-            self._asked = None  # prices do not follow the clock: they go on promising
+            self._drafted = None  # prices do not follow the clock: they go on promising
             super().observe(round)
 
     drafter = Stubborn([Arm(PromptLookup(3))], FLAT, clock=hours.look)

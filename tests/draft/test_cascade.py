@@ -1,4 +1,4 @@
-"""Cascades: what the reviewer keeps, that its K/V follows every change of mind, and that the target's distribution stays."""
+"""Cascades: what the reviewer keeps, that its K/V follows every rollback, and that the target's distribution stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused drafters: one tree of many, every member goes on as if it had drafted alone, and the target's distribution stays."""
+"""Fused drafters: one tree of many; every member goes on as if it had drafted alone; the distribution stays."""
 
 from __future__ import annotations
 

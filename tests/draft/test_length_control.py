@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.control.cost import CostModel
-from foredraft.control.cost_cache import CostCache as Costs
-from foredraft.control.draft_timing import DraftTiming
+from foredraft.control.cost import CostModel, Costs, DraftTiming
 from foredraft.control.lengths import LENGTHS
 from foredraft.control.lengths.base import Fixed, Heuristic, LengthRule
 from foredraft.control.lengths.expected import Expected

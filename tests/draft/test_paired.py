@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foredraft.control.calibration import Calibration
-from foredraft.control.cost import CostModel
-from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.control.cost import CostModel, Costs, DraftTiming
+from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.verify import RULES, default_rule
@@ -32,7 +32,7 @@ SHAPES: list[Shape] = [
     Eagle2Tree(nodes=10, width=3, depth=4),
     StaticTree((2, 2, 1)),
     StaticTree((2, 1, 1), drawn=True),
-    CostAwareTree(nodes=10, width=3, depth=4, draft_costs=DraftCosts(COSTS, 0.01)),
+    CostAwareTree(nodes=10, width=3, depth=4, costs=Costs(COSTS), timing=DraftTiming(0.01)),
 ]
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
 
@@ -84,12 +84,12 @@ def test_both_steppers_draft_alike(shape: Shape, temperature: float, monkeypatch
 
 
 def trees(depth: int) -> list[Shape]:
-    """Made anew for every run: a calibration remembers."""
-    cheap = DraftCosts(CostModel((1, 8), (64,), (1,), (((1.0, 1.001),),)), 1e-4)
+    """Made again for every run: a calibration remembers."""
+    cheap = Costs(CostModel((1, 8), (64,), (1,), (((1.0, 1.001),),)))
     return [
         Eagle2Tree(nodes=20, width=4, depth=depth),
         Eagle2Tree(nodes=9, width=1, depth=depth),
-        CostAwareTree(nodes=10, width=3, depth=depth, draft_costs=cheap, calibration=Calibration()),
+        CostAwareTree(nodes=10, width=3, depth=depth, costs=cheap, timing=DraftTiming(1e-4), calibration=Calibration()),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foredraft.control.constants import PLANNER_RETRY, TRY_EVERY
 from foredraft.control.cost import CostModel
 from foredraft.core.rng.enumerating import outcomes
 from foredraft.core.rng.keyed import Rng
@@ -15,13 +16,12 @@ from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.tetris import Score
 from foredraft.core.verify import RULES, check_pair, default_rule
-from foredraft.draft.combine.auto import TRY_EVERY, Arm, AutoDrafter
+from foredraft.draft.combine.auto import Arm, AutoDrafter
 from foredraft.draft.combine.guarded import GuardedDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import BudgetPlanner, Engine, Method, Request, Sharing
-from foredraft.engine.budget import PROBE
 from foredraft.engine.method_group import MethodGroup
 from foredraft.errors import UsageError
 from foredraft.types import Kind
@@ -99,8 +99,8 @@ def test_a_drafter_that_does_not_pay_is_not_asked() -> None:
     near = Watched(TableExecutor(NEAR, 8, max_length=160), Chain(4))
     requests = run(8, Steady(linear(1.0, 10.0)), Method("m", RULES["residual"], near), temperature=1.0, tokens=150)
     steps = max(r.stats.steps for r in requests)
-    assert steps > PROBE
-    assert 1 < len(asked) <= 2 + steps // PROBE
+    assert steps > PLANNER_RETRY
+    assert 1 < len(asked) <= 2 + steps // PLANNER_RETRY
     assert len(set(asked)) == 1  # everybody is tried at once
 
 
@@ -195,7 +195,7 @@ def test_drafts_beyond_the_plan_are_cut_and_counted() -> None:
     assert sum(r.stats.cut for r in free) == 0
 
 
-# --- distributions -----------------------------------------------------------------------------------------------------------
+# --- distributions ----------------------------------------------------------------------------------------------------
 
 
 def drawn(model: TableModel, rng: Rng) -> Draft:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.control.constants import LEAST_PASS
 from foredraft.control.cost import CostModel
 from foredraft.draft.combine.auto import AutoDrafter
 from foredraft.models import random_decoder
 from foredraft.recipes import LLM
-from foredraft.recipes.table import LEAST_PASS, can_choose
+from foredraft.recipes.table import can_choose
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
 from tests.kernels.scene import CONFIG

@@ -1,4 +1,4 @@
-"""A draft model that gives calibrated chances in place of its own probabilities, and remembers what it had said."""
+"""A stepper whose probabilities are calibrated ones; it keeps those that the draft model gave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .calibration import Curve
 
 
 class CalibratedStepper:
-    """One round of a stepper, for shapes that choose likeliest tokens (EAGLE-2's tree and its kin)."""
+    """One round of a stepper, for shapes that choose top tokens (EAGLE-2's tree and those derived from it)."""
 
     def __init__(self, stepper: Stepper, curve: Curve) -> None:
         self.batch, self.ids, self.device = stepper.batch, stepper.ids, stepper.device
         self._stepper, self._curve = stepper, curve
-        self._said: list[Tensor] = []  # [B, w, k] log-probabilities as given, of all nodes as they are made
+        self._given: list[Tensor] = []  # [B, w, k] log-probabilities of all nodes as they are made
 
     def root(self) -> Step:
         return self._calibrated(self._stepper.root())
@@ -28,34 +28,34 @@ class CalibratedStepper:
         return self._calibrated(self._stepper.expand(frontier))
 
     def tops(self) -> Tops:
-        return CalibratedTops(tops_of(self._stepper), self._curve, self._said)
+        return CalibratedTops(tops_of(self._stepper), self._curve, self._given)
 
-    def said_of(self, drafts: DraftBatch) -> tuple[Tensor, Tensor]:
-        """[B, N] log-probabilities as the drafter gave them, and whether each node is the likeliest behind its parent.
+    def given_for(self, drafts: DraftBatch) -> tuple[Tensor, Tensor]:
+        """[B, N] log-probabilities as the drafter gave them, and whether each node is the top one after its parent.
 
-        All nodes have as many siblings, of which the likeliest was made first.
+        All nodes have as many siblings, of which the top one was made first.
         """
         assert drafts.source is not None, "a builder numbers its nodes"
         made = drafts.source
-        said = torch.cat([level.flatten(1) for level in self._said], dim=1)
-        return said.gather(1, made), made % self._said[0].shape[2] == 0
+        given = torch.cat([level.flatten(1) for level in self._given], dim=1)
+        return given.gather(1, made), made % self._given[0].shape[2] == 0
 
     def _calibrated(self, step: Step) -> Step:
         known = step.logits, step.rows, step.block, step.hidden, step.vocabulary
-        return CalibratedStep(*known, step=step, curve=self._curve, said=self._said)
+        return CalibratedStep(*known, step=step, curve=self._curve, given=self._given)
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedStep(Step):
-    """A step whose likeliest tokens come with chances."""
+    """A step whose top tokens come with calibrated log-probabilities."""
 
     step: Step = field(kw_only=True)
     curve: Curve = field(kw_only=True)
-    said: list[Tensor] = field(kw_only=True)
+    given: list[Tensor] = field(kw_only=True)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         values, ids = self.step.top(k)
-        self.said.append(values)
+        self.given.append(values)
         return self.curve(values), ids
 
 
@@ -65,7 +65,7 @@ class CalibratedTops:
 
     tops: Tops
     curve: Curve
-    said: list[Tensor]
+    given: list[Tensor]
 
     def root(self, k: int) -> Found:
         return self._calibrated(self.tops.root(k))
@@ -74,5 +74,5 @@ class CalibratedTops:
         return self._calibrated(self.tops.below(front, k))
 
     def _calibrated(self, found: Found) -> Found:
-        self.said.append(torch.from_numpy(found[0]))
+        self.given.append(torch.from_numpy(found[0]))
         return self.curve.on_host(found[0]), found[1]

@@ -1,15 +1,18 @@
-"""What passes of a target cost on one machine, and what follows: how much to draft for most tokens per second.
+"""What passes and drafts take on this machine: a profile measured once, corrected by everything timed since.
 
-Acceptance is never the aim. A node is worth drafting if the tokens that it brings outweigh the time that it takes.
+`CostModel` is the profile as it is measured and stored. `Costs` is the one object that decisions ask: it owns the
+corrections and a cache. `DraftTiming` is a drafter's running mean. None of them knows what a draft is worth.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from .constants import CONTEXT_STEP, COST_FADE, COST_WEIGHT, HOLD, LEVELS_PER_STEP, OUTLIER, TIMING_RATE, WARM_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,6 @@ class CostModel:
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
     verify: tuple[tuple[tuple[float, ...], ...], ...]  # [batch][context][rows]
-    draft: dict[str, float] = field(default_factory=dict)  # drafter -> seconds of one drafted token
 
     def seconds(self, rows: float, context: float = 512, batch: float = 1) -> float:
         """Of one pass over `rows` new rows of each of `batch` sequences."""
@@ -38,43 +40,86 @@ class CostModel:
     def from_json(cls, raw: dict[str, Any]) -> CostModel:
         verify = tuple(tuple(tuple(line) for line in block) for block in raw["verify"])
         rows, contexts, batches = (tuple(raw[name]) for name in ("rows", "contexts", "batches"))
-        return cls(rows, contexts, batches, verify, dict(raw["draft"]))
+        return cls(rows, contexts, batches, verify)
 
 
-class LiveCosts:
-    """A cost model that follows what passes really take: a profile is measured once, and machines change their mind.
+@dataclass(slots=True)
+class DraftTiming:
+    """Running means of a drafter's rounds: an EMA with rate max(0.1, 1/n), seconds clipped at twice the mean.
 
-    Passes of like size share a correction, which begins as that of all passes and leans on its own the more of it
-    there is. A hiccup moves it no more than a pass that took twice as long.
+    Of the first rounds, which may compile or capture something, the fastest counts.
     """
 
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
-        self.draft = model.draft
-        self._all = _Drift()
-        self._sizes: dict[int, _Drift] = {}
+    level_seconds: float = 0.0
+    nodes: float = 0.0  # of one sequence
+    levels: float = 0.0
+    rounds: int = 0
+
+    @property
+    def level_nodes(self) -> float:
+        """Nodes of one sequence on one level."""
+        return self.nodes / self.levels if self.levels else 1.0
+
+    def follow(self, level_seconds: float, nodes: float, levels: float) -> None:
+        """A round of drafts was like this."""
+        self.rounds += 1
+        pace = max(TIMING_RATE, 1 / self.rounds)
+        if 1 < self.rounds <= WARM_UP:
+            level_seconds = self.level_seconds = min(level_seconds, self.level_seconds)
+        elif self.rounds > WARM_UP:
+            level_seconds = min(level_seconds, OUTLIER * self.level_seconds)
+        self.level_seconds += pace * (level_seconds - self.level_seconds)
+        self.nodes += pace * (nodes - self.nodes)
+        self.levels += pace * (levels - self.levels)
+
+
+class Costs:
+    """A profile that follows what passes really take, cheap enough to ask dozens of times a round.
+
+    Passes of similar size share a correction, which starts as that of all passes and relies on its own the more of it
+    there is. Answers are cached until enough passes have been timed.
+    """
+
+    def __init__(self, profile: CostModel) -> None:
+        self.profile = profile
+        self._all, self._sizes = _Drift(), dict[int, _Drift]()
+        self._cache: dict[tuple[float, int, float], float] = {}
+        self._timed = 0
 
     def seconds(self, rows: float, context: float = 512, batch: float = 1) -> float:
-        own = self._sizes.get(_size(rows * batch), _Drift())
-        shift = (own.total + PRIOR_PASSES * self._all.mean) / (own.weight + PRIOR_PASSES)
-        return self.model.seconds(rows, context, batch) * math.exp(shift)
+        """Of one pass over `rows` new rows of each of `batch` sequences, as things are now."""
+        key = (rows, int(context) // CONTEXT_STEP, batch)
+        if key not in self._cache:
+            self._cache[key] = self._corrected(rows, context, batch)
+        return self._cache[key]
+
+    def by_drafts(self, most: int, batch: int) -> list[float]:
+        """Seconds per sequence of a pass over 0 .. most drafts, and the pending token, of each of `batch` sequences."""
+        return [self.seconds(n + 1, batch=batch) / batch for n in range(most + 1)]
+
+    def untimed(self) -> DraftTiming:
+        """Of a drafter with a model before any round was timed."""
+        return DraftTiming(self.seconds(1) / LEVELS_PER_STEP)
 
     def observe(self, rows: float, context: float, batch: float, seconds: float) -> None:
-        """A pass took so long; a clock that stood still says nothing."""
-        if seconds <= 0:
-            return
-        off = math.log(seconds / self.model.seconds(rows, context, batch))
-        self._all.add(off)
-        self._sizes.setdefault(_size(rows * batch), _Drift()).add(off)
+        """A pass took so long; 0 = unknown."""
+        if seconds > 0:
+            off = math.log(seconds / self.profile.seconds(rows, context, batch))
+            self._all.add(off)
+            self._sizes.setdefault(_size(rows * batch), _Drift()).add(off)
+        self._timed += 1
+        if self._timed % HOLD == 0:
+            self._cache.clear()
 
-
-PRIOR_PASSES = 8.0  # passes of one size after which their own correction weighs as much as that of all
-FADE = 0.98
+    def _corrected(self, rows: float, context: float, batch: float) -> float:
+        own = self._sizes.get(_size(rows * batch), _Drift())
+        shift = (own.total + COST_WEIGHT * self._all.mean) / (own.weight + COST_WEIGHT)
+        return self.profile.seconds(rows, context, batch) * math.exp(shift)
 
 
 @dataclass(slots=True)
 class _Drift:
-    """Mean logarithm of measured over modelled seconds; old passes fade."""
+    """Mean logarithm of measured over profiled seconds; old passes fade."""
 
     total: float = 0.0
     weight: float = 0.0
@@ -84,34 +129,20 @@ class _Drift:
         return self.total / self.weight if self.weight else 0.0
 
     def add(self, off: float) -> None:
-        if self.weight >= PRIOR_PASSES:
-            off = min(max(off, self.mean - math.log(2)), self.mean + math.log(2))
-        self.total = FADE * self.total + off
-        self.weight = FADE * self.weight + 1.0
+        if self.weight >= COST_WEIGHT:
+            reach = math.log(OUTLIER)
+            off = min(max(off, self.mean - reach), self.mean + reach)
+        self.total = COST_FADE * self.total + off
+        self.weight = COST_FADE * self.weight + 1.0
 
 
 def _size(rows: float) -> int:
-    """Passes between two powers of two cost about alike, relative to the model."""
+    """Passes between two powers of two deviate alike."""
     return math.ceil(math.log2(max(rows, 1)))
 
 
-def best_count(gains: Sequence[float], seconds: Callable[[int], float]) -> tuple[int, float]:
-    """(how many, tokens per second): the number n of drafts that makes (1 + gains[0] + .. + gains[n - 1]) / seconds(n)
-    largest.
-
-    gains[i] is the chance that draft i is committed: survival along a chain, or a tree's values from the best on.
-    """
-    best, tokens = (0, 1.0 / seconds(0)), 1.0
-    for n, gain in enumerate(gains, start=1):
-        tokens += gain
-        rate = tokens / seconds(n)
-        if rate > best[1]:
-            best = (n, rate)
-    return best
-
-
 def _between(points: Sequence[int], x: float) -> list[tuple[int, float]]:
-    """Neighbouring points with their weights. Beyond the last one the last slope goes on; before the first it ends."""
+    """Neighbouring points with their weights. The last slope continues beyond the last one; the first is the least."""
     if len(points) == 1 or x <= points[0]:
         return [(0, 1.0)]
     right = min(bisect_right(points, x), len(points) - 1)

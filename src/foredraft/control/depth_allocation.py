@@ -1,117 +1,117 @@
 """How deep each request of a batch should draft, so that the batch as a whole writes most tokens per second.
 
-    largest  (B + sum of the chances of all drafted levels) / (seconds of the pass + seconds of drafting)
-
-B sequences write a token each anyway. A level of a request is one drafted token ahead; the chance that it is committed
-is its gain, and its rows make the pass longer for everybody. A drafter takes its time once per level, for all requests
-that it drafts for, so one that is asked for little may not be worth asking at all. Everything here is known before a
-token is drawn: what was accepted so far, and what passes cost.
+A level of a request is one drafted token ahead; its rows make the pass longer for everybody, and a drafter takes its
+time once per level for all requests that it drafts for, so one that is asked for little may not be worth asking. All of
+it is known before a token is drawn: acceptance so far, and what passes cost. It does not know where they come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-POINTS = 48  # numbers of levels that are tried, evenly spread over all that there could be
+from .constants import DEPTH_POINTS
+from .objective import rate
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Candidate:
     """What a request could draft."""
 
-    gains: Sequence[float]  # chance that each level is committed, never rising
+    gains: Sequence[float]  # P(accepted) of each level, never rising
     drafter: str
     rows: float = 1.0  # nodes of a level
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Levels for each wish, and the tokens per second that they promise."""
+    """Levels for each candidate, and their expected tokens per second."""
 
     depths: tuple[int, ...]
     rate: float
 
 
 def best_depths(
-    wishes: Sequence[Wish],
-    writers: int,
+    candidates: Sequence[Candidate],
+    sequences: int,
     verify: Callable[[float], float],
     level_seconds: Mapping[str, float],
     even: bool = False,
 ) -> Allocation:
     """The best depths.
 
-    writers: sequences of the batch, those without wishes included; verify: seconds of their pass with so many drafted
-    rows in all; level_seconds: what a drafter takes for a level; even: the pass takes as many rows of every sequence as
-    of the one that drafts most. Drafters that do not pay their way are left out one by one.
+    sequences: of the batch, those without candidates included; verify: seconds of their pass with so many drafted rows
+    in all; level_seconds: of a level of each drafter; even: the pass takes as many rows of every sequence as of the one
+    that drafts most. Drafters that do not pay their way are left out one by one.
     """
-    drafters, within = {wish.drafter for wish in wishes}, _within_even if even else _within
-    best = within(drafters, wishes, writers, verify, level_seconds)
+    search = _Search(candidates, sequences, verify, level_seconds)
+    within = search.even if even else search.ragged
+    drafters = {candidate.drafter for candidate in candidates}
+    best = within(drafters)
     while drafters:
-        trials = [(within(drafters - {d}, wishes, writers, verify, level_seconds), d) for d in sorted(drafters)]
-        trial, left_out = max(trials, key=lambda pair: pair[0].rate)
+        trial, left_out = max(((within(drafters - {d}), d) for d in sorted(drafters)), key=lambda pair: pair[0].rate)
         if trial.rate <= best.rate:
             break
         best, drafters = trial, drafters - {left_out}
     return best
 
 
-def _within(
-    drafters: set[str],
-    wishes: Sequence[Wish],
-    writers: int,
-    verify: Callable[[float], float],
-    level_seconds: Mapping[str, float],
-) -> Allocation:
-    """The best number of levels if they are taken from the most tokens per row downwards."""
-    cells = [
-        (gain / wish.rows, -level, i)
-        for i, wish in enumerate(wishes)
-        if wish.drafter in drafters
-        for level, gain in enumerate(wish.gains, start=1)
-    ]
-    cells.sort(reverse=True)  # of equal ones the shallow first, so that no level comes before the one above it
-    stride = -(-len(cells) // POINTS) or 1
-    depths = [0] * len(wishes)
-    deepest = dict.fromkeys(drafters, 0)
-    tokens, rows, best = float(writers), 0.0, Allocation(tuple(depths), writers / verify(0.0))
-    for n, (density, minus_level, i) in enumerate(cells, start=1):
-        wish = wishes[i]
-        tokens, rows = tokens + density * wish.rows, rows + wish.rows
-        depths[i] = -minus_level
-        deepest[wish.drafter] = max(deepest[wish.drafter], depths[i])
-        if n % stride == 0 or n == len(cells):
-            drafting = sum(levels * level_seconds.get(name, 0.0) for name, levels in deepest.items())
-            rate = tokens / (verify(rows) + drafting)
-            if rate > best.rate:
-                best = Allocation(tuple(depths), rate)
-    return best
+@dataclass(frozen=True, slots=True)
+class _Search:
+    candidates: Sequence[Candidate]
+    sequences: int
+    verify: Callable[[float], float]
+    level_seconds: Mapping[str, float]
+    plain: Allocation = field(init=False)
 
+    def __post_init__(self) -> None:
+        nothing = Allocation((0,) * len(self.candidates), rate(0.0, self.verify(0.0), self.sequences))
+        object.__setattr__(self, "plain", nothing)
 
-def _within_even(
-    drafters: set[str],
-    wishes: Sequence[Wish],
-    writers: int,
-    verify: Callable[[float], float],
-    level_seconds: Mapping[str, float],
-) -> Allocation:
-    """The best number of rows a sequence. All of them are paid for, so everyone takes as many levels as they hold."""
-    asked = [wish.gains if wish.drafter in drafters else () for wish in wishes]
-    most, rows = np.array([len(gains) for gains in asked]), np.array([wish.rows for wish in wishes])
-    longest = int(most.max(initial=0))
-    brought = np.zeros((len(wishes), longest + 1))  # tokens of the first so many levels
-    for line, gains in zip(brought, asked, strict=True):
-        line[1 : len(gains) + 1] = np.cumsum(gains)
-    own = {name: np.array([wish.drafter == name for wish in wishes]) for name in sorted(drafters)}
-    best = Allocation((0,) * len(wishes), writers / verify(0.0))
-    for height in sorted({size * level for size in set(rows.tolist()) for level in range(1, longest + 1)}):
-        depths = np.minimum(most, (height / rows + 1e-9).astype(int))
-        drafting = sum(int(depths[mine].max()) * level_seconds.get(name, 0.0) for name, mine in own.items())
-        tokens = writers + float(brought[np.arange(len(wishes)), depths].sum())
-        rate = tokens / (verify(writers * height) + drafting)
-        if rate > best.rate:
-            best = Allocation(tuple(depths.tolist()), rate)
-    return best
+    def _rate(self, accepted: float, rows: float, deepest: Mapping[str, int]) -> float:
+        drafting = sum(levels * self.level_seconds.get(name, 0.0) for name, levels in deepest.items())
+        return rate(accepted, self.verify(rows) + drafting, self.sequences)
+
+    def ragged(self, drafters: set[str]) -> Allocation:
+        """The best number of levels if they are taken in order of accepted tokens per row."""
+        cells = [
+            (gain / candidate.rows, -level, i)
+            for i, candidate in enumerate(self.candidates)
+            if candidate.drafter in drafters
+            for level, gain in enumerate(candidate.gains, start=1)
+        ]
+        cells.sort(reverse=True)  # of equal ones the shallow first, so that no level comes before the one above it
+        stride = -(-len(cells) // DEPTH_POINTS) or 1
+        depths, deepest = [0] * len(self.candidates), dict.fromkeys(drafters, 0)
+        accepted, rows, best = 0.0, 0.0, self.plain
+        for n, (density, minus_level, i) in enumerate(cells, start=1):
+            candidate = self.candidates[i]
+            accepted, rows = accepted + density * candidate.rows, rows + candidate.rows
+            depths[i] = -minus_level
+            deepest[candidate.drafter] = max(deepest[candidate.drafter], depths[i])
+            if n % stride == 0 or n == len(cells):
+                found = self._rate(accepted, rows, deepest)
+                if found > best.rate:
+                    best = Allocation(tuple(depths), found)
+        return best
+
+    def even(self, drafters: set[str]) -> Allocation:
+        """The best number of rows per sequence. All of them are paid for, so each takes as many levels as they hold."""
+        gains = [candidate.gains if candidate.drafter in drafters else () for candidate in self.candidates]
+        most, rows = np.array([len(each) for each in gains]), np.array([each.rows for each in self.candidates])
+        longest = int(most.max(initial=0))
+        accepted = np.zeros((len(gains), longest + 1))  # of the first so many levels
+        for line, each in zip(accepted, gains, strict=True):
+            line[1 : len(each) + 1] = np.cumsum(each)
+        own = {name: np.array([each.drafter == name for each in self.candidates]) for name in sorted(drafters)}
+        best = self.plain
+        for height in sorted({size * level for size in set(rows.tolist()) for level in range(1, longest + 1)}):
+            depths = np.minimum(most, (height / rows + 1e-9).astype(int))
+            deepest = {name: int(depths[mine].max()) for name, mine in own.items()}
+            total = float(accepted[np.arange(len(gains)), depths].sum())
+            found = self._rate(total, self.sequences * height, deepest)
+            if found > best.rate:
+                best = Allocation(tuple(depths.tolist()), found)
+        return best

@@ -1,22 +1,47 @@
-"""Whether drafting pays by the clock, where prices cannot tell: a pass may be so quick that the host's own work counts.
+"""Two ways to find out that drafting does not pay on a fast machine, where the host's own work counts; both back off.
 
-Rounds that draft are compared with a few that do not even look. While drafting wrote more tokens per second it goes on,
-longer each time; else it rests, longer each time, and is then tried again, since texts, machines and recorded functions
-change.
+`LookupRest` weighs the time of lookups against what they are expected to bring. `ThroughputProbe` compares measured
+tokens per second of rounds that draft and of rounds that do not, and needs no model of costs at all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TRIAL, SAMPLE, REST = 16, 4, 32  # rounds of drafting, of plain decoding beside it, and of rest, at first
-LONGEST = 256, 512  # rounds of drafting and of rest at a stretch
-DEAR = 0.1  # of a plain pass: work of the host beyond this calls for the clock
+from .backoff import Backoff
+from .constants import EMA_RATE, LOOKUP_LONGEST, OUTLIER, PROBE_LONGEST, PROBE_REST, PROBE_SAMPLE, PROBE_TRIAL
+from .objective import rate
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Some rounds of one kind."""
+class LookupRest:
+    """Whether lookups are worth their own time. They rest for 1, 2, 4, .. rounds as long as they are not."""
+
+    backoff: Backoff = field(default_factory=lambda: Backoff(1, LOOKUP_LONGEST))
+    batch: int = 0  # sequences in the last round that looked
+    seconds: float = 0.0  # of the lookups of a round: an EMA, samples clipped
+
+    def rests(self, batch: int) -> bool:
+        """Whether this round makes no lookups. A batch of half the size starts again."""
+        if 2 * batch <= self.batch:
+            self.backoff.reset()
+        return self.backoff.runs()
+
+    def observe(self, batch: int, seconds: float, accepted: float, plain: float, drafting: float) -> None:
+        """Lookups took so long; so many drafts are expected to be accepted; a pass takes `plain` or `drafting` seconds
+        without or with them."""
+        clipped = min(seconds, OUTLIER * self.seconds or seconds)
+        self.seconds += (EMA_RATE if self.seconds else 1.0) * (clipped - self.seconds)
+        self.batch = batch
+        if rate(accepted, drafting + self.seconds, batch) > rate(0.0, plain, batch):
+            self.backoff.reset()
+        else:
+            self.backoff.start()
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Tokens and seconds of some rounds."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -26,39 +51,40 @@ class Stretch:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-@dataclass(slots=True)
 class ThroughputProbe:
-    """One comparison after another."""
+    """Rounds that draft, then a few that do not, again and again; the slower kind becomes ever rarer.
 
-    resting: bool = False
-    left: int = TRIAL  # rounds until something changes
-    last: float | None = None  # when the last round began; None = nobody looked
-    drafting: Stretch = field(default_factory=Stretch)
-    plain: Stretch = field(default_factory=Stretch)
-    _sampling: bool = False
-    _span: int = TRIAL
-    _rest: int = REST
+    After a comparison that drafting wins, twice as many rounds draft; after one that it loses, it rests for twice as
+    many, and is then tried again, since texts, machines and captured graphs change.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None  # when the last round began; None = unknown
+        self._drafting, self._plain = Throughput(), Throughput()
+        self._trial, self._rest = Backoff(PROBE_TRIAL, PROBE_LONGEST[0]), Backoff(PROBE_REST, PROBE_LONGEST[1])
+        self._sample = Backoff(PROBE_SAMPLE, PROBE_SAMPLE)
+        self._now = self._trial  # which of the three runs
+        self._now.start()
 
     def rests(self, now: float, wrote: int) -> bool:
-        """Whether this round is to be plain. The one before has written so many tokens, 0 = that cannot be told."""
+        """Whether this round is to be plain. The one before has written so many tokens, 0 = unknown."""
         if self.last is not None and wrote > 0:
-            own = self.plain if self.resting else self.drafting
+            own = self._drafting if self._now is self._trial else self._plain
             own.tokens, own.seconds = own.tokens + wrote, own.seconds + now - self.last
         self.last = now
-        if self.left == 0:
+        if not self._now.runs():
             self._change()
-        self.left -= 1
-        return self.resting
+            self._now.runs()
+        return self._now is not self._trial
 
     def _change(self) -> None:
-        if not self.resting:
-            self.resting = self._sampling = True
-            self.left, self.plain = SAMPLE, Stretch()
-        elif self._sampling and 0 < self.drafting.rate <= self.plain.rate:
-            self._sampling, self._span = False, TRIAL
-            self.left, self._rest = self._rest, min(2 * self._rest, LONGEST[1])
-        else:  # drafting is better, or a rest is over
-            if self._sampling:
-                self._span, self._rest = min(2 * self._span, LONGEST[0]), REST
-            self.resting = self._sampling = False
-            self.left, self.drafting = self._span, Stretch()
+        if self._now is self._trial:
+            self._now, self._plain = self._sample, Throughput()
+        elif self._now is self._sample and 0 < self._drafting.rate <= self._plain.rate:
+            self._trial.reset()
+            self._now = self._rest
+        else:  # drafting is faster, or a rest is over
+            if self._now is self._sample:
+                self._rest.reset()
+            self._now, self._drafting = self._trial, Throughput()
+        self._now.start()

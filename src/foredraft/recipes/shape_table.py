@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeVar
 
-from ..control.cost import CostModel
-from ..control.cost_aware_tree import CostAwareTree, Costs, DraftCosts
+from ..control.cost import CostModel, Costs
+from ..control.cost_aware_tree import CostAwareTree
 from ..core.shapes.base import Chain, Shape
 from ..core.shapes.dyspec import DySpec
 from ..core.shapes.dyspec_layers import DySpecLayers
@@ -49,9 +49,10 @@ def eagle2(length: int, nodes: int = 32, width: int = 8, depth: int = 0) -> Shap
     return Eagle2Tree(nodes, width, depth or length)
 
 
-def cost_aware(length: int, costs: Costs, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
+def cost_aware(length: int, costs: CostModel, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
     """EAGLE-2's tree at the size that pays by this machine's cost model."""
-    return CostAwareTree(nodes, width, depth or length, draft_costs=DraftCosts.of(costs))
+    live = Costs(costs)
+    return CostAwareTree(nodes, width, depth or length, costs=live, timing=live.untimed())
 
 
 def opt_tree(length: int, nodes: int = 25, gain: float = 0.5, depth: int = 0) -> Shape:
@@ -77,12 +78,12 @@ def dyspec_layers(
     return DySpecLayers(nodes, width, depth or length, drawn, threshold or None, adapt)
 
 
-def sequoia(length: int, costs: Costs, nodes: int = 24, ranks: str = RANKS, depth: int = 0) -> Shape:
+def sequoia(length: int, costs: CostModel, nodes: int = 24, ranks: str = RANKS, depth: int = 0) -> Shape:
     """The best fixed tree for acceptance by rank (Sequoia); 0 nodes: as many as pay."""
     accept, deep = _numbers("ranks", ranks, "/", float), depth or length
     if nodes > 0:
         return _sequoia(accept, nodes, deep)
-    draft = DraftCosts.of(costs).level_seconds
+    draft = Costs(costs).untimed().level_seconds
     verify = {size: costs.seconds(size) for size in range(2, MOST_NODES + 1)}
     choice = Sequoia(accept, MOST_NODES, deep + 1).best(draft, verify)
     return _sequoia(accept, choice.size, choice.layers - 1)

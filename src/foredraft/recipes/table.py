@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from ..control.calibration import Calibration
-from ..control.cost import CostModel
-from ..control.cost_aware_tree import CostAwareTree, DraftCosts
-from ..control.cost_cache import CostCache
+from ..control.constants import AUTO_DEPTH, AUTO_LENGTH, AUTO_NODES, AUTO_WIDTH, LEAST_PASS
+from ..control.cost import CostModel, Costs
+from ..control.cost_aware_tree import CostAwareTree
 from ..core.shapes.base import Chain
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.combine.auto import Arm, AutoDrafter
@@ -37,7 +37,7 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
         return Parts(rule=SAMPLE_AND_MATCH)
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
-    kind, costs = factory.best_head(AUTO_HEADS, options.drafter), CostCache(measured)
+    kind, costs = factory.best_head(AUTO_HEADS, options.drafter), Costs(measured)
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
         ready = factory.head(kind, options.drafter, options.words)
@@ -45,9 +45,9 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
         if factory.target.executor.capturing is not None:  # a chain can be recorded, the tree below cannot
             arms.append(Arm(ready.drafter(Chain(depth, kind=Kind.CHOSEN), kind), depth))
         else:
-            draft_costs, trust = DraftCosts.of(costs), Calibration()
-            shape = CostAwareTree(AUTO_NODES, AUTO_WIDTH, depth, draft_costs=draft_costs, calibration=trust)
-            arms.append(Arm(ready.drafter(shape, kind), depth, draft_costs, trust))
+            timing, calibration = costs.untimed(), Calibration()
+            shape = CostAwareTree(AUTO_NODES, AUTO_WIDTH, depth, costs=costs, timing=timing, calibration=calibration)
+            arms.append(Arm(ready.drafter(shape, kind), depth, timing, calibration))
     return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
 
 
@@ -58,9 +58,6 @@ def can_choose(executor: Executor, costs: CostModel) -> bool:
     return executor.capturing is None or costs.seconds(1) > LEAST_PASS
 
 
-LEAST_PASS = 1e-3  # seconds
-AUTO_LENGTH, AUTO_DEPTH = 16, 8  # tokens ahead at most by lookup and by a tree; how many, is worked out every round
-AUTO_NODES, AUTO_WIDTH = 32, 4  # of that tree; on SmolLM2, reading 4 nodes a level instead of 8 loses 1% of its tokens
 AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from foredraft.control.calibration import Calibration, Claims
-from foredraft.control.cost import CostModel
-from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.control.calibration import Calibration, PendingDrafts
+from foredraft.control.cost import CostModel, Costs, DraftTiming
+from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.shapes import dyspec
 from foredraft.core.shapes.base import Shape
 from foredraft.core.shapes.dyspec import DySpec
@@ -40,7 +40,7 @@ def taught() -> Calibration:
     calibration = Calibration()
     for said in (0.2, 0.5, 0.8):
         for right in (0, 1, 0, 0) * 5:
-            calibration.claims[0] = Claims([1], [-1], [log(said)], [1])
+            calibration.pending[0] = PendingDrafts([1], [-1], [log(said)], [1])
             calibration.observe(0, [right])
     return calibration
 
@@ -53,9 +53,9 @@ GROWTHS: dict[str, Shape] = {
     "chosen ranks": StaticTree(rank_paths("0 2 00 02 000")),
     "OPT-Tree": OptTree(nodes=4, depth=3, gain=0.1),
     "EAGLE-2": Eagle2Tree(nodes=4, width=2, depth=3),
-    "EAGLE-2 at a price": CostAwareTree(nodes=4, width=2, depth=3, draft_costs=DraftCosts(PRICED, 0.05)),
+    "EAGLE-2 at a price": CostAwareTree(nodes=4, width=2, depth=3, costs=Costs(PRICED), timing=DraftTiming(0.05)),
     "EAGLE-2 at a price, calibrated": CostAwareTree(
-        nodes=4, width=2, depth=3, draft_costs=DraftCosts(PRICED, 0.05), calibration=taught()
+        nodes=4, width=2, depth=3, costs=Costs(PRICED), timing=DraftTiming(0.05), calibration=taught()
     ),
     "chosen DySpec": DySpec(nodes=4, depth=3, drawn=False),
     "chosen DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.2, drawn=False),

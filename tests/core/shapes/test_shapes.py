@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foredraft.control.cost import CostModel, best_count
-from foredraft.control.cost_aware_tree import CostAwareTree, DraftCosts
+from foredraft.control.cost import CostModel, Costs, DraftTiming
+from foredraft.control.cost_aware_tree import CostAwareTree
+from foredraft.control.objective import best_count
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Shape
 from foredraft.core.shapes.dyspec import DySpec
@@ -36,7 +37,7 @@ GROWTHS: list[Shape] = [
     StaticTree((2, 2, 1), drawn=True),
     SEQUOIA,
     Eagle2Tree(nodes=8, width=3, depth=4),
-    CostAwareTree(nodes=8, width=3, depth=4, draft_costs=DraftCosts(CHEAP, 0.01)),
+    CostAwareTree(nodes=8, width=3, depth=4, costs=Costs(CHEAP), timing=DraftTiming(0.01)),
     OptTree(nodes=8, depth=4, gain=0.05),
     DySpec(nodes=8, depth=4),
     DySpec(nodes=8, depth=4, drawn=False),
@@ -338,7 +339,7 @@ def test_a_cost_tree_holds_the_nodes_that_pay(row: float) -> None:
     whole = grown(Eagle2Tree(nodes=12, width=3, depth=3))
     gains = sorted(paths_of(whole).values(), reverse=True)
     count, _ = best_count(gains, lambda n: costs.seconds(n + 1))
-    own = paths_of(grown(CostAwareTree(nodes=12, width=3, depth=3, draft_costs=DraftCosts(costs, 0.0))))
+    own = paths_of(grown(CostAwareTree(nodes=12, width=3, depth=3, costs=Costs(costs), timing=DraftTiming())))
     assert sorted(own.values(), reverse=True) == pytest.approx(gains[:count])
 
 
@@ -346,7 +347,7 @@ def test_a_cost_tree_reads_no_level_that_does_not_pay() -> None:
     calls = []
     for level in (0.0, 0.1, 100.0):
         stepper = TableStepper(MODEL)
-        CostAwareTree(nodes=12, width=3, depth=6, draft_costs=DraftCosts(CHEAP, level)).grow(
+        CostAwareTree(nodes=12, width=3, depth=6, costs=Costs(CHEAP), timing=DraftTiming(level)).grow(
             stepper, [PLENTY], rng_for(1)
         )
         calls.append(stepper.calls)

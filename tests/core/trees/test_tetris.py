@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.control.depth_allocation import Wish, best_depths
+from foredraft.control.depth_allocation import Candidate, best_depths
 from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.trees.layout import trees
 from foredraft.core.trees.select import best_lengths_by_heap
@@ -86,7 +86,7 @@ def test_what_cannot_be_cut_is_left_alone() -> None:
 # --- depths ---------------------------------------------------------------------------------------------------------
 
 
-def rate(wishes: list[Wish], depths: tuple[int, ...], writers: int, each: float, levels: dict[str, float]) -> float:
+def rate(wishes: list[Candidate], depths: tuple[int, ...], writers: int, each: float, levels: dict[str, float]) -> float:
     tokens = writers + sum(sum(w.gains[:d]) for w, d in zip(wishes, depths, strict=True))
     rows = sum(w.rows * d for w, d in zip(wishes, depths, strict=True))
     deepest = {
@@ -100,7 +100,7 @@ def test_depths_are_the_best_there_are(seed: int) -> None:
     """Against all choices, for drafters that take no time."""
     rng = np.random.default_rng(seed)
     gains = [np.cumprod(rng.uniform(0.2, 1.0, 3)).tolist() for _ in range(3)]
-    wishes = [Wish(g, "ab"[i % 2]) for i, g in enumerate(gains)]
+    wishes = [Candidate(g, "ab"[i % 2]) for i, g in enumerate(gains)]
     each, writers = float(rng.choice([0.2, 2.0, 10.0])), 4
     found = best_depths(wishes, writers, lambda rows: 10 + each * (writers + rows), {})
     best = max(rate(wishes, depths, writers, each, {}) for depths in product(range(4), repeat=3))
@@ -112,7 +112,7 @@ def test_depths_are_the_best_there_are(seed: int) -> None:
 def test_slow_drafters_are_left_out(seed: int) -> None:
     """Never worse than any choice that uses a drafter to the full or not at all."""
     rng = np.random.default_rng(seed)
-    wishes = [Wish(np.cumprod(rng.uniform(0.5, 1.0, 2)).tolist(), name) for name in ("slow", "quick", "slow")]
+    wishes = [Candidate(np.cumprod(rng.uniform(0.5, 1.0, 2)).tolist(), name) for name in ("slow", "quick", "slow")]
     levels = {"slow": float(rng.uniform(0, 8)), "quick": 0.1}
     found = best_depths(wishes, 3, lambda rows: 10 + 0.5 * (3 + rows), levels)
     assert found.rate == pytest.approx(rate(wishes, found.depths, 3, 0.5, levels))
@@ -121,14 +121,14 @@ def test_slow_drafters_are_left_out(seed: int) -> None:
 
 
 def test_a_drafter_that_is_too_slow_leaves_room_for_the_other() -> None:
-    wishes = [Wish([0.9, 0.8], "slow"), Wish([0.7, 0.6], "quick")]
+    wishes = [Candidate([0.9, 0.8], "slow"), Candidate([0.7, 0.6], "quick")]
     found = best_depths(wishes, 2, lambda rows: 10 + rows, {"slow": 100.0, "quick": 0.01})
     assert found.depths == (0, 2)
 
 
 def test_where_rows_are_even_nobody_drafts_alone() -> None:
     """A good and a poor request: by itself the good one would draft two levels, but both pay for each."""
-    wishes = [Wish([0.9, 0.81], "one"), Wish([0.1, 0.01], "one")]
+    wishes = [Candidate([0.9, 0.81], "one"), Candidate([0.1, 0.01], "one")]
 
     def depths(each: float, even: bool) -> tuple[int, ...]:
         return best_depths(wishes, 2, lambda rows: 10 + each * rows, {}, even).depths
@@ -140,7 +140,7 @@ def test_where_rows_are_even_nobody_drafts_alone() -> None:
 
 def test_depths_fall_with_the_batch() -> None:
     def total(batch: int) -> int:
-        wishes = [Wish([0.8, 0.64, 0.5, 0.4], "d")] * batch
+        wishes = [Candidate([0.8, 0.64, 0.5, 0.4], "d")] * batch
         return sum(best_depths(wishes, batch, lambda rows: 20 + batch + rows, {"d": 0.5}).depths)
 
     means = [total(batch) / batch for batch in (1, 4, 16, 64, 256)]
@@ -149,7 +149,7 @@ def test_depths_fall_with_the_batch() -> None:
 
 
 def test_trees_pay_for_all_their_rows() -> None:
-    chain, tree = (best_depths([Wish([0.8, 0.6], "d", rows)], 2, lambda r: 5 + r, {}).depths for rows in (1.0, 8.0))
+    chain, tree = (best_depths([Candidate([0.8, 0.6], "d", rows)], 2, lambda r: 5 + r, {}).depths for rows in (1.0, 8.0))
     assert (chain, tree) == ((2,), (0,))
 
 

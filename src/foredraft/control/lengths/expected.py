@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..acceptance import Record
-from ..cost import best_count
+from ..acceptance import AcceptanceRecord
+from ..constants import ACCEPTANCE_PRIOR, LENGTH_RETRY
+from ..objective import best_count
 
 KEY = 0  # one drafter, so one key
 
@@ -23,9 +24,9 @@ KEY = 0  # one drafter, so one key
 class _Estimated:
     """A request that drafts nothing tries one token every `probe` rounds, since text changes."""
 
-    prior: float = 0.6  # acceptance of a draft before anything is known
-    probe: int = 16
-    record: Record = field(default_factory=Record)
+    prior: float = ACCEPTANCE_PRIOR  # acceptance of a draft before anything is known
+    probe: int = LENGTH_RETRY
+    record: AcceptanceRecord = field(default_factory=AcceptanceRecord)
     _idle: dict[int, int] = field(default_factory=dict, init=False, repr=False)  # rounds since the last draft
 
     def longest(self, id: int, limit: int) -> int:

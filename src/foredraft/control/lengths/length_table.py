@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..constants import ACCEPTANCE_PRIOR, LENGTH_RETRY
 from .base import Fixed, Heuristic, LengthRule
 from .expected import Expected, ExpectedAccepted
 from .thompson import Belief, CostThompson, Thompson
@@ -25,12 +26,12 @@ def _heuristic(seconds: RoundSeconds, *, first: int = 5) -> LengthRule:
     return Heuristic(first)
 
 
-def _expected(seconds: RoundSeconds, *, prior: float = 0.6, probe: int = 16) -> LengthRule:
+def _expected(seconds: RoundSeconds, *, prior: float = ACCEPTANCE_PRIOR, probe: int = LENGTH_RETRY) -> LengthRule:
     """most expected tokens per second, by the request's acceptance and this machine's costs"""
     return Expected(prior, probe, seconds=seconds)
 
 
-def _predicted(seconds: RoundSeconds, *, prior: float = 0.6, probe: int = 16) -> LengthRule:
+def _predicted(seconds: RoundSeconds, *, prior: float = ACCEPTANCE_PRIOR, probe: int = LENGTH_RETRY) -> LengthRule:
     """as many as are expected to be accepted (AdaEAGLE's rule, predicted from the request's acceptance)"""
     return ExpectedAccepted(prior, probe)
 

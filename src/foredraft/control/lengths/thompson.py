@@ -18,7 +18,7 @@ from ...core.rng.hashing import hashed_uniform, uniform_of
 from ...core.rng.keyed import Purpose
 from ...core.shapes.step import Step
 from ...core.shapes.stops import confidence_of
-from ..cost import best_count
+from ..objective import best_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""What a chooser among drafters deals with: the arms, what they offer for a round, and what became of it."""
+"""What `auto` chooses among: the arms, what each could do for a sequence in a round, and what became of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...control.backoff import Backoff
 from ...control.calibration import Calibration
-from ...control.cost_aware_tree import DraftCosts
+from ...control.constants import TRY_EVERY, TRY_LONGEST
+from ...control.cost import DraftTiming
 from ...types import Topology
 from ..base import Drafter
 
@@ -14,12 +16,12 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter among others. `longest` = 0: it looks things up for nothing. A tree finds its size itself."""
+    """A drafter among others. `longest` = 0: a lookup, which costs nothing. A tree finds its size itself."""
 
     drafter: Drafter
     longest: int = 0  # tokens ahead that a drafter with a model may draft
-    draft_costs: DraftCosts | None = None  # by which it sizes its trees: told what its levels really take
-    calibration: Calibration | None = None  # of its trees' values: told what was written. Lookups are grafted onto them
+    timing: DraftTiming = field(default_factory=DraftTiming)  # what its levels take; a tree may size itself by it
+    calibration: Calibration | None = None  # of its trees' values. Lookups are grafted onto calibrated trees
 
     @property
     def name(self) -> str:
@@ -35,31 +37,35 @@ class Arm:
 
 
 @dataclass(slots=True)
-class Offer:
-    """What an arm would do for a sequence this round."""
+class Candidate:
+    """What an arm could do for a sequence this round."""
 
     arm: int
-    key: tuple[int, ...]  # of its record
+    key: tuple[int, ...]  # of its acceptance record
     count: int  # drafts along the path
     rate: float  # expected tokens per second
-    tokens: list[int] = field(default_factory=list)  # of arms that have drafted already
-    sure: int = 0  # how sure those are
-    gains: list[float] = field(default_factory=list)  # the chance that each of them is committed
-    grafted: tuple[int, ...] | None = None  # key of the record of such drafts on a tree, if it was grafted
-    unread: int = 0  # tokens of a sequence that the arm has not drafted for before: it reads them with its drafts
-    grafts: bool = False  # whether a head's tree carried something that was looked up
+    tokens: list[int] = field(default_factory=list)  # of lookups, which have drafted already
+    confidence: int = 0  # class of a lookup's confidence
+    gains: list[float] = field(default_factory=list)  # P(accepted) of each of its tokens
+    graft_key: tuple[int, ...] | None = None  # of the acceptance record on a tree, if it was grafted
+    unread: int = 0  # tokens of a sequence that the arm has never drafted for: it reads them with its drafts
+    has_lookup: bool = False  # whether a head's tree carried a lookup
 
 
 @dataclass(slots=True)
-class Watched:
-    """What a sequence's last round was about, until its outcome is known from the text."""
+class SequenceState:
+    """A sequence's last round, until the text shows its outcome, and when each arm was tried for it."""
 
     length: int
-    offers: list[Offer]
-    chosen: Offer | None
+    candidates: list[Candidate] = field(default_factory=list)
+    chosen: Candidate | None = None
     rounds: int = 0
     last_try: dict[int, int] = field(default_factory=dict)  # arm -> round in which it drafted last
-    trials: dict[int, int] = field(default_factory=dict)  # arm -> times that it was tried in vain
+    _trials: dict[int, Backoff] = field(default_factory=dict)
+
+    def trials(self, arm: int) -> Backoff:
+        """Of an arm that does not seem to pay."""
+        return self._trials.setdefault(arm, Backoff(TRY_EVERY, TRY_LONGEST))
 
 
 @dataclass(slots=True)
@@ -69,4 +75,4 @@ class Tally:
     rounds: int = 0
     drafted: int = 0
     tokens: int = 0
-    promised: float = 0.0  # tokens per second, summed
+    promised: float = 0.0  # expected tokens per second, summed

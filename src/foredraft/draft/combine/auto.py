@@ -1,11 +1,10 @@
 """The drafter that chooses among drafters, round by round and text by text, and drafts nothing where nothing pays.
 
-Every choice maximises expected tokens per second: what a drafter's record promises, against what the machine's cost
-model says the round takes. Drafters that cost nothing (they look things up) are asked every round and learn from every
-round, whether chosen or not, unless a pass is as quick as a look; those with a model are tried now and then. Where a
-head drafts a tree, what was looked up is grafted onto it, and of both as much is verified as pays. The choice looks at
-the text, at what was drafted and at past rounds, never at the verifier's rng, and all drafts are CHOSEN: with
-sample-and-match the target's distribution stays exact whatever is chosen.
+Every choice maximises expected tokens per second (`control.objective`). Lookups cost nothing, so they are asked every
+round and learn from every round, chosen or not, unless a pass is as fast as a lookup; drafters with a model are tried
+now and then. Where a head drafts a tree, lookups are grafted onto it, and of both as much is verified as pays. The
+choice depends on the text, on drafts and on past rounds, never on the verifier's random numbers, and all drafts are
+CHOSEN: with sample-and-match the target's distribution stays exact whatever is chosen.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from dataclasses import replace
 
 import torch
 
-from ...control.cost import CostModel, LiveCosts
-from ...control.cost_cache import CostCache
-from ...control.lookup_budget import PACE, Rest, shared_counts
-from ...control.throughput_probe import DEAR, ThroughputProbe
+from ...control.constants import EMA_RATE, HOST_SHARE, REACH, SMALL_BATCH, TRY_EVERY
+from ...control.cost import CostModel, Costs
+from ...control.objective import best_counts, rate
+from ...control.throughput_probe import LookupRest, ThroughputProbe
 from ...core.rng.keyed import Rng
 from ...core.trees.builder import tightened
 from ...core.trees.editing import cut, join, part
@@ -30,15 +29,12 @@ from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import empty_drafts
 from ..base import Round
 from .arm_values import ArmValues
-from .arms import PLAIN, Arm, Offer, Tally, Watched
-from .team import Team
+from .arms import PLAIN, Arm, Candidate, SequenceState, Tally
+from .team import Team, mean_length
 
-__all__ = ["TRY_EVERY", "Arm", "AutoDrafter"]
+__all__ = ["Arm", "AutoDrafter"]
 
-TRY_EVERY = 24  # rounds after which a drafter with a model is tried again although it did not seem to pay
-REACH = 1.5  # a new sequence tries it at once if so much more would make it the best; less for a dear trial
-CROWD = 4  # sequences from which on drafts are shared out jointly
-GRAFTED = "+lookup"  # behind the name of a head whose tree carried something that was looked up
+WITH_LOOKUP = "+lookup"  # after the name of a head whose tree carried a lookup
 
 
 class AutoDrafter(Team):
@@ -49,176 +45,181 @@ class AutoDrafter(Team):
     def __init__(
         self,
         arms: Seq[Arm],
-        costs: CostModel | LiveCosts | CostCache,
+        costs: CostModel | Costs,
         name: str = "auto",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.arms, self.name, self._clock = list(arms), name, clock
-        self.costs = costs if isinstance(costs, CostCache) else CostCache(costs)
+        self.costs = costs if isinstance(costs, Costs) else Costs(costs)
         drafters = [arm.drafter for arm in self.arms]
         super().__init__(drafters)
         self.kinds = frozenset({Kind.CHOSEN})
         trees = any(d.topology is Topology.TREE for d in drafters)
         self.topology = Topology.TREE if trees else Topology.CHAIN
         self.nodes = max(d.nodes for d in drafters)
-        self.bids = ArmValues(self.arms, self.costs)
+        self.values = ArmValues(self.arms, self.costs)
         self.tallies: dict[str, Tally] = {}
-        self._asked: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for whom
-        self._watched: dict[int, Watched] = {}
-        self._rest, self._pulse = Rest(), ThroughputProbe()
-        self._own = self._spent = 0.0  # seconds of a round that we take ourselves; those of drafters with a model
+        self._drafted: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for which sequences
+        self._states: dict[int, SequenceState] = {}
+        self._lookups, self._probe = LookupRest(), ThroughputProbe()
+        self._host = self._models = 0.0  # seconds of a round spent on choosing (an EMA); on drafters with a model
         self._calls = self._batch = 0
-        self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last, for whomever
+        self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last for any sequence
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         super().begin(sequences)
         for sequence in sequences:
-            self._watched[sequence.id] = Watched(len(sequence.tokens), [], None)
+            self._states[sequence.id] = SequenceState(len(sequence.tokens))
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        began, self._spent = self._clock(), 0.0
-        rests = self._rest.holds(len(sequences))
-        if (rests and len(sequences) >= CROWD) or self._is_vain(sequences, began):
+        began, self._models, batch = self._clock(), 0.0, len(sequences)
+        rests = self._lookups.rests(batch)
+        if (rests and batch >= SMALL_BATCH) or self._plain_is_faster(sequences, began):
             return self._skip(sequences)
         for sequence in sequences:
             self._learn(sequence)
         free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
-        looked = {i: self.arms[i].drafter.propose(sequences, rng) for i in free}
+        found = {i: self.arms[i].drafter.propose(sequences, rng) for i in free}
         took = self._clock() - began
-        chosen = [self._choose(b, sequence, looked, len(sequences)) for b, sequence in enumerate(sequences)]
-        if len(sequences) >= CROWD:
+        chosen = [self._choose(b, sequence, found, batch) for b, sequence in enumerate(sequences)]
+        if batch >= SMALL_BATCH:
             self._share(sequences, chosen, began)
         elif not rests:
             self._weigh(sequences, chosen, took)
-        self._calls, self._batch = self._calls + 1, len(sequences)
-        self._last_call |= {offer.arm: self._calls for offer in chosen if offer is not None}
+        self._calls, self._batch = self._calls + 1, batch
+        self._last_call |= {candidate.arm: self._calls for candidate in chosen if candidate is not None}
+        drafts = self._draft(sequences, chosen, found, rng)
+        self._drafted = self._clock(), tuple(sequence.id for sequence in sequences)
+        self._host += EMA_RATE * (self._drafted[0] - began - self._models - self._host)
+        return drafts
+
+    def _draft(
+        self, sequences: Seq[Sequence], chosen: list[Candidate | None], found: dict[int, DraftBatch], rng: Rng
+    ) -> DraftBatch:
+        """What was chosen, arm by arm, joined in one batch."""
         parts: list[tuple[list[int], DraftBatch]] = []
         for i, arm in enumerate(self.arms):
-            who = [b for b, offer in enumerate(chosen) if offer is not None and offer.arm == i]
-            offers = [offer for offer in chosen if offer is not None and offer.arm == i]
-            if who and arm.free:
-                parts.append((who, cut(part(looked[i], who), [offer.count for offer in offers])))
-            elif who:
-                mine, texts = rng.choose(torch.tensor(who)), [sequences[b] for b in who]
-                drafts = self._timed(i, texts, offers, mine)
-                parts.append((who, drafts if arm.calibration is None else self._grafted(i, texts, offers, drafts)))
-        joined = _joined(parts, len(sequences))
-        self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
-        self._own += PACE * (self._asked[0] - began - self._spent - self._own)
-        return joined
+            own = [(b, candidate) for b, candidate in enumerate(chosen) if candidate is not None and candidate.arm == i]
+            if not own:
+                continue
+            who, candidates = [b for b, _ in own], [candidate for _, candidate in own]
+            if arm.free:
+                drafts = cut(part(found[i], who), [candidate.count for candidate in candidates])
+            else:
+                texts = [sequences[b] for b in who]
+                drafts = self._timed(i, texts, candidates, rng.choose(torch.tensor(who)))
+                if arm.calibration is not None:
+                    drafts = self._grafted(i, texts, candidates, drafts)
+            parts.append((who, drafts))
+        return _joined(parts, len(sequences))
 
-    def _is_vain(self, sequences: Seq[Sequence], now: float) -> bool:
-        """Whether a lone sequence does better without drafts, by the clock: asked where our own work costs much."""
-        if len(sequences) > 1 or self._own <= DEAR * self.costs.seconds(1, len(sequences[0].tokens)):
-            self._pulse.last = None
+    def _plain_is_faster(self, sequences: Seq[Sequence], now: float) -> bool:
+        """Whether a lone sequence is faster without drafts, by the clock: asked where choosing takes long."""
+        if len(sequences) > 1 or self._host <= HOST_SHARE * self.costs.seconds(1, len(sequences[0].tokens)):
+            self._probe.last = None
             return False
-        wrote = len(sequences[0].tokens) - self._watched[sequences[0].id].length
-        return self._pulse.rests(now, wrote)
+        wrote = len(sequences[0].tokens) - self._states[sequences[0].id].length
+        return self._probe.rests(now, wrote)
 
-    def _weigh(self, sequences: Seq[Sequence], chosen: list[Offer | None], took: float) -> None:
-        """Where a pass is so quick that looking takes a fair part of it, looking must earn its time, or rest."""
-        batch = len(sequences)
-        context = sum(len(sequence.tokens) for sequence in sequences) / batch
+    def _weigh(self, sequences: Seq[Sequence], chosen: list[Candidate | None], took: float) -> None:
+        """Where a pass is so fast that lookups take a fair part of it, they must earn their time, or rest."""
+        batch, context = len(sequences), mean_length(sequences)
         plain = self.costs.seconds(1, context, batch)
-        known = all(offer is None or offer.tokens for offer in chosen)  # what heads draft is not, and may carry it
-        if known and took > DEAR * plain:
-            found = [offer for offer in chosen if offer is not None and offer.tokens]
-            gained = sum(sum(offer.gains[: offer.count]) for offer in found)
-            drafting = self.costs.seconds(1 + sum(offer.count for offer in found) / batch, context, batch)
-            self._rest.looked(batch, took, gained, plain, drafting)
+        if _only_lookups(chosen) and took > HOST_SHARE * plain:
+            found = [candidate for candidate in chosen if candidate is not None]
+            accepted = sum(sum(candidate.gains[: candidate.count]) for candidate in found)
+            drafting = self.costs.seconds(1 + sum(candidate.count for candidate in found) / batch, context, batch)
+            self._lookups.observe(batch, took, accepted, plain, drafting)
 
-    def _skip(self, sequences: Seq[Sequence]) -> DraftBatch:
-        """A round in which nobody even looks."""
-        for sequence in sequences:
-            watched = self._watched[sequence.id]
-            if watched.offers:
-                self._learn(sequence)
-            watched.length, watched.chosen = len(sequence.tokens), None
-        self._calls += 1
-        self._asked = self._clock(), tuple(sequence.id for sequence in sequences)
-        return empty_drafts(len(sequences))
-
-    def _share(self, sequences: Seq[Sequence], chosen: list[Offer | None], began: float) -> None:
-        """Cut what was looked up for a crowd to what pays for all of them together."""
-        batch = len(sequences)
-        context = sum(len(sequence.tokens) for sequence in sequences) / batch
+    def _share(self, sequences: Seq[Sequence], chosen: list[Candidate | None], began: float) -> None:
+        """Cut the lookups of a large batch to what pays for all of them together."""
+        batch, context = len(sequences), mean_length(sequences)
         plain, alone = self.costs.seconds(1, context, batch), self.costs.seconds(batch, context)
-        free = [offer if offer is not None and offer.tokens else None for offer in chosen]
+        free = [candidate if candidate is not None and candidate.tokens else None for candidate in chosen]
 
         def seconds(drafts: int) -> float:  # rows of all sequences go through the same tiles
             return plain + self.costs.seconds(batch + drafts, context) - alone
 
-        counts, gained = shared_counts([[] if o is None else o.gains[: o.count] for o in free], seconds)
-        for b, (offer, count) in enumerate(zip(free, counts, strict=True)):
-            if offer is not None:
-                offer.count = count
-                chosen[b] = self._watched[sequences[b].id].chosen = offer if count else None
-        if all(offer is None or offer.tokens for offer in chosen):  # what heads draft is not known yet
-            self._rest.looked(batch, self._clock() - began, gained, plain, seconds(sum(counts)))
+        counts, accepted = best_counts([[] if c is None else c.gains[: c.count] for c in free], seconds)
+        for b, (candidate, count) in enumerate(zip(free, counts, strict=True)):
+            if candidate is not None:
+                candidate.count = count
+                chosen[b] = self._states[sequences[b].id].chosen = candidate if count else None
+        if _only_lookups(chosen):
+            self._lookups.observe(batch, self._clock() - began, accepted, plain, seconds(sum(counts)))
+
+    def _skip(self, sequences: Seq[Sequence]) -> DraftBatch:
+        """A round without even a lookup."""
+        for sequence in sequences:
+            state = self._states[sequence.id]
+            if state.candidates:
+                self._learn(sequence)
+            state.length, state.chosen = len(sequence.tokens), None
+        self._calls += 1
+        self._drafted = self._clock(), tuple(sequence.id for sequence in sequences)
+        return empty_drafts(len(sequences))
 
     def observe(self, round: Round) -> None:
-        """Each sequence's nodes were numbered by the one who drafted them; the others have read none."""
-        asked, self._asked = self._asked, None
-        if asked is not None and asked[1] == tuple(sequence.id for sequence in round.sequences):
+        """Each sequence's nodes were numbered by the arm that drafted them; the others have read none."""
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None and drafted[1] == tuple(sequence.id for sequence in round.sequences):
             batch = len(round.sequences)  # all that drafted were verified together: their pass can be timed
             rows = 1 + sum(round.drafts.lengths()) / batch
-            context = sum(len(sequence.tokens) for sequence in round.sequences) / batch
-            self.costs.observe(rows, context, batch, self._clock() - asked[0])
+            self.costs.observe(rows, mean_length(round.sequences), batch, self._clock() - drafted[0])
         for member in self.members:
             member.observe(round)
 
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            if self._watched.get(sequence.id) is not None:
+            if sequence.id in self._states:
                 self._learn(sequence)
-            self._watched.pop(sequence.id, None)
-            self.bids.end(sequence.id)
+            self._states.pop(sequence.id, None)
+            self.values.end(sequence.id)
         super().end(sequences)
 
     def explain(self) -> list[str]:
-        """Which choices were made so far, and what came of them, a line each."""
         rounds = sum(tally.rounds for tally in self.tallies.values())
-        plain = 1 / self.costs.seconds(1)
+        plain = rate(0.0, self.costs.seconds(1))
         lines = []
         for name, tally in sorted(self.tallies.items(), key=lambda item: -item[1].rounds):
             line = f"{name}: {tally.rounds} of {rounds} rounds, {tally.tokens / tally.rounds:.2f} tokens each"
             if tally.drafted:
-                promise = tally.promised / tally.rounds / plain
-                line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {promise:.2f}x plain decoding"
+                expected = tally.promised / tally.rounds / plain
+                line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {expected:.2f}x plain decoding"
             lines.append(line)
-        for name, timing in self.bids.timings.items():
+        for name, timing in self.values.timings.items():
             seconds = timing.level_seconds
             lines.append(f"{name}: {seconds * 1e3:.2f} ms a level of drafts, {seconds * plain:.1%} of a plain step")
         return lines
 
-    def _choose(self, b: int, sequence: Sequence, looked: dict[int, DraftBatch], batch: int) -> Offer | None:
-        """The offer that promises most; None = plain decoding."""
-        watched = self._watched[sequence.id]
-        offers = [
-            offer
-            for i, drafts in looked.items()
-            if (offer := self.bids.look(i, sequence, *_chain(drafts, b), batch)) is not None
+    def _choose(self, b: int, sequence: Sequence, found: dict[int, DraftBatch], batch: int) -> Candidate | None:
+        """The candidate with the highest rate; None = plain decoding."""
+        state = self._states[sequence.id]
+        candidates = [
+            candidate
+            for i, drafts in found.items()
+            if (candidate := self.values.of_lookup(i, sequence, *_chain(drafts, b), batch)) is not None
         ]
-        free = tuple(offers)
+        lookups = tuple(candidates)
         for i, arm in enumerate(self.arms):
-            fresh = watched.last_try.get(i) != watched.rounds
-            unread = 0 if i in watched.last_try else len(sequence.tokens)
-            if not arm.free and (offer := self.bids.ask(i, sequence, free, fresh, batch, unread)) is not None:
-                offers.append(offer)
-        best = max((o for o in offers if o.count > 0), key=lambda o: o.rate, default=None)
-        plain = 1 / self.bids.seconds(sequence, 0, batch)
+            fresh = state.last_try.get(i) != state.rounds
+            unread = 0 if i in state.last_try else len(sequence.tokens)
+            if not arm.free and (one := self.values.of_model(i, sequence, lookups, fresh, batch, unread)) is not None:
+                candidates.append(one)
+        best = max((c for c in candidates if c.count > 0), key=lambda c: c.rate, default=None)
+        plain = rate(0.0, self.values.seconds(sequence, 0, batch))
         if best is not None and best.rate <= plain:
             best = None
-        best = self._trial(watched, offers, best, plain, batch) or best
-        watched.length, watched.offers, watched.chosen = len(sequence.tokens), offers, best
-        watched.rounds += 1
+        best = self._trial(state, candidates, best, plain, batch) or best
+        state.length, state.candidates, state.chosen = len(sequence.tokens), candidates, best
+        state.rounds += 1
         if best is not None:
-            watched.last_try[best.arm] = watched.rounds
+            state.last_try[best.arm] = state.rounds
         return best
 
     def _trial(
-        self, watched: Watched, offers: list[Offer], best: Offer | None, plain: float, batch: int
-    ) -> Offer | None:
+        self, state: SequenceState, candidates: list[Candidate], best: Candidate | None, plain: float, batch: int
+    ) -> Candidate | None:
         """An arm with a model that is to be tried although it does not seem to pay: seldom, and less often each time.
 
         A level takes about as long for one sequence as for all. So sequences that run side by side try an arm in the
@@ -226,77 +227,84 @@ class AutoDrafter(Team):
         others have shown of late that it is out of reach.
         """
         aim = max(plain, best.rate if best is not None else 0.0)
-        for offer in offers:
-            i = offer.arm
-            if offer is best:
-                watched.trials[i] = 0
-            if offer is best or self.arms[i].free:
+        for candidate in candidates:
+            i = candidate.arm
+            if candidate is best:
+                state.trials(i).reset()
+            if candidate is best or self.arms[i].free:
                 continue
-            price = self.bids.reading(i, offer.unread) * plain / batch  # of a trial, in plain passes
-            pause = (1 + price) * (TRY_EVERY << min(watched.trials.get(i, 0), 4))
+            price = self.values.reading(i, candidate.unread) * plain / batch  # of a trial, in plain passes
+            pause = (1 + price) * state.trials(i).span
             idle = self._calls - self._last_call.get(i, -2 * TRY_EVERY)
             reach = 1 + (REACH - 1) / (1 + price)
-            near = offer.rate * reach >= aim or (batch < CROWD and idle >= 2 * TRY_EVERY * (1 + price))
-            if batch >= CROWD and not near:  # what it would cost all of them is known well enough
+            near = candidate.rate * reach >= aim or (batch < SMALL_BATCH and idle >= 2 * TRY_EVERY * (1 + price))
+            if batch >= SMALL_BATCH and not near:  # what it would cost all of them is known well enough
                 continue
-            due = watched.rounds - watched.last_try.get(i, -pause if near else 0) >= pause
+            due = state.rounds - state.last_try.get(i, -pause if near else 0) >= pause
             if due and (batch == 1 or idle >= TRY_EVERY):
-                watched.trials[i] = watched.trials.get(i, 0) + 1
-                offer.count = max(offer.count, min(2, self.arms[i].longest))
-                return offer
+                state.trials(i).start()
+                candidate.count = max(candidate.count, min(2, self.arms[i].longest))
+                return candidate
         return None
 
-    def _timed(self, index: int, sequences: list[Sequence], offers: list[Offer], rng: Rng) -> DraftBatch:
-        """Let a drafter with a model draft as deep as was offered, and note what it did and how long it took."""
+    def _timed(self, index: int, sequences: list[Sequence], candidates: list[Candidate], rng: Rng) -> DraftBatch:
+        """Let a drafter with a model draft to the chosen depths, and note what it did and how long it took."""
         begin = self._clock()
-        drafts = self.ask(index, sequences, rng, depths=[offer.count for offer in offers])
+        drafts = self.ask(index, sequences, rng, depths=[candidate.count for candidate in candidates])
         read, drafts = drafts.levels, tightened(drafts)
         if read:
-            depth = (drafts.depth * drafts.used()).amax(dim=1).tolist() if drafts.width else [0] * len(offers)
-            for offer, deepest in zip(offers, depth, strict=True):
-                offer.count = int(deepest)
-            self.bids.drafted(index, offers, self._clock() - begin, read, drafts.lengths())
-        self._spent += self._clock() - begin
+            depth = (drafts.depth * drafts.used()).amax(dim=1).tolist() if drafts.width else [0] * len(candidates)
+            for candidate, deepest in zip(candidates, depth, strict=True):
+                candidate.count = int(deepest)
+            self.values.drafted(index, candidates, self._clock() - begin, read, drafts.lengths())
+        self._models += self._clock() - begin
         return drafts
 
-    def _grafted(self, index: int, sequences: list[Sequence], offers: list[Offer], drafts: DraftBatch) -> DraftBatch:
-        """What was looked up for the same sequences, grafted onto a head's trees; of both as much as pays."""
-        looked = [[o for o in self._watched[s.id].offers if o.tokens] for s in sequences]
-        if not any(looked):
+    def _grafted(
+        self, index: int, sequences: list[Sequence], candidates: list[Candidate], drafts: DraftBatch
+    ) -> DraftBatch:
+        """Lookups for the same sequences, grafted onto a head's trees; of both as much as pays."""
+        lookups = [[c for c in self._states[s.id].candidates if c.tokens] for s in sequences]
+        if not any(lookups):
             return drafts
         grown = []
-        for sequence, offer, found, tree in zip(sequences, offers, looked, _on_host(drafts), strict=True):
-            agreed = [tree.agrees(other.tokens[0]) for other in found]
-            for other, says in zip(found, agreed, strict=True):
-                tree.add(other.tokens, self.bids.gains_on_tree(sequence.id, other, says))
-            tree = tree.best(self.bids.paying(index, sequence, tree.falling(), self._batch))
-            offer.grafts = NOBODY in tree.source
+        for sequence, candidate, found, tree in zip(sequences, candidates, lookups, _on_host(drafts), strict=True):
+            agreement = [tree.agrees(lookup.tokens[0]) for lookup in found]
+            for lookup, agrees in zip(found, agreement, strict=True):
+                tree.add(lookup.tokens, self.values.gains_on_tree(sequence.id, lookup, agrees))
+            tree = tree.best(self.values.paying(index, sequence, tree.falling(), self._batch))
+            candidate.has_lookup = NOBODY in tree.source
             grown.append(tree)
         return _on_device(grown, drafts.token.device)
 
     def _learn(self, sequence: Sequence) -> None:
-        """The text says what became of the last round."""
-        watched = self._watched[sequence.id]
-        wrote = sequence.tokens[watched.length :]
+        """The text shows what became of the last round."""
+        state = self._states[sequence.id]
+        wrote = sequence.tokens[state.length :]
         if not wrote:
             return
-        chosen = watched.chosen
-        self.bids.learn(sequence.id, watched.offers, chosen, wrote)
-        name = PLAIN if chosen is None else self.arms[chosen.arm].name + GRAFTED * chosen.grafts
+        chosen = state.chosen
+        self.values.learn(sequence.id, state.candidates, chosen, wrote)
+        name = PLAIN if chosen is None else self.arms[chosen.arm].name + WITH_LOOKUP * chosen.has_lookup
         tally = self.tallies.setdefault(name, Tally())
         tally.rounds += 1
         tally.tokens += len(wrote)
         if chosen is not None:
             tally.drafted += chosen.count
             tally.promised += chosen.rate
-        watched.offers, watched.chosen, watched.length = [], None, len(sequence.tokens)
+        state.candidates, state.chosen, state.length = [], None, len(sequence.tokens)
+
+
+def _only_lookups(chosen: Seq[Candidate | None]) -> bool:
+    """Whether all drafts of a round are known when they are chosen; a head's are not, and may carry lookups."""
+    return all(candidate is None or candidate.tokens for candidate in chosen)
 
 
 def _chain(drafts: DraftBatch, b: int) -> tuple[list[int], float]:
-    """What was looked up for a sequence, and how sure its drafter is of the first token."""
+    """What was looked up for a sequence, and its drafter's confidence in the first token."""
     length = drafts.lengths()[b]
-    sure = float(drafts.value[b, 0]) if length and drafts.value is not None else 0.0
-    return drafts.token[b, :length].tolist(), sure
+    confidence = float(drafts.value[b, 0]) if length and drafts.value is not None else 0.0
+    return drafts.token[b, :length].tolist(), confidence
 
 
 def _on_host(drafts: DraftBatch) -> list[Graft]:

@@ -1,7 +1,7 @@
 """A drafter that may fail without harm: what it raises is reported, and its sequences go on by plain decoding.
 
-A draft is a guess, so none is always allowed. The one thing that a failure could bend is the distribution of the round in which
-it happens, if a drafter raised *because of a token that it had drawn*; later rounds of a lost sequence draft nothing.
+Drafting nothing is always allowed. A failure could bend only the distribution of the round in which it happens, if a
+drafter raised *because of a token that it had drawn*; later rounds of a lost sequence draft nothing.
 """
 
 from __future__ import annotations

@@ -13,22 +13,20 @@ from dataclasses import dataclass
 
 import torch
 
-from ...control.cost import CostModel
-from ...control.cost_aware_tree import DraftCosts
-from ...control.cost_cache import CostCache
-from ...control.draft_timing import DraftTiming
+from ...control.cost import CostModel, Costs, DraftTiming
 from ...control.lengths import LENGTHS, LengthRule
 from ...core.rng.keyed import Rng
 from ...types import Budget, DraftBatch, Sequence, Topology
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round, WrappedDrafter
+from .team import mean_length
 
 
 @dataclass(slots=True)
 class TimedRound:
     """Seconds per sequence of a round by its number of drafts: the pass by the cost model, drafting as timed."""
 
-    costs: CostCache
+    costs: Costs
     timing: DraftTiming
     context: float = 512
     batch: int = 1
@@ -40,8 +38,8 @@ class TimedRound:
 
 def with_length(drafter: Drafter, name: str, costs: CostModel, **options: float) -> LengthControlDrafter:
     """A drafter under the length rule of this name and options (`LENGTHS`), which weighs the costs of this machine."""
-    cached = CostCache(costs)
-    seconds = TimedRound(cached, DraftTiming(costs.draft.get(drafter.name, DraftCosts.of(cached).level_seconds)))
+    measured = Costs(costs)
+    seconds = TimedRound(measured, measured.untimed())
     return LengthControlDrafter(drafter, LENGTHS[name](seconds, **options), seconds)
 
 
@@ -61,7 +59,7 @@ class LengthControlDrafter(WrappedDrafter):
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         if self._seconds is not None:
             self._seconds.batch = len(sequences)
-            self._seconds.context = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+            self._seconds.context = mean_length(sequences)
         before = [sequence.budget for sequence in sequences]
         limited = [self._limited(sequence) for sequence in sequences]
         if not any(budget.chain for budget in limited):  # nobody drafts, so the drafter is not asked

@@ -1,8 +1,8 @@
-"""A horizontal cascade: a good drafter writes the first positions, a cheap one goes on behind them.
+"""A horizontal cascade: a good drafter writes the first positions, a cheap one goes on after them.
 
-Early positions decide whether later ones count at all, so they are worth the better drafter (CS-Drafting, Chen et al.
-2024). Tokens that the first drafter drew keep their kind and their distributions; those behind them are CHOSEN, as a function
-of the text and of what was drawn. The p/q rule that looks at each node's kind (`residual`) is exact on such a chain.
+Early positions decide whether later ones count at all, so they get the better drafter (CS-Drafting, Chen et al.
+2024). Tokens that the first drafter drew keep their kind and their distributions; those after them are CHOSEN, as a
+function of the text and of what was drawn. The p/q rule that goes by each node's kind (`residual`) is exact on it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RelayDrafter(Team):
 
 
 def _mixed(drafts: DraftBatch, first: DraftBatch) -> DraftBatch:
-    """A chain that begins with drawn tokens. Behind them nobody needs a draft distribution, but rules may look."""
+    """A chain that begins with drawn tokens. After them no draft distribution is needed, but rules may look."""
     distributions, last = first.distributions, first.width
     assert distributions is not None, "drawn tokens come with their distributions"
     own = torch.full_like(first.token, int(first.kind)) if first.node_kind is None else first.node_kind

@@ -1,4 +1,4 @@
-"""Drafters that draft for the same sequences: asking each within its means, and showing each the rounds as its own."""
+"""Drafters that draft for the same sequences: each is asked within its limits and shown the rounds as its own."""
 
 from __future__ import annotations
 
@@ -91,6 +91,11 @@ class Team(Drafter):
         return replace(verified, source=own_nodes(verified, move(mine, verified.token.device)))
 
 
+def mean_length(sequences: Seq[Sequence]) -> float:
+    """Tokens of a sequence of the batch, on average: the context that its passes cost by."""
+    return sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+
+
 def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
     """The drafts of sequences `index` (increasing) of a larger batch, in which the others have none."""
     if len(index) == batch:
@@ -109,7 +114,7 @@ def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
 
 @dataclass(frozen=True, slots=True)
 class DistributionsAmong:
-    """Distributions of some sequences of a larger batch; the others, which have no drawn nodes, are shown somebody else's."""
+    """Distributions of some sequences of a larger batch; for the others, which have no drawn nodes, any will do."""
 
     distributions: Distributions
     index: Tensor  # [b]
