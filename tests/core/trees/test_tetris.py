@@ -86,7 +86,9 @@ def test_what_cannot_be_cut_is_left_alone() -> None:
 # --- depths ---------------------------------------------------------------------------------------------------------
 
 
-def rate(wishes: list[Candidate], depths: tuple[int, ...], writers: int, each: float, levels: dict[str, float]) -> float:
+def rate(
+    wishes: list[Candidate], depths: tuple[int, ...], writers: int, each: float, levels: dict[str, float]
+) -> float:
     tokens = writers + sum(sum(w.gains[:d]) for w, d in zip(wishes, depths, strict=True))
     rows = sum(w.rows * d for w, d in zip(wishes, depths, strict=True))
     deepest = {
@@ -149,7 +151,9 @@ def test_depths_fall_with_the_batch() -> None:
 
 
 def test_trees_pay_for_all_their_rows() -> None:
-    chain, tree = (best_depths([Candidate([0.8, 0.6], "d", rows)], 2, lambda r: 5 + r, {}).depths for rows in (1.0, 8.0))
+    chain, tree = (
+        best_depths([Candidate([0.8, 0.6], "d", rows)], 2, lambda r: 5 + r, {}).depths for rows in (1.0, 8.0)
+    )
     assert (chain, tree) == ((2,), (0,))
 
 
