@@ -74,7 +74,7 @@ class AcceptanceRecord:
         return found
 
     def observe_tree(self, request: int, key: Hashable, accepted: int) -> None:
-        """A verified tree. How far a request departs from the others is told by its rounds of all keys together."""
+        """A verified tree. A request departs from the others by one factor for all keys."""
         self._own(request, _TREES).add(accepted, self._tree_mean(key))
         self.everyone.setdefault(key, FadingCounts(FADE_TREES)).add(accepted, 1.0)
 

@@ -1,6 +1,6 @@
 """EAGLE-2's tree at the size that pays: deeper and wider only while that brings more tokens per second.
 
-A node's value, the product of draft probabilities along its path, stands for the probability that it is accepted; a
+A node's value, the product of draft probabilities along its path, is used as the probability that it is accepted; a
 calibration makes it that. The best n nodes bring 1 + sum of their values tokens, and cost a pass over n + 1 rows and
 the levels that were read.
 """

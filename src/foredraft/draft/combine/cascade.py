@@ -1,9 +1,9 @@
 """A vertical cascade: a model that drafts by reviewing what a cheaper drafter guesses, several tokens a pass.
 
-No model writes token by token (CS-Drafting, Chen et al. 2024): the inner drafter goes on behind text and drafts, the
-reviewer reads its guess in one pass, keeps what it agrees with and adds a token of its own, some reviews in a row. The
-inner drafter may be a cascade itself. Nothing is drawn, so the chain is CHOSEN and lenience inside costs no exactness:
-the target still decides with its own tokens.
+No model writes token by token (CS-Drafting, Chen et al. 2024): the inner drafter continues text and drafts, the
+reviewer reads its guess in one pass, keeps what it agrees with and adds a token of its own, several reviews in a row.
+The inner drafter may be a cascade itself. Nothing is drawn, so the chain is CHOSEN and lenience inside costs no
+exactness: the target still decides with its own tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from ...core.rng.keyed import Rng
 from ...core.shapes.base import Chain, Vocabulary
 from ...errors import UsageError
-from ...runtime import Executor, Rows
-from ...types import DraftBatch, Kind, Sequence
+from ...runtime import Executor, Output, Rows
+from ...types import DraftBatch, Kind, Sequence, Verdict
 from ...types.drafts import chains
 from ..base import Round
 from ..neural.draft_model import CATCH_UP, ModelDrafter
@@ -27,8 +27,8 @@ from .continuing import Continuing
 class CascadeDrafter(ModelDrafter):
     """`reviews` passes of the reviewing model, each over at most `per_review` tokens of the inner drafter.
 
-    A token passes if it is the reviewer's likeliest, or if p(token) > 1 / lenience at temperature 1: the inner drafter
-    is sure of its token, q = 1, and with lenience 1 no other token passes.
+    A token passes if it is the reviewer's top token, or if p(token) > 1 / lenience at temperature 1: the inner drafter
+    is certain of its token, q = 1, and with lenience 1 no other token passes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CascadeDrafter(ModelDrafter):
         super().__init__(executor, shape, vocab_size, name, vocabulary)
         self.inner, self.reviews, self.per_review, self.lenience = inner, reviews, per_review, lenience
         self.taps = inner.taps
-        # Sequence id -> (n, more): its slot holds the first n tokens of the text, and `more` behind them.
+        # Sequence id -> (n, more): its slot holds the first n tokens of the text, and `more` after them.
         self._held: dict[int, tuple[int, list[int]]] = {}
 
     def begin(self, sequences: Seq[Sequence]) -> None:
@@ -65,8 +65,11 @@ class CascadeDrafter(ModelDrafter):
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         self.inner.observe_prefill(sequences, begin, hidden)
 
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
+        self.inner.prefetch(sequences, out, verdict)
+
     def observe(self, round: Round) -> None:
-        """Which of its tokens were accepted is plain from the text when the cascade is asked again."""
+        """Which of its tokens were accepted is seen from the text when the cascade is asked again."""
         self.inner.observe(round)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
@@ -92,7 +95,7 @@ class CascadeDrafter(ModelDrafter):
 
     @torch.no_grad()
     def _review(self, sequences: list[Sequence], aheads: list[list[int]], rooms: list[int]) -> list[list[int]]:
-        """One pass: what stands of the inner drafter's guesses, and the reviewer's own token behind it."""
+        """One pass: what is kept of the inner drafter's guesses, and the reviewer's own token after it."""
         limits = [min(self.per_review, room - 1) for room in rooms]
         guesses = self.inner.continue_from(sequences, aheads, limits)
         slots = [self._slots[s.id] for s in sequences]
@@ -106,13 +109,13 @@ class CascadeDrafter(ModelDrafter):
         logits = out.logits[:, : self.vocab_size]
         kept, own = agreed(logits, rows, guess, self.lenience, self._vocabulary).tolist()
         self.executor.commit(slots, [len(run) + n for run, n in zip(unread, kept, strict=True)])
-        stand = [line[:n] for line, n in zip(guesses, kept, strict=True)]
-        for sequence, ahead, tokens in zip(sequences, aheads, stand, strict=True):
+        passed = [line[:n] for line, n in zip(guesses, kept, strict=True)]
+        for sequence, ahead, tokens in zip(sequences, aheads, passed, strict=True):
             self._held[sequence.id] = len(sequence.tokens) - 1, [sequence.tokens[-1], *ahead, *tokens]
-        return [[*tokens, token] for tokens, token in zip(stand, own, strict=True)]
+        return [[*tokens, token] for tokens, token in zip(passed, own, strict=True)]
 
     def _catch_up(self, slots: list[int], sequences: list[Sequence], aheads: list[list[int]]) -> list[list[int]]:
-        """Forget what the texts do not say after all; what is left to read of them, the last token at least."""
+        """Roll back what the texts do not say; returns what is left to read of them, the last token at least."""
         known, unread = [], []
         for sequence, ahead in zip(sequences, aheads, strict=True):
             length, held = self._held[sequence.id]
@@ -130,7 +133,7 @@ class CascadeDrafter(ModelDrafter):
 
 
 def agreed(logits: Tensor, rows: Tensor, guess: Tensor, lenience: float, words: Vocabulary | None) -> Tensor:
-    """[2, B]: how many tokens of each guess pass before the first that does not, and the reviewer's token behind them.
+    """[2, B]: how many tokens of each guess pass before the first that does not, and the reviewer's token after them.
 
     logits [M, Vd]; rows [B, k + 1], the row that predicts each guessed token and one more; guess [B, k], -1 = padding.
     """

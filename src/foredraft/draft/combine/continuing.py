@@ -1,4 +1,4 @@
-"""Drafters that can be asked about text that nobody has committed: what cascades and relays are built from."""
+"""Drafters that can be asked about text that is not committed yet: what cascades and relays are built from."""
 
 from __future__ import annotations
 

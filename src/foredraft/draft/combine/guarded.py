@@ -22,8 +22,8 @@ OnLoss = Callable[[Sequence, Exception], None]
 
 
 class GuardedDrafter(WrappedDrafter):
-    """Passes everything on to a drafter. `on_loss` hears of every sequence that it has lost, once, and should take
-    the sequence away from it: until then, whoever shares a batch with a lost one gets no drafts either.
+    """`on_loss` is called once for every lost sequence and should take it away from the drafter: until then, a batch
+    that holds it gets no drafts.
     """
 
     def __init__(self, drafter: Drafter, on_loss: OnLoss) -> None:
@@ -65,7 +65,7 @@ class GuardedDrafter(WrappedDrafter):
             self._lost.discard(sequence.id)
 
     def _find_culprits(self, sequences: Seq[Sequence], rng: Rng, error: Exception) -> None:
-        """Ask again one by one: who fails alone is lost; if nobody does, the batch itself was too much for it."""
+        """Ask again one by one: sequences that fail alone are lost; if none does, the whole batch is."""
         known = len(self._lost)
         for b, sequence in enumerate(sequences):
             if len(sequences) > 1:

@@ -62,7 +62,7 @@ class LengthControlDrafter(WrappedDrafter):
             self._seconds.context = mean_length(sequences)
         before = [sequence.budget for sequence in sequences]
         limited = [self._limited(sequence) for sequence in sequences]
-        if not any(budget.chain for budget in limited):  # nobody drafts, so the drafter is not asked
+        if not any(budget.chain for budget in limited):  # all lengths are 0: the drafter is not asked
             return empty_drafts(len(sequences))
         _set_budgets(sequences, limited)
         try:
