@@ -115,7 +115,7 @@ class CascadeDrafter(ModelDrafter):
         return [[*tokens, token] for tokens, token in zip(passed, own, strict=True)]
 
     def _catch_up(self, slots: list[int], sequences: list[Sequence], aheads: list[list[int]]) -> list[list[int]]:
-        """Roll back what the texts do not say; returns what is left to read of them, the last token at least."""
+        """Forget what the texts do not say; returns what is left to read of them, the last token at least."""
         known, unread = [], []
         for sequence, ahead in zip(sequences, aheads, strict=True):
             length, held = self._held[sequence.id]
