@@ -37,7 +37,7 @@ def demo(
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
     print("\n")
-    # The drafter has seen this very answer now; a fresh one keeps the comparison honest.
+    # The drafter has seen this very answer now; a fresh one keeps the comparison fair.
     speeds: dict[str, list[float]] = {"plain": [], method: []}
     for _ in range(rounds):
         speeds["plain"].append(speed(answer(llm, ids, params, plain)))

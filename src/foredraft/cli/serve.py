@@ -1,4 +1,4 @@
-"""`foredraft serve`: a model behind the OpenAI API."""
+"""`foredraft serve`: a model with the OpenAI API."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 
 class TrainingBar:
-    """Losses and simulated tokens per pass on stderr; a line now and then where nobody looks."""
+    """Losses and simulated tokens per pass on stderr; a line now and then where stderr is no terminal."""
 
     def __init__(self) -> None:
         columns = (
@@ -35,7 +35,7 @@ class TrainingBar:
         self.live = sys.stderr.isatty()
         self.progress = Progress(*columns, console=o.errors, disable=not self.live)
         self.task = self.progress.add_task("training", total=None, news="")
-        self.told = -1
+        self.shown = -1
 
     def __call__(self, report: Report) -> None:
         parts = []
@@ -45,9 +45,9 @@ class TrainingBar:
         line = "  ".join(parts)
         self.progress.update(self.task, completed=report.step, total=report.steps, news=line)
         tenth = report.step * 20 // max(report.steps, 1)
-        if not self.live and tenth > self.told:
+        if not self.live and tenth > self.shown:
             o.errors.print(f"step {report.step}/{report.steps}  {line}", markup=False, highlight=False)
-            self.told = tenth
+            self.shown = tenth
 
 
 def train(

@@ -1,4 +1,4 @@
-"""Cost models on disk: measured once for a model on a machine, found again by what both are."""
+"""Cost models on disk: measured once for a model on a machine, and keyed by both. Knows no method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..runtime.profiler import QUICK, Grid, measure
 from .loading import Loaded
 
 FORMAT = 1
-REACH = 4  # beyond so many times the sequences that were measured, the last slope is not to be trusted
+REACH = 4  # times the batch size that was measured: beyond it the last slope is no good estimate
 
 
 def profile_file(target: Loaded) -> Path:
@@ -33,7 +33,7 @@ def stored_profile(target: Loaded) -> CostModel | None:
     try:
         return CostModel.from_json(json.loads(profile_file(target).read_text(encoding="utf-8"))["costs"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # none, or one that cannot be read: it is made anew
+        return None  # none, or one that cannot be read: it is measured again
 
 
 def make_profile(
@@ -48,8 +48,8 @@ def make_profile(
 def costs_of(target: Loaded) -> CostModel:
     """The stored profile, or a quick one that takes some seconds and is stored.
 
-    A quick one that was made for fewer sequences than may run here is made anew: a pass over many costs another thing
-    than what one sequence can tell.
+    A quick one that was measured for far fewer sequences than may run here is measured again: the cost of a pass over
+    many sequences does not follow from that of one.
     """
     known = stored_profile(target)
     if known is not None and (len(known.contexts) > 1 or REACH * max(known.batches) >= target.executor.max_slots):

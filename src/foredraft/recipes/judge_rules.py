@@ -1,7 +1,7 @@
-"""From a judge's folder to a rule for a target. A judge whose target is another model is refused here.
+"""From a judge's folder to a rule for a target. A judge that was trained for another model is refused here.
 
 Models of one shape and tokenizer differ in their weights, and a fine-tuned target has states that the head never saw.
-So a judge's file holds the target's states behind a few tokens, and the model at hand must reproduce them.
+So a judge's file holds the target's states after a few tokens, and the loaded model must reproduce them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def target_identity(target: Loaded) -> Identity:
 
 
 def probe_states(executor: Executor, tokens: tuple[int, ...]) -> Tensor:
-    """[n, d] float32 final states of a text; what slot 0 holds meanwhile is put back."""
+    """[n, d] float32 final states of a text; the contents of slot 0 are saved and restored."""
     held = executor.snapshot(0)
     executor.rollback([0], [0])
     out = executor.forward(Rows.chains([0], [tokens], executor.device), logits=False)
@@ -86,7 +86,7 @@ def checked(folder: Path, target: Loaded) -> Judge:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What may be written behind `judge:`."""
+    """The parameters of the rule `judge`."""
 
     threshold: float
     floor: float
@@ -120,7 +120,7 @@ class SeatedJudge:
 
 
 def seat_judge(target: Loaded, drafter: Drafter | None, named: str | None) -> SeatedJudge:
-    """Load a judge; a drafter whose states it reads hands them over from now on. The target must be at rest."""
+    """Load a judge; a drafter whose states it reads returns them from now on. No request may be running."""
     found = find_judge(target, named)
     if DRAFT in found.spec.reads:
         _give_states(drafter, found.spec.draft_size)
@@ -129,7 +129,7 @@ def seat_judge(target: Loaded, drafter: Drafter | None, named: str | None) -> Se
 
 
 def judge_rule(target: Loaded, drafter: Drafter | None, named: str | None, text: str = "judge") -> Rule:
-    """The rule that a text like `judge:0.9` calls for."""
+    """The rule that a text such as `judge:0.9` spells."""
     seated = seat_judge(target, drafter, named)
     return seated.rule(seated.terms(text))
 

@@ -27,7 +27,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer; text may lag behind the tokens by a half-finished character."""
+    """A piece of a streamed answer; text may lag the tokens by an unfinished character."""
 
     text: str
     token_ids: list[int]

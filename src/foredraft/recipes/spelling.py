@@ -35,8 +35,8 @@ class MethodSpec:
         changed = [f"{_short(name, self.options)}={value}" for name in FIELDS if (value := self._canonical(name))]
         recipe = RECIPES.get(self.method)
         own = spelled("", dict(self.options.own), recipe.own if recipe else {}).lstrip(":")
-        told = ",".join([*changed, *([own] if own else [])])
-        return f"{self.method}:{told}" if told else self.method
+        given = ",".join([*changed, *([own] if own else [])])
+        return f"{self.method}:{given}" if given else self.method
 
     def _canonical(self, name: str) -> str:
         """An option in its one spelling; empty where it was not given."""

@@ -1,4 +1,4 @@
-"""Methods whose drafter was trained: where its weights lie and how it is put together."""
+"""Trained heads: where their weights are, and which drafter runs them. Knows no method of the table."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
 from .loading import Loaded
 
-USUAL_WORDS = 2048  # that trees are drafted with on a CPU, beside those of the text
+USUAL_WORDS = 2048  # draft vocabulary of trees on a CPU, beside the tokens of the text
 
 
 class Ready(Protocol):
-    """Something trained that drafts in any shape."""
+    """A trained head that can draft in any shape."""
 
     @property
     def longest(self) -> int:
@@ -59,7 +59,7 @@ class Trained:
     spec: HeadSpec
     vocabulary: Vocabulary
     target: TorchExecutor
-    words: int | None = None  # that it always drafts with; None = as many as pay
+    words: int | None = None  # size of its draft vocabulary; None = the usual one
 
     @property
     def longest(self) -> int:
@@ -78,7 +78,7 @@ class Trained:
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 
     def _lexicon(self, shape: Shape) -> DraftVocab | None:
-        """Words that follow the texts, for drafts that are chosen, where our library multiplies; else None."""
+        """A draft vocabulary that follows the texts, for CHOSEN drafts on the native kernels; else None."""
         rows, ids = self.target.decoder.head, self.vocabulary.ids
         fits = isinstance(rows, TiledLinear) and isinstance(self.head.head, TiledLinear)
         if not fits or shape.kind is not Kind.CHOSEN or not by_frequency(ids):
@@ -143,14 +143,14 @@ def _shipped_for(target: Loaded) -> dict[str, Path]:
 
 
 def trained(kind: str, target: Loaded, named: str | None, words: int | None = None) -> Trained:
-    """Load a head for a target, with so many of its words."""
+    """Load a head for a target, with a draft vocabulary of this size."""
     decoder = decoder_of(target)
     head, spec = load_head(find_head(kind, target, named), kind, decoder, identity(target), words)
     return attach(head, spec, target, words)
 
 
 def attach(head: nn.Module, spec: HeadSpec, target: Loaded, words: int | None = None) -> Trained:
-    """A head that is in memory already, behind its target."""
+    """A head that is in memory already, for its target."""
     ids = cast(torch.Tensor, head.ids)
     index = torch.full((spec.target.vocab_size,), -1, dtype=torch.int64, device=ids.device)
     index[ids] = torch.arange(len(ids), device=ids.device)

@@ -72,7 +72,7 @@ def match_drawn(p: Array, q: Array, count: int, rng: np.random.Generator) -> flo
 
 
 def match_chosen(p: Array, q: Array, count: int, rng: np.random.Generator) -> float:
-    """Target mass on the likeliest candidates."""
+    """Target mass on the top candidates."""
     return float(p[np.argsort(-q, kind="stable")[:count]].sum())
 
 

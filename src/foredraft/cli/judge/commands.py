@@ -52,7 +52,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 @contextmanager
 def telling(what: str) -> Iterator[Tell]:
-    """A bar on stderr, where somebody looks."""
+    """A bar on stderr, if that is a terminal."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(what, total=None)

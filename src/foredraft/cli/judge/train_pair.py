@@ -28,18 +28,18 @@ class PairBar:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[news]}"))
         self.progress = Progress(*columns, TimeRemainingColumn(), console=o.errors, disable=not self.live)
         self.tasks: dict[str, Any] = {}
-        self.told: dict[str, float] = {}
+        self.shown: dict[str, float] = {}
 
     def __call__(self, part: str, report: Report) -> None:
         if part not in self.tasks:
-            self.tasks[part], self.told[part] = self.progress.add_task(part, total=1.0, news=""), -1.0
+            self.tasks[part], self.shown[part] = self.progress.add_task(part, total=1.0, news=""), -1.0
         line = f"step {report.step}  loss {report.losses['loss']:.3f}"
         if "solved" in report.scores:
             line += f"  {report.scores['solved']:.1%} solved"
         self.progress.update(self.tasks[part], completed=report.progress, news=line)
-        if not self.live and report.progress - self.told[part] >= TELL_SHARE:
+        if not self.live and report.progress - self.shown[part] >= TELL_SHARE:
             o.errors.print(f"{part} {report.progress:.0%}  {line}", markup=False, highlight=False)
-            self.told[part] = report.progress
+            self.shown[part] = report.progress
 
 
 def pair(

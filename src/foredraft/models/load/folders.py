@@ -14,7 +14,7 @@ from pathlib import Path
 from ...errors import ForedraftError
 
 Progress = Callable[[str, int, int], None]  # description, done, total
-FORMAT = 1  # of the folders that our converters write; a higher number makes older ones be written anew
+FORMAT = 1  # of the folders that our converters write; a higher number makes older ones be converted again
 MARK = "foredraft.json"  # the last file of a converted folder: its format, and what it was made from
 STALE_SECONDS = 24 * 3600  # a working folder this old belongs to a process that was killed
 

@@ -1,4 +1,4 @@
-"""llama2.c checkpoints (version 0, float32, with tokenizer.bin behind the weights) as Hugging Face folders.
+"""llama2.c checkpoints (version 0, float32, with tokenizer.bin after the weights) as Hugging Face folders.
 
 The file is seven ints, then every kind of weight for all layers at once, in a fixed order. It refuses to know the
 later, versioned layouts.
