@@ -59,7 +59,7 @@ HELD_OUT = courses(100)  # the same workloads, other texts: what calibrations ar
 
 
 @dataclass(frozen=True)
-class RowLayout:
+class Setting:
     """What a rule may be made from."""
 
     runner: Runner
@@ -82,7 +82,7 @@ def _both(rule: CalibratedThompson | AdaptiveConfidence) -> Made:
     return rule, rule
 
 
-RULES: dict[str, Callable[[RowLayout], Made]] = {
+RULES: dict[str, Callable[[Setting], Made]] = {
     "heuristic +2 / -1": lambda g: (Heuristic(), None),
     "Thompson, coins (EESD)": lambda g: (Thompson(), None),
     "Thompson, coins and confidence (EESD)": lambda g: _both(CalibratedThompson(calibrate=g.calibrate)),
@@ -102,13 +102,13 @@ RULES: dict[str, Callable[[RowLayout], Made]] = {
 }
 
 
-def ground(course: str, times: Times = TIMES) -> RowLayout:
-    return RowLayout(Runner(COURSES[course]), times, calibration(HELD_OUT[course]))
+def setting(course: str, times: Times = TIMES) -> Setting:
+    return Setting(Runner(COURSES[course]), times, calibration(HELD_OUT[course]))
 
 
 def speed(name: str, course: str, times: Times = TIMES) -> float:
     """Tokens per second of a rule."""
-    on = ground(course, times)
+    on = setting(course, times)
     rule, stop = RULES[name](on)
     return on.runner.race(times, rule, stop, LONGEST).speed
 

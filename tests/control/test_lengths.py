@@ -275,9 +275,9 @@ def test_coins_alone_are_slower_than_the_best_fixed_length(best: dict[str, float
 
 @pytest.mark.parametrize("name", paces.RULES)
 def test_nothing_is_remembered_of_requests_that_are_over(name: str) -> None:
-    ground = paces.RowLayout(Runner(steady(0.7, 3, 40)), paces.TIMES, calibration(paces.HELD_OUT["0.6"]))
-    rule, stop = paces.RULES[name](ground)
-    result = ground.runner.race(paces.TIMES, rule, stop)
+    setting = paces.Setting(Runner(steady(0.7, 3, 40)), paces.TIMES, calibration(paces.HELD_OUT["0.6"]))
+    rule, stop = paces.RULES[name](setting)
+    result = setting.runner.race(paces.TIMES, rule, stop)
     assert result.tokens == 3 * 40
     assert not remembered(rule)
 
