@@ -1,6 +1,6 @@
 """Every rule that decides how long to draft, against the best fixed length on the same texts.
 
-A draft costs a tenth of a pass and a further row of verification a hundredth, unless told otherwise.
+A draft costs a tenth of a pass and a further row of verification a hundredth, unless given otherwise.
     python -m tests.control.paces [DRAFT ROW]       prints the table
 """
 

@@ -23,17 +23,17 @@ DICE = KeyedRng(*torch.zeros((3, 1), dtype=torch.int64))
 
 
 def chances(calibration: Calibration, said: list[float], sequence: int = 0) -> list[float]:
-    """Of likeliest tokens."""
+    """Of top tokens."""
     curve = calibration.curve([sequence], 1)
     return curve(torch.tensor(said).log()[None, :, None]).exp().flatten().tolist()
 
 
 def teach(calibration: Calibration, said: float, true: float, rounds: int, sequence: int = 0, seed: int = 1) -> None:
-    """Rounds of one likeliest token that is right in the share `true` of them."""
-    rolls = random.Random(seed)
+    """Rounds of one top token that is right in the share `true` of them."""
+    draws = random.Random(seed)
     for _ in range(rounds):
         calibration.pending[sequence] = PendingDrafts([7], [-1], [math.log(said)], [1])
-        calibration.observe(sequence, [7 if rolls.random() < true else 8])
+        calibration.observe(sequence, [7 if draws.random() < true else 8])
 
 
 def test_evidence_are_the_nodes_that_the_text_reached() -> None:
@@ -73,10 +73,10 @@ def test_a_sequence_departs_from_the_others_and_is_forgotten() -> None:
 
 def test_chances_never_fall_and_never_exceed_one() -> None:
     """Paths must not gain by getting longer, whatever was seen."""
-    calibration, rolls = Calibration(), random.Random(4)
+    calibration, draws = Calibration(), random.Random(4)
     line = [10 ** (-4 + 4 * i / 400) for i in range(401)]
     for _ in range(60):
-        teach(calibration, rolls.random() * 0.98 + 0.01, float(rolls.random() < 0.5), 25, seed=rolls.randrange(99))
+        teach(calibration, draws.random() * 0.98 + 0.01, float(draws.random() < 0.5), 25, seed=draws.randrange(99))
         found = chances(calibration, line)
         assert all(a <= b + 1e-6 for a, b in pairwise(found)) and found[-1] <= 1
 
@@ -122,14 +122,14 @@ class World:
             chance.append(right * (chance[parent] if parent >= 0 else 1.0))
         return (1 + sum(chance)) / (1 + n * self.row + drafts.levels * self.level)
 
-    def write(self, drafts: DraftBatch, rolls: random.Random) -> list[int]:
-        """What the target writes in a round, the token behind the accepted ones included."""
+    def write(self, drafts: DraftBatch, draws: random.Random) -> list[int]:
+        """What the target writes in a round, the token after the accepted ones included."""
         tree, at, wrote = drafts.tree(0), -1, list[int]()
         while True:
-            roll, taken = rolls.random(), None
+            draw, taken = draws.random(), None
             for child in tree.children(at):
-                roll -= self.factor * self.head.next_distribution(())[tree.token[child]]
-                taken = child if roll < 0 and taken is None else taken
+                draw -= self.factor * self.head.next_distribution(())[tree.token[child]]
+                taken = child if draw < 0 and taken is None else taken
             if taken is None:
                 return [*wrote, 49]  # a token that is never drafted
             wrote.append(tree.token[taken])
@@ -144,9 +144,9 @@ class World:
         tree = CostAwareTree(
             24, 4, 8, costs=Costs(self.costs), timing=DraftTiming(self.level), calibration=Calibration()
         )
-        rolls = random.Random(2)
+        draws = random.Random(2)
         for _ in range(rounds):
-            wrote = self.write(grown(tree, self), rolls)
+            wrote = self.write(grown(tree, self), draws)
             assert tree.calibration is not None
             tree.calibration.observe(0, wrote)
         return tree

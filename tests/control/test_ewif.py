@@ -52,9 +52,9 @@ def test_a_simulation_agrees_to_three_digits(plan: Plan) -> None:
     for _ in range(plan.reviews):
         passed = rng.random((rounds, plan.per_review)) < RATES.reviewed
         reviewed += np.cumprod(passed, axis=1).sum(axis=1) + 1
-    stood = rng.geometric(1 - RATES.good, rounds) - 1  # tokens that the target lets pass in a row
-    behind = np.minimum(rng.geometric(1 - RATES.cheap, rounds) - 1, plan.then)
-    emitted = 1 + np.where(stood >= reviewed, reviewed + behind, stood)
+    passing = rng.geometric(1 - RATES.good, rounds) - 1  # tokens that the target lets pass in a row
+    after = np.minimum(rng.geometric(1 - RATES.cheap, rounds) - 1, plan.then)
+    emitted = 1 + np.where(passing >= reviewed, reviewed + after, passing)
     assert emitted.mean() == pytest.approx(tokens(RATES, plan), abs=5e-3)
 
 

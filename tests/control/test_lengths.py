@@ -161,7 +161,7 @@ def test_prediction_and_path_must_agree_to_stop() -> None:
     assert lengths_of(rule, 0.5, 0.9, ids=(1,)) == 1
 
 
-def test_entropy_stops_behind_a_spread_distribution() -> None:
+def test_entropy_stops_after_a_spread_distribution() -> None:
     rule = Entropy(0.6)  # of (0.5, 0.5) it is 0.693 nats, of (0.8, 0.2) 0.500
     assert lengths_of(rule, 0.8, 0.8, 0.5, 0.8) == 3
     assert lengths_of(Entropy(0.7), 0.8, 0.5) == 3
@@ -213,7 +213,7 @@ def test_chains_that_stop_are_exact(name: str, batched: bool) -> None:
 
 @pytest.mark.parametrize("name", STOPS)
 def test_these_stops_do_stop(name: str) -> None:
-    """Behind some draws of a pair above the chain goes on, behind others it ends."""
+    """After some draws of a pair above the chain goes on, after others it ends."""
     distributions = [
         distribution_of_outcomes(partial(_length, Chain(3, STOPS[name]()), drafter)) for _, drafter in PAIRS
     ]

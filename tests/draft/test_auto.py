@@ -33,7 +33,7 @@ FLAT = CostModel((1, 2, 64), (64,), (1,), (((1.0, 1.0, 1.0),),))
 STEEP = CostModel((1, 2, 64), (64,), (1,), (((1.0, 2.0, 64.0),),))
 
 
-DEAR = CostModel((1, 64), (64,), (1,), (((1.0, 2.9),),))  # some nodes pay, others do not
+COSTLY = CostModel((1, 64), (64,), (1,), (((1.0, 2.9),),))  # some nodes pay, others do not
 KINDS = ("chain", "sure chain", "tree", "priced tree")
 
 
@@ -53,7 +53,7 @@ def auto(kind: str, costs: CostModel = FLAT) -> AutoDrafter:
     return AutoDrafter(arms, costs, clock=lambda: 0.0)
 
 
-@pytest.mark.parametrize("costs", [FLAT, DEAR], ids=["flat", "dear"])
+@pytest.mark.parametrize("costs", [FLAT, COSTLY], ids=["flat", "costly"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_follow_the_target(kind: str, costs: CostModel) -> None:
     """All outcomes of all rng, with the real engine: whatever is chosen, the distribution is the target's."""
@@ -215,7 +215,7 @@ def test_the_round_in_which_a_prompt_is_read_says_nothing_about_levels() -> None
 
 
 def test_a_tree_that_sizes_itself_knows_what_its_levels_take() -> None:
-    """Free levels and free rows: the tree grows. Dear rows: it does not, and the text is the same."""
+    """Free levels and free rows: the tree grows. Costly rows: it does not, and the text is the same."""
     texts, sizes = [], []
     for costs in (FLAT, STEEP):
         live = Costs(costs)
@@ -237,7 +237,7 @@ def test_it_tells_what_it_chose() -> None:
     assert lines[0].startswith("good: ") and "promised" in lines[0]
 
 
-@pytest.mark.parametrize(("took", "rests"), [(0.01, False), (0.5, True)], ids=["cheap", "dear"])
+@pytest.mark.parametrize(("took", "rests"), [(0.01, False), (0.5, True)], ids=["cheap", "costly"])
 def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bool) -> None:
     """On a text that seldom repeats itself: looking that takes half a pass is given up, looking for nothing goes on."""
 

@@ -34,7 +34,7 @@ def cascade(
 
 
 def by_hand(model: TableModel, inner: Continuing, drafter: CascadeDrafter, text: list[int], limit: int) -> list[int]:
-    """The same chain without a cache: every review works its distributions out anew."""
+    """The same chain without a cache: every review computes its distributions again."""
     out: list[int] = []
     for _ in range(drafter.reviews):
         if len(out) >= limit:
@@ -149,7 +149,7 @@ def test_one_pass_a_review_and_the_catching_up_with_it() -> None:
     drafter = cascade(TARGET, reviews=2, per_review=3)
     text = text_of([0, 1, 2, 3, 0, 1, 2])
     drafter.begin([text])
-    drafter.propose([text], None)  # type: ignore[arg-type]  # it rolls no rng
+    drafter.propose([text], None)  # type: ignore[arg-type]  # it draws nothing
     text.tokens += [1, 1, 3]
     drafter.propose([text], None)  # type: ignore[arg-type]
     assert isinstance(drafter.executor, TableExecutor) and drafter.executor.passes == 4

@@ -124,7 +124,7 @@ def test_no_member_exceeds_its_own_means() -> None:
     fused = FusedDrafter([PromptLookup(2), MaxGram(3)])
     text = text_of([1, 2, 3, 4, 1, 2, 3, 5, 1], nodes=5, depth=9)
     fused.begin([text])
-    drafts = fused.propose([text], None)  # type: ignore[arg-type]  # lookups roll no rng
+    drafts = fused.propose([text], None)  # type: ignore[arg-type]  # lookups draw nothing
     assert drafts.tree(0).token == [2, 3, 4] and text.budget == (5, 9)  # the second goes one further
     assert drafts.origin is not None and drafts.origin.tolist() == [[0, 0, 1]]
 

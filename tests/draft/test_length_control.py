@@ -74,11 +74,11 @@ PACES: dict[str, Callable[[], tuple[LengthRule, Stop | None]]] = {
 
 @dataclass
 class Scripted:
-    """Gives lengths out by list and writes down what it is told."""
+    """Gives lengths out by list and writes down what it is given."""
 
     lengths: list[int]
     asked: list[tuple[int, int]] = field(default_factory=list)
-    told: list[tuple[int, int, int]] = field(default_factory=list)
+    given: list[tuple[int, int, int]] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
 
     def longest(self, id: int, limit: int) -> int:
@@ -86,7 +86,7 @@ class Scripted:
         return self.lengths[len([who for who, _ in self.asked if who == id]) % len(self.lengths)]
 
     def observe(self, id: int, drafted: int, accepted: int) -> None:
-        self.told.append((id, drafted, accepted))
+        self.given.append((id, drafted, accepted))
 
     def end(self, id: int) -> None:
         self.ended.append(id)
@@ -139,13 +139,13 @@ def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None
     outputs = finish(Engine(TableExecutor(GREEDY, max_slots=2)), *requests)
     assert outputs == [greedy_text([i, 1], 24) for i in range(2)]
     for each in requests:
-        told = [(drafted, accepted) for id, drafted, accepted in rule.told if id == each.id]
+        given = [(drafted, accepted) for id, drafted, accepted in rule.given if id == each.id]
         limits = [limit for id, limit in rule.asked if id == each.id]
         depth = len(shape.spec) if isinstance(shape, StaticTree) else getattr(shape, "depth", shape.nodes)
         hoped = [min((i + 1) % 4, limit, depth) for i, limit in enumerate(limits)]
-        assert [drafted for drafted, _ in told][: len(limits)] == hoped
-        assert sum(accepted for _, accepted in told) + len(told) >= 24  # every round adds one token of its own
-        assert all(accepted <= drafted for drafted, accepted in told)
+        assert [drafted for drafted, _ in given][: len(limits)] == hoped
+        assert sum(accepted for _, accepted in given) + len(given) >= 24  # every round adds one token of its own
+        assert all(accepted <= drafted for drafted, accepted in given)
     assert sorted(rule.ended) == [0, 1]
 
 

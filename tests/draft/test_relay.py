@@ -86,7 +86,7 @@ def test_the_second_goes_on_where_the_first_stops() -> None:
 
 
 def enumerated(vocab: int, length: int, rule: str, context: int = 64) -> float:
-    """How far the distribution of the tokens behind a prompt is from the target's, at temperature 1."""
+    """How far the distribution of the tokens after a prompt is from the target's, at temperature 1."""
     target = dirichlet(vocab, seed=1)
     near = mixed(target, dirichlet(vocab, seed=2), 0.5)
     tokens = length + 2  # one drafted token at least is the second drafter's
@@ -104,7 +104,7 @@ def enumerated(vocab: int, length: int, rule: str, context: int = 64) -> float:
     ("vocab", "length", "context"), [(3, 1, 64), (2, 2, 64), (3, 1, 4)], ids=["one", "two", "short context"]
 )
 def test_the_targets_distribution_is_exact(vocab: int, length: int, context: int, rule: str) -> None:
-    """The p/q rule looks at drawn tokens with their distribution and at those behind them as chosen ones."""
+    """The p/q rule looks at drawn tokens with their distribution and at those after them as chosen ones."""
     assert enumerated(vocab, length, rule, context) < 1e-6  # distributions are float32 in the engine
 
 

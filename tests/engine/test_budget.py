@@ -125,9 +125,9 @@ def test_good_drafters_keep_their_drafts_under_load() -> None:
 
 
 def test_a_lonely_request_and_an_engine_without_costs_are_left_in_peace() -> None:
-    dear = linear(1.0, 100.0)
+    costly = linear(1.0, 100.0)
     method = Method("m", RULES["residual"], drafter(4))
-    alone, free = run(1, Steady(dear), method), run(4, None, method)
+    alone, free = run(1, Steady(costly), method), run(4, None, method)
     for requests in (alone, free):
         expected = run(len(requests), None, Method("m", RULES["residual"], drafter(4)))
         assert [r.stats.as_dict()["drafted"] for r in requests] == [r.stats.drafted for r in expected]

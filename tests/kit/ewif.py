@@ -2,7 +2,7 @@
 
 All factors are tokens per target pass, with costs in target passes. Acceptance counts as independent of the position.
 One plan covers all arrangements: n reviews by a drafter, each over k tokens of a cheaper one, then m more tokens of the
-cheaper one behind them. With k = m = 0 it is a plain chain of n tokens, with m = 0 a vertical and with k = 0 a
+cheaper one after them. With k = m = 0 it is a plain chain of n tokens, with m = 0 a vertical and with k = 0 a
 horizontal cascade.
 """
 
@@ -30,7 +30,7 @@ class Plan:
 
     reviews: int  # passes of the better drafter
     per_review: int = 0  # tokens of the cheaper one that each pass looks at
-    then: int = 0  # tokens of the cheaper one behind the reviewed ones
+    then: int = 0  # tokens of the cheaper one after the reviewed ones
 
 
 def run(acceptance: float, length: int) -> float:
@@ -47,7 +47,7 @@ def tokens(rates: Rates, plan: Plan) -> float:
     """Expected tokens of one round.
 
     N reviewed tokens yield (1 - a^(N+1)) / (1 - a) in the mean over N, and E[a^N] = phi(a)^n is also the chance that
-    all of them stand, so that the tokens behind them count.
+    all of them are accepted, so that the tokens after them count.
     """
     stand = phi(rates.good, rates.reviewed, plan.per_review) ** plan.reviews
     if rates.good < 1:

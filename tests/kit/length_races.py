@@ -162,7 +162,7 @@ def runs_of(passed: Tensor) -> Tensor:
 class Reader:
     """The drafter of a race: distributions whose largest probability is the course's confidence at that token.
 
-    The state behind a token that was read is the confidence with which it was drafted, which is all that a head which
+    The state after a token that was read is the confidence with which it was drafted, which is all that a head which
     predicts acceptance may go by here.
     """
 
