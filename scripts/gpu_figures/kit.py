@@ -163,7 +163,7 @@ PLAIN = Method("plain", RULES["sample-and-match"])
 def drafted(
     bench: Bench, target: GraphExecutor, name: str, drafter: Drafter, count: int, per_step: int
 ) -> tuple[float, float]:
-    """Milliseconds of a round, and the share of it that is spent outside of recorded work."""
+    """Milliseconds of a round, and the share of it that is spent outside of captured work."""
     method = Method(name, RULES["sample-and-match"], drafter)
     took = steps(bench, Engine(target), method, count, per_step)
     inside = replays(bench, target, "round") + replays(bench, drafter.executor, "draft")  # type: ignore[attr-defined]

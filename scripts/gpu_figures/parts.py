@@ -134,7 +134,7 @@ def smollm2(bench: Bench) -> None:
     drafter = eagle(bench, decoder, Eagle2Tree(nodes=32, width=8, depth=5))
     took, host = drafted(bench, executor, "eagle-2", drafter, 30, 3)
     bench.add("SmolLM2 shape, EAGLE-2 round of 32 nodes, depth 5", took, "ms", most=2.2)
-    bench.add("EAGLE-2 round: share outside of recorded work", host, "of 1")
+    bench.add("EAGLE-2 round: share outside of captured work", host, "of 1")
 
 
 def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> EagleDrafter:
@@ -169,14 +169,14 @@ def llama_8b(bench: Bench) -> None:
     bench.add("host and draft logic outside of passes", host, "of a round", most=0.05)
 
 
-class Told(SyntheticDrafter):
-    """The synthetic drafter at no cost to speak of: rolls are made beforehand, and every answer repeats one token."""
+class Oracle(SyntheticDrafter):
+    """The synthetic drafter at almost no cost: random numbers drawn beforehand, and every answer repeats one token."""
 
-    rolls = np.random.default_rng(0)
+    draws = np.random.default_rng(0)
 
     def __init__(self, token: int, rate: float, nodes: int) -> None:
         super().__init__({}, rate, nodes)
-        right = self.rolls.random((4096, nodes)) < rate
+        right = self.draws.random((4096, nodes)) < rate
         self.table = np.where(right, token, token + 1)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
@@ -200,13 +200,13 @@ def batches(bench: Bench) -> None:
         for slot in range(batch):
             executor.restore(slot, text)
         new = 12 if bench.toy else 128
-        drafter = Told(prompt[-1], 0.7, 3)
-        methods = {"plain": PLAIN, "drafts": Method("told", RULES["sample-and-match"], drafter)}
+        drafter = Oracle(prompt[-1], 0.7, 3)
+        methods = {"plain": PLAIN, "drafts": Method("oracle", RULES["sample-and-match"], drafter)}
         rates: dict[str, list[float]] = {name: [] for name in methods}
         for turn in range(6):
             for name, method in methods.items():
                 rate = _batch_rate(bench, executor, method, prompt, batch, new, BudgetPlanner(costs))
-                if turn >= 3:  # a shape is called, then recorded, then played, and rare ones take their time
+                if turn >= 3:  # a shape is called, then captured, then replayed, and rare ones take their time
                     rates[name].append(rate)
         gain = median(rates["drafts"]) / median(rates["plain"])
         bench.notes[f"batch {batch}: tokens/s by run"] = rates
@@ -244,7 +244,7 @@ def _batch_rate(
     for request in requests:
         engine.add(request)
     gc.collect()
-    gc.freeze()  # as a server does: what stands now is not looked through again
+    gc.freeze()  # as a server does: what exists now is not looked through again
     bench.sync()
     begin = time.perf_counter()
     while all(request.finish_reason is None for request in requests):
@@ -272,7 +272,7 @@ def llama_70b(bench: Bench) -> None:
     took, host = drafted(bench, executor, "8B drafts 25 for 70B", drafter, 4, 26)
     bench.add("8B drafts 25 for 70B, both int8: a round", took, "ms")
     bench.add("the same at 18.8 tokens a pass", 18.8e3 / took, "tokens/s", least=141.0)
-    bench.add("the same: share outside of recorded work", host, "of 1")
+    bench.add("the same: share outside of captured work", host, "of 1")
 
 
 def first_tokens(bench: Bench) -> None:

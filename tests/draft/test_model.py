@@ -88,7 +88,7 @@ def test_synthetic_acceptance_is_what_was_set(rate: float) -> None:
 
 @dataclass(frozen=True)
 class Pruned(StaticTree):
-    """A shape that drops nodes again and so numbers them anew: every second leaf of a chosen tree."""
+    """A shape that drops nodes again and so numbers them again: every second leaf of a chosen tree."""
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         whole = super().grow(stepper, budgets, rng)

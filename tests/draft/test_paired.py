@@ -56,8 +56,8 @@ def text(shape: Shape | None, temperature: float = 0.0, follows: bool = False) -
         index = torch.full((VOCAB,), -1)
         index[::2] = torch.arange(WORDS)
         words = Vocabulary(torch.arange(0, VOCAB, 2), index)
-        lexicon = DraftVocab(cast(TiledLinear, target.head), words.ids, 16) if follows else None
-        made = EagleDrafter(head, shape, words, 3, 128, "eagle3", lexicon)
+        draft_vocab = DraftVocab(cast(TiledLinear, target.head), words.ids, 16) if follows else None
+        made = EagleDrafter(head, shape, words, 3, 128, "eagle3", draft_vocab)
         method = Method("eagle3", default_rule(made.kinds, made.topology), made)
     executor: TorchExecutor = executor_for(target, 3, 128)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature}

@@ -1,6 +1,6 @@
-"""Recorded rounds against rounds step by step: the same texts, the same drafts, the same verdicts, in fp32.
+"""Captured rounds against rounds step by step: the same texts, the same drafts, the same verdicts, in fp32.
 
-Here functions are taped and played back; on CUDA (`tests/gpu`) they are graphs.
+Here functions are taped and replayed; on CUDA (`tests/gpu`) they are graphs.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_rounds_are_those_of_the_steps(kind: str, shape: Shape | None) -> None:
 
 @pytest.mark.parametrize(("kind", "shape"), [*KINDS[:5], KINDS[-1]], ids=str)
 def test_batches_may_be_filled_up(kind: str, shape: Shape | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of one to three share the recordings of four, in which the others have no rows."""
+    """Batches of one to three share the graphs of four, in which the others have no rows."""
     expected, before = stepwise(kind, shape)
     monkeypatch.setattr("foredraft.engine.greedy.captured.BATCHES", (4,))
     monkeypatch.setattr("foredraft.draft.neural.captured_drafts.BATCHES", (4,))
@@ -193,7 +193,7 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
 
 @pytest.mark.parametrize("kind", ["model", "eagle3"])
 def test_sure_chains_are_recorded_at_any_temperature(kind: str) -> None:
-    """They are the likeliest tokens whatever is drawn from the target, and sample-and-match keeps its seeds."""
+    """They are the top tokens whatever is drawn from the target, and sample-and-match keeps its seeds."""
     shape = Chain(4, kind=Kind.CHOSEN)
     expected, _, before = run(eager, kind, shape, "sample-and-match", temperature=0.8, seed=7)
     found, _, after = run(taped, kind, shape, "sample-and-match", temperature=0.8, seed=7)
@@ -203,7 +203,7 @@ def test_sure_chains_are_recorded_at_any_temperature(kind: str) -> None:
 
 
 def test_judges_that_differ_in_their_thresholds_share_rounds() -> None:
-    """Three requests side by side, a threshold each: the texts that each would have alone, from recordings of three."""
+    """Three requests side by side, a threshold each: the texts that each would have alone, from graphs of three."""
     bars = (-5.0, 0.0, 5.0)
 
     def texts(make: Make, which: Sequence[int]) -> tuple[list[list[int]], Engine]:
@@ -239,7 +239,7 @@ def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
 
 
 def test_rounds_that_are_recorded_teach_no_costs() -> None:
-    """The first round of a shape is called, the second recorded, and all others are played."""
+    """The first round of a shape is called, the second captured, and all others are played."""
 
     told: list[float] = []
 
@@ -312,7 +312,7 @@ def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: boo
 def test_sizes_that_are_seldom_wanted_make_do_with_larger_recordings(
     patience: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three requests that end one after the other: nobody waits for a recording that is hardly used."""
+    """Three requests that end one after the other: nobody waits for a graph that is hardly used."""
     monkeypatch.setattr("foredraft.engine.greedy.captured.PATIENCE", patience)
 
     def texts(make: Make) -> tuple[list[list[int]], Engine]:

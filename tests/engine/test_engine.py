@@ -221,7 +221,7 @@ def test_options_belong_to_the_request_not_to_its_number() -> None:
 
 
 def test_nan_behind_a_rejected_draft_harms_nobody() -> None:
-    """Rules that look at all rows see void rows behind impossible drafts; only the accepted path counts."""
+    """Rules that look at all rows see void rows after impossible drafts; only the accepted path counts."""
 
     def work_out(prefix: tuple[int, ...]) -> np.ndarray:
         return np.full(3, np.nan) if 2 in prefix[2:] else np.array([0.6, 0.4, 0.0])

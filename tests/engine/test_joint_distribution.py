@@ -1,4 +1,4 @@
-"""The distribution of whole texts: every method, run by the real engine on table models under rng that fall on every side."""
+"""The distribution of whole texts: every method, run by the engine on table models, with an rng that enumerates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("drafter", "rule"), pairs())
 def test_texts_follow_the_target(drafter: str, rule: str) -> None:
-    """After a prompt of two tokens, the distribution of the next three is the product of the target's own distributions."""
+    """After a prompt of two tokens, the distribution of the next three is the product of the target's own."""
 
     def build() -> Method:
         return Method("m", RULES[rule], DRAFTERS[drafter]())

@@ -37,7 +37,7 @@ def engine_of(make: Make) -> tuple[Engine, Method]:
 def test_one_request_is_always_ahead(seen: Counter[str]) -> None:
     expected = finish(engine_of(eager)[0], request(PROMPTS[0], PLAIN, max_new_tokens=40))
     assert finish(engine_of(taped)[0], request(PROMPTS[0], PLAIN, max_new_tokens=40)) == expected
-    assert seen == {"plain taken": 38}  # all but the one that is called and the one that is recorded
+    assert seen == {"plain taken": 38}  # all but the one that is called and the one that is captured
 
 
 def test_chains_are_drafted_ahead(seen: Counter[str]) -> None:

@@ -14,7 +14,7 @@ from foredraft.engine.greedy.summary import Summary
 from foredraft.types import DraftBatch
 
 COLUMNS = ("token", "parent", "depth", "order")
-Case = tuple[DraftBatch, Tensor, Tensor]  # drafts, the target's choice behind every row, its logit
+Case = tuple[DraftBatch, Tensor, Tensor]  # drafts, the target's choice after every row, its logit
 
 
 def rolled(seed: int, chain: bool) -> Case:

@@ -52,7 +52,7 @@ def test_passes_agree_with_the_cpu() -> None:
 
 @pytest.mark.parametrize("name", [n for n, r in RULES.items() if not r.lossy and n != "otm"])
 def test_rules_agree_with_the_cpu(name: str) -> None:
-    """The batched form on the device against the batched form on the host, which the host tests hold to the distribution."""
+    """The batched form on the device against the one on the host, which the host tests hold to the distribution."""
     rule = RULES[name]
     for seed in range(12):
         pairs = sorted(rule.exact_for, key=str)

@@ -1,4 +1,4 @@
-"""Fused products of narrow models on CUDA at the sizes of SmolLM2-135M: near the twins, and a row's own affair."""
+"""Fused products of narrow models on CUDA at the sizes of SmolLM2-135M: near the references, and a row's own affair."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Layers:
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, 0.02), (torch.float32, 1e-4)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 9, 17, 33, 64])
 def test_layers_are_near_the_twin_and_always_the_same(rows: int, dtype: torch.dtype, most: float) -> None:
-    """Recorded and played many times, which a kernel that begins too early would not survive."""
+    """Captured and played many times, which a kernel that begins too early would not survive."""
     layers, x = Layers(dtype), noise(rows, CHANNELS, dtype=dtype) * CHANNELS**0.5
     first, expected = layers.fused(x), layers.twin(x)
     true = layers.wide().twin(x.float())

@@ -1,4 +1,4 @@
-"""Streamed weights on CUDA: exact where numbers are, the same bits every time, near the twin everywhere."""
+"""Streamed weights on CUDA: exact where numbers are, the same bits every time, near the reference everywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_weight_is_turned_wide_exactly(kind: str, rows: int, plan: Plan) -
 @pytest.mark.parametrize("kind", ["int8", "wide"])
 @pytest.mark.parametrize("rows", [1, 26, 64])
 def test_rows_are_near_the_twin_and_always_the_same(kind: str, rows: int) -> None:
-    """Two products of other shapes one after the other, recorded, played many times; with a residual."""
+    """Two products of other shapes one after the other, captured, played many times; with a residual."""
     torch.manual_seed(0)
     sizes = [(4096, 1536), (700, 300)]
     made = [EightBitLinear.random(i, o, torch.int8, "cuda") for i, o in sizes]

@@ -1,4 +1,4 @@
-"""Recorded passes and rounds on CUDA against the eager executor: logits, states and text; chains and trees, ragged."""
+"""Captured passes and rounds on CUDA against the eager executor: logits, states and text; chains and trees, ragged."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_flows_agree_with_layers(dtype: torch.dtype, way: str, ahead: int, monke
 
 
 def test_the_executor_is_chosen_and_outlives_modes() -> None:
-    """A pass that was recorded in inference mode is played outside of it."""
+    """A pass that was captured in inference mode is played outside of it."""
     made = executor_for(decoder(), 1, 128)
     assert isinstance(made, GraphExecutor) and made.name.startswith("graphs-cuda")
     made.prefill([0], [[5, 6, 7]])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.kernels.streamed_gemv import FROM_FP8, FROM_INT8
 from foredraft.models.layers.gemv_stream import (
-    FROM_FP8,
-    FROM_INT8,
     LEAST_COLUMNS,
     MEASURED,
     MOST_SPLITS,

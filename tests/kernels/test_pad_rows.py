@@ -19,7 +19,7 @@ SLOTS, REACH = 4, 24
 
 
 def links(count: Tensor, first: Tensor, rng: torch.Generator) -> Tensor:
-    """Random parents, packed; what lies behind the last row goes in a circle, as nobody promises otherwise."""
+    """Random parents, packed; what lies after the last row goes in a circle, as nobody promises otherwise."""
     own = [int(torch.randint(-1, int(f) + n, (1,), generator=rng)) for c, f in zip(count, first, strict=True)
            for n in range(int(c))]  # fmt: skip
     return torch.tensor([*own, *[int(first.max())] * 3])

@@ -12,7 +12,7 @@ from foredraft.kernels.activation import gated_fused, gated_reference
 from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_reference
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
 from foredraft.runtime.cuda import tree_attention as k
-from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, survey
+from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, lay_out
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -49,7 +49,7 @@ def ground(batch: int, width: int, scratch: int, packed: bool, seed: int = 0) ->
             parent[begin[b] + n] = torch.randint(-1, int(first[b]) + n, (1,), generator=rng)
     length = torch.randint(0, 150, (batch,), generator=rng)
     book = SlotTable(*(x.to(DEVICE) for x in (slot, length, first, count, begin)))
-    return survey(book, torch.zeros(total, dtype=torch.int64, device=DEVICE), parent.to(DEVICE), width,
+    return lay_out(book, torch.zeros(total, dtype=torch.int64, device=DEVICE), parent.to(DEVICE), width,
                   seen.to(DEVICE), Limits(CAPACITY, 400))  # fmt: skip
 
 

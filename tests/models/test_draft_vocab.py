@@ -12,7 +12,7 @@ from torch import Tensor
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import DraftVocab, Eagle3Head, HeadSpec, Identity, by_frequency, load_head, save_head
-from foredraft.models.heads import draft_vocab as lexicon
+from foredraft.models.heads import draft_vocab as module
 from foredraft.models.layers.linear import Linear, TiledLinear
 from foredraft.runtime import FINAL
 
@@ -71,7 +71,7 @@ def test_it_holds_the_words_of_running_texts(kind: str, bias: bool) -> None:
 
 
 def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicon, "ROOM", 32)
+    monkeypatch.setattr(module, "ROOM", 32)
     rows = target_rows("grid", False)
     words = DraftVocab(rows, ids(), FIXED)
     words.follow(1, list(range(VOCAB)))
@@ -100,7 +100,7 @@ def test_a_head_keeps_its_most_frequent_words(tmp_path: Path) -> None:
 
 
 def test_words_that_found_no_room_come_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicon, "ROOM", 32)
+    monkeypatch.setattr(module, "ROOM", 32)
     rows, others = target_rows("grid", False), [word for word in range(VOCAB) if word not in ids()[:FIXED].tolist()]
     words = DraftVocab(rows, ids(), FIXED)
     words.follow(1, others[:32])

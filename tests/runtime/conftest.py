@@ -8,7 +8,7 @@ import pytest
 
 from .kit import HF_CASES, LLAMA, QWEN3, Rig, hf_folder, hf_rig, loud_decoder, torch_rig
 
-WAYS = {"": (False, False), " padded": (True, False), " graphs": (True, True)}  # padded, recorded passes
+WAYS = {"": (False, False), " padded": (True, False), " graphs": (True, True)}  # padded, captured passes
 TORCH = {
     name + way: (config, *kind) for name, config in (("llama", LLAMA), ("qwen3", QWEN3)) for way, kind in WAYS.items()
 }

@@ -19,7 +19,7 @@ CONFIG = replace(shape("tiny"), vocab_size=2048, max_position=2048)
 
 
 def step_bytes(context: int, tree: bool) -> list[int]:
-    """Bytes of every tensor that one step makes behind `context` tokens, kernels' own scratch space included."""
+    """Bytes of every tensor that one step makes after `context` tokens, kernels' own scratch space included."""
     rng = random.Random(0)
     executor = TorchExecutor(random_decoder(CONFIG), 2, padded=False)
     executor.prefill([0, 1], [tokens(rng, context)] * 2)

@@ -131,7 +131,7 @@ def test_snapshot_travels_through_time_and_slots(rig: Rig) -> None:
     for slot in (0, 1):
         executor.restore(slot, saved)
         assert_holds(rig, executor, slot, text)
-    executor.prefill([1], [text[:3]])  # writing behind a restored text leaves the snapshot alone
+    executor.prefill([1], [text[:3]])  # writing after a restored text leaves the snapshot alone
     executor.rollback([1], [4])
     executor.prefill([1], [[8, 8, 8, 8, 8, 8, 8]])
     executor.restore(0, saved)
@@ -174,7 +174,7 @@ def test_text_beyond_the_context_is_refused_before_anything_changes(rig: Rig) ->
 
 
 def test_drafts_may_overhang_the_context(rig: Rig) -> None:
-    """A drafter grows a batch in step: rows behind the last position mean nothing, and must not break the pass."""
+    """A drafter grows a batch in step: rows after the last position mean nothing, and must not break the pass."""
     executor = rig.make(2)
     rng = random.Random(10)
     text, short = tokens(rng, executor.max_length - 2), tokens(rng, 3)

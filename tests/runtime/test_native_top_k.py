@@ -62,7 +62,7 @@ def test_the_likeliest_tokens_are_those_of_the_reference(columns: int, named: bo
         (found, names), (expected, tokens) = NativeStep(*known).top(k), Step(*known).top(k)
         assert found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5)
         sane = expected > IMPOSSIBLE
-        sane[index == 4] = False  # equal throughout: the twin promises no order
+        sane[index == 4] = False  # equal throughout: the reference promises no order
         assert torch.equal(names[sane], tokens[sane])
         assert all(len(set(line)) == k for line in names.flatten(0, 1).tolist()), "each token once"
 

@@ -14,7 +14,7 @@ from .kit import CLOSE, LLAMA, QWEN3, Rig, all_taps, far, loud_decoder, random_t
 
 
 def two_sequences(executor: Executor, seed: int) -> Rows:
-    """A tree and a chain behind prompts of different lengths, which are read here."""
+    """A tree and a chain after prompts of different lengths, which are read here."""
     rng = random.Random(seed)
     executor.rollback([0, 1], [0, 0])
     executor.prefill([0, 1], [tokens(rng, 9), tokens(rng, 4)])

@@ -1,4 +1,4 @@
-"""What scratch rows see, as recorded passes work it out on the device, against a walk up the tree."""
+"""What scratch rows see, as captured passes work it out on the device, against a walk up the tree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A drafter whose acceptance rate is set by hand, to measure the engine apart from any drafter.
 
-It is told what the target will write (from an earlier plain run) and gets each token right with the given chance.
+It is given what the target will write (from an earlier plain run) and gets each token right with the given chance.
 Greedy requests only: a sampled text is not known before it is written.
 """
 

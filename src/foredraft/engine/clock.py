@@ -10,7 +10,7 @@ from .request import Request
 
 
 class Clock:
-    """A stop watch that books laps to requests."""
+    """A stop watch whose laps are added to the statistics of requests."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._last = 0.0

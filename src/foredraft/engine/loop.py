@@ -55,7 +55,7 @@ class Engine:
     def step(self) -> list[Event]:
         """One round for every running request; returns what it wrote."""
         self._clock.start()
-        self.admit(self.scheduler.admit())  # drafters hear of new requests
+        self.admit(self.scheduler.admit())  # drafters learn of new requests
         self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
         groups = self.scheduler.next_groups()  # sequences by method, and a draft budget for each
         self.propose(groups)  # a tree per sequence; an empty one is plain decoding
@@ -206,5 +206,5 @@ class Engine:
 
 @lru_cache(maxsize=64)
 def _no_drafts(batch: int, device: torch.device) -> DraftBatch:
-    """Nobody writes into drafts, so rounds without any share them."""
+    """Drafts are never written to, so rounds without any share them."""
     return empty_drafts(batch, device)

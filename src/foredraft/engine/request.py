@@ -12,7 +12,7 @@ from ..types import Constraint, Reason, Sequence, Stats, TreeVerdict
 from .method import Method
 from .slots import Kept, States
 
-# Told the output so far, answers how many of its tokens to keep, or None to go on. For stop strings.
+# Given the output so far, answers how many of its tokens to keep, or None to go on. For stop strings.
 StopCheck = Callable[[list[int]], int | None]
 
 
@@ -30,7 +30,7 @@ class Request:
     reasons: list[Reason] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     started: float = 0.0
-    read: int = 0  # tokens of the text whose K/V stand in the slot
+    read: int = 0  # tokens of the text whose K/V are in the slot
     states: list[States] = field(default_factory=list)  # what the drafter was shown of them, piece by piece
     trace: bool = False  # whether its events tell how each step went
     constraint: Constraint | None = field(init=False, default=None)  # the grammar of the params, at work

@@ -58,7 +58,7 @@ class Sampler:
 
 
 def logprobs_of(logits: Tensor, rows: Tensor, tokens: list[int], top: int) -> list[dict[int, float]]:
-    """Per emitted token: its own log-probability under the raw logits, then the `top` likeliest ones'."""
+    """Per emitted token: its own log-probability under the raw logits, then those of the `top` most likely ones."""
     scores = torch.log_softmax(logits[rows].to(torch.float32), dim=1)
     found = []
     for line, token in zip(scores, tokens, strict=True):

@@ -63,7 +63,7 @@ class Scheduler:
         return new
 
     def next_pieces(self) -> list[Piece]:
-        """What is read of prompts in this step. Who came first is served first; nobody waits behind a free budget."""
+        """What is read of prompts in this step. First come, first served; none waits while budget is left."""
         pieces, left = [], self.prompt_budget
         for request in self.running:
             if request.reading and left > 0:
@@ -89,7 +89,7 @@ class Scheduler:
         return list(groups.values())
 
     def _budget(self, request: Request) -> Budget:
-        """The last token of a request needs no draft behind it, and no draft fits behind the context."""
+        """The last token of a request needs no draft after it, and no draft fits after the context."""
         sequence, drafter = request.sequence, request.method.drafter
         if drafter is None:
             return NO_BUDGET

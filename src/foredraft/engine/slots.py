@@ -1,4 +1,4 @@
-"""The K/V slots that nobody uses at the moment, and what is still in them.
+"""The K/V slots that are free at the moment, and what is still in them.
 
 A finished request leaves its keys and values in its slot. A new one of the same namespace whose prompt begins with the
 same tokens takes that slot and reads the rest only: the next turn of a conversation, or another question after the same

@@ -1,4 +1,4 @@
-"""The inner activation of the MLP: in one kernel on a GPU, where every launch costs, else in plain torch (the twin)."""
+"""The inner activation of the MLP: one kernel on a GPU, where every launch costs, else plain torch (the reference)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pairs of a token's embedding and a feature, the input of a feature head: put together, and normed half by half.
 
-One kernel each on a GPU, where every launch costs, else plain torch (the twins).
+One kernel each on a GPU, where every launch costs, else plain torch (the references).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:  # a CPU build of torch comes without it
 def pairs(token: Tensor, embedding: Tensor, features: Tensor, above: Tensor | None = None) -> Tensor:
     """[B * w, 2 d]: the rows of `embedding` [V, d] that tokens [B, w] name, and features out of [B, n, d] beside them.
 
-    above [B, w] says which of its sequence's features each token has; None = they stand in the tokens' order.
+    above [B, w] says which of its sequence's features each token has; None = they are in the tokens' order.
     """
     quick = _quick(features) and features.stride(2) == 1 and embedding.stride(1) == 1
     return (pairs_fused if quick else pairs_reference)(token, embedding, features, above)

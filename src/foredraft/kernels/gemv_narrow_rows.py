@@ -1,10 +1,10 @@
-"""Products of a narrow model for several rows on a GPU, each with what stands around it, on tensor cores.
+"""Products of a narrow model for several rows on a GPU, each fused with what surrounds it, on tensor cores.
 
 The weights are the left operand, out.T = weight @ x.T. A program takes a small tile of outputs and rows with all of
 their inputs: it asks for everything at once, so that memory is waited for once. Its warps share the inputs and add up
 what each has found, so that many small programs have work and no sum goes from one to another. The norm is worked out
-from the rows at hand: (x / rms(x) * gain) W = (x * gain) W / rms(x), where x * gain is rounded as the twin rounds the
-normed row.
+from the rows at hand: (x / rms(x) * gain) W = (x * gain) W / rms(x), where x * gain is rounded as the reference rounds
+the normed row.
 
 A row's result depends on its own numbers and on the plan alone, never on its neighbours or its place among them. Plans
 go by padded rows (BUCKETS): within a bucket a row's bits stay the same however many rows there are.
@@ -91,7 +91,7 @@ def rows_product(
     gates: bool,
     plan: Plan | None = None,
 ) -> Tensor:
-    """x @ weight.T: of the normed rows if there is a gain, behind it the gate or the residual sum as asked for."""
+    """x @ weight.T: of the normed rows if there is a gain, after it the gate or the residual sum as asked for."""
     (rows, inputs), halves = x.shape, 2 if gates else 1
     outputs = len(weight) // halves
     plan = plan or plan_for(rows, len(weight), inputs, x.element_size())
@@ -174,7 +174,7 @@ if triton is not None:
         DEPTH: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr,
         PRECISION: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
-        """Some outputs of some or all rows. HALVES: 2 where gates and ups stand one behind the other in the matrix."""
+        """Some outputs of some or all rows. HALVES: 2 where gates and ups follow one another in the matrix."""
         if NORM:  # each program sends for a word of the gain, so that it is near when the weights have come
             tl.load(gain + tl.program_id(0) * 16 % INPUTS, volatile=True)
         k = tl.arange(0, DEPTH)

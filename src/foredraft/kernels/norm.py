@@ -1,4 +1,4 @@
-"""RMS norms, alone and behind a residual sum: one kernel each on a GPU, where every launch costs, else plain torch.
+"""RMS norms, alone and after a residual sum: one kernel each on a GPU, where every launch costs, else plain torch.
 
 The kernel rounds where torch rounds: the sum once, to the stream's own type, and the normed row once.
 """

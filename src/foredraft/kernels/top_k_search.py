@@ -17,7 +17,7 @@ except ImportError:  # a CPU build of torch comes without it
     triton = None
 
 MOST = 16  # entries that are looked for
-IMPOSSIBLE = -1e4  # log-probability that stands for zero
+IMPOSSIBLE = -1e4  # log-probability in place of zero
 
 
 def can_search(rows: Tensor, k: int) -> bool:
@@ -31,7 +31,7 @@ def top_k_fused(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_tokens_fused(logits: Tensor, k: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The k likeliest of each row: log-probabilities [M, k] float32 and places, or the ids [V] that stand there."""
+    """The top k of each row: log-probabilities [M, k] float32 and places, or the ids [V] at those places."""
     return _search(logits, k, ids, True)
 
 

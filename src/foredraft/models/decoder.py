@@ -26,7 +26,7 @@ from .layers.linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
 from .layers.rope import rotate, rotation_table
 
 Device = torch.device | str
-FINAL = -1  # the tap behind the final norm: the features that the LM head reads
+FINAL = -1  # the tap after the final norm: the features that the LM head reads
 
 
 class Attend(Protocol):
@@ -54,7 +54,7 @@ class Layer(nn.Module):
         self.down = Linear(c.intermediate_size, c.hidden_size, dtype, device)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
-        """x plus the attention half; `index` is what `attend` is told."""
+        """x plus the attention half; `index` is what `attend` is given."""
         h, x = self.enter(x)
         return self.out.add_to(x, self.mixed(self.qkv(h), cos, sin, attend, index))
 

@@ -69,7 +69,7 @@ class Trained:
         """The drafter that drives this kind of head."""
         slots, length = self.target.max_slots, self.target.max_length
         if isinstance(self.head, FeatureHead):
-            return EagleDrafter(self.head, shape, self.vocabulary, slots, length, name, self._lexicon(shape))
+            return EagleDrafter(self.head, shape, self.vocabulary, slots, length, name, self._draft_vocab(shape))
         if isinstance(self.head, RecurrentHead):
             return MedusaDrafter(self.head, shape, self.vocabulary, name)
         if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
@@ -77,7 +77,7 @@ class Trained:
         executor = executor_for(cast(Decoder, self.head), slots, length)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 
-    def _lexicon(self, shape: Shape) -> DraftVocab | None:
+    def _draft_vocab(self, shape: Shape) -> DraftVocab | None:
         """A draft vocabulary that follows the texts, for CHOSEN drafts on the native kernels; else None."""
         rows, ids = self.target.decoder.head, self.vocabulary.ids
         fits = isinstance(rows, TiledLinear) and isinstance(self.head.head, TiledLinear)

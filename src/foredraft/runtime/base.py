@@ -4,8 +4,8 @@ Life of a slot: `prefill` fills it; each round `forward` appends *scratch rows*,
 text or below earlier scratch rows of the round; `commit` keeps one path of them and drops the rest. A row's K/V is
 computed once, when the row is placed. Rows are packed: the new rows of all sequences follow one another.
 
-An executor says what it can do (`decoder`, `capturing`, `compiled`), so that nobody asks for its class. Knows nothing of
-drafters and rules.
+An executor says what it can do (`decoder`, `capturing`, `compiled`), so that its class need not be known. Knows
+nothing of drafters and rules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The K/V cache: one block of memory, cut into slots, allocated once.
 
-A slot holds its committed rows from 0 on and its scratch rows right behind them, so that accepting a chain moves
+A slot holds its committed rows from 0 on and its scratch rows right after them, so that accepting a chain moves
 nothing. On the host untouched pages cost no memory, so slots may be as long as the model's context.
 """
 
@@ -87,7 +87,7 @@ class KVCache:
         self.scratch[slot] = 0
 
     def check(self) -> None:
-        """Raise where the books do not add up."""
+        """Raise where lengths and scratch rows exceed their limits."""
         for slot, (length, scratch) in enumerate(zip(self.lengths, self.scratch, strict=True)):
             if not (0 <= length <= self.max_length and 0 <= scratch <= self.max_scratch):
                 limits = f"{self.max_length} and {self.max_scratch}"

@@ -1,6 +1,6 @@
-"""Where the new rows of a pass stand, worked out on the device from a small slot_table, and what each of them sees.
+"""Where the new rows of a pass lie, computed on the device from a small slot table, and what each of them sees.
 
-Nothing here looks at a tensor's values from the host, so all of it may run inside a recorded pass.
+Nothing here looks at a tensor's values from the host, so all of it may run inside a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOWHERE = -1  # slot of a sequence that only fills a batch, and place of a row t
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """Where each sequence of a pass stands. All [B] int64."""
+    """Slot, length and new rows of each sequence of a pass. All [B] int64."""
 
     slot: Tensor  # NOWHERE = padding
     length: Tensor  # committed tokens
@@ -55,7 +55,7 @@ class Limits:
     positions: int
 
 
-def survey(
+def lay_out(
     slot_table: SlotTable, depth: Tensor, parent: Tensor | None, width: int, seen: Tensor, limits: Limits
 ) -> RowLayout:
     """The layout of rows with depth [T] and parent [T] (None = chains). Enters into `seen` what the new rows see.
@@ -64,13 +64,11 @@ def survey(
     """
     device = depth.device
     owner = torch.searchsorted(slot_table.begin, torch.arange(len(depth), device=device), right=True) - 1  # [T]
-    turn = torch.arange(len(depth), device=device) - slot_table.begin[owner]
-    place = slot_table.length[owner] + slot_table.first[owner] + turn
-    stored = (turn < slot_table.count[owner]) & (place < limits.capacity)
+    number = torch.arange(len(depth), device=device) - slot_table.begin[owner]  # among its sequence's new rows
+    place = slot_table.length[owner] + slot_table.first[owner] + number
+    stored = (number < slot_table.count[owner]) & (place < limits.capacity)
     column = torch.arange(width, device=device)
-    cell = (slot_table.begin[:, None] + column).clamp(
-        max=len(depth) - 1
-    )  # [B, W]; beyond the count it is anybody's row
+    cell = (slot_table.begin[:, None] + column).clamp(max=len(depth) - 1)  # [B, W]; beyond the count any row
     visible = see(seen, slot_table.slot, slot_table.first, None if parent is None else parent[cell], width)
     real = column < slot_table.count[:, None]
     number = (slot_table.first[:, None] + column).clamp(max=seen.shape[1] - 1)
@@ -111,7 +109,7 @@ def table_of(columns: Sequence[Sequence[int]], batch: int, device: torch.device)
     """[5, batch] on the host, from the columns of a slot_table as the host knows them; what is missing is padding."""
     slot, *others = columns
     spare = batch - len(slot)
-    end = others[-1][-1] + others[-2][-1]  # padding begins behind the last row
+    end = others[-1][-1] + others[-2][-1]  # padding begins after the last row
     fill = [0, 0, 0, end]
     lines = [[*slot, *[NOWHERE] * spare], *([*row, *[f] * spare] for row, f in zip(others, fill, strict=True))]
     return pinned(lines, device)

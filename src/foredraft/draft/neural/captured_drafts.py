@@ -1,6 +1,6 @@
-"""A whole round of a draft model or a head as one recorded function: reading what is new, every level, every choice.
+"""A whole round of a draft model or a head as one CUDA graph: reading what is new, every level, every choice.
 
-For shapes whose course does not depend on what is drafted and that roll no rng. Trees are recorded where every
+For shapes whose course depends neither on what is drafted nor on random numbers. Trees are captured where every
 sequence may draft all of them, chains at a few lengths and cut to each sequence's own. The drafts are those of the
 steps one by one; a round then costs the host an upload and a launch.
 """
@@ -31,12 +31,12 @@ from ...runtime.cuda.executor import BATCHES, GraphExecutor, fitting
 from ...runtime.row_layout import NOWHERE, pinned
 from ...types import Budget, DraftBatch, Sequence
 
-READS = (2, 8, 16)  # new tokens of a sequence that a recorded round reads
-LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64)  # of recorded chains that are shorter than usual
-MOST = 64  # sequences of a recorded round
-AFTER = 1  # rounds before one is recorded
+READS = (2, 8, 16)  # new tokens of a sequence that a captured round reads
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64)  # of captured chains that are shorter than usual
+MOST = 64  # sequences of a captured round
+AFTER = 1  # rounds before one is captured
 
-OWNERS = count()  # recordings belong to drafters by number: an address may be used again
+OWNERS = count()  # graphs belong to drafters by number: an address may be used again
 
 # Makes the stepper of a round: (executor, tokens [B, W], counts [B], features [B, W, d] or None).
 MakeStepper = Callable[[CapturedPasses, Tensor, Tensor, Tensor | None], "RowStepper"]
@@ -45,7 +45,7 @@ MakeStepper = Callable[[CapturedPasses, Tensor, Tensor, Tensor | None], "RowStep
 class RowStepper(Stepper, Protocol):
     """A stepper that knows the scratch row of each node."""
 
-    tracks: bool  # whether somebody will ask for those rows
+    tracks: bool  # whether those rows will be needed
 
     @property
     def row_of(self) -> Tensor:
@@ -54,15 +54,15 @@ class RowStepper(Stepper, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CapturedDrafts:
-    """What a recorded round hands back."""
+    """What a captured round hands back."""
 
     drafts: DraftBatch
-    row_of: Tensor | None  # [B, numbered] scratch row of each node, -1 = not read; None = nobody asks
+    row_of: Tensor | None  # [B, numbered] scratch row of each node, -1 = not read; None = not needed
     rows: int  # scratch rows of every sequence
 
 
 def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence]) -> bool:
-    """Whether a round of these sequences may be recorded."""
+    """Whether a round of these sequences may be captured."""
     if executor.capturing is None or len(sequences) > MOST:
         return False
     if type(shape) is Chain:
@@ -74,7 +74,7 @@ def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence]) -> b
 
 
 def shape_for(shape: Shape, sequences: Seq[Sequence]) -> Shape:
-    """What is recorded for these sequences: a chain may be longer than any of them wants, but not by much."""
+    """What is captured for these sequences: a chain may be longer than any of them wants, but not by much."""
     if not isinstance(shape, Chain):
         return shape
     nodes = min(shape.nodes, fitting(max(s.budget.chain for s in sequences), LENGTHS))
@@ -82,7 +82,7 @@ def shape_for(shape: Shape, sequences: Seq[Sequence]) -> Shape:
 
 
 def cut_to_budgets(drafts: DraftBatch, sequences: Seq[Sequence]) -> DraftBatch:
-    """Chains of likeliest tokens, each as long as its sequence wants."""
+    """Chains of top tokens, each as long as its sequence wants."""
     return cut(drafts, [s.budget.chain for s in sequences]) if drafts.branching <= 1 else drafts
 
 
@@ -99,7 +99,7 @@ def capture_round(
 
     The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens.
     """
-    most, batch = max(map(len, unread)), fitting(len(slots), BATCHES)  # batches that shrink and grow share recordings
+    most, batch = max(map(len, unread)), fitting(len(slots), BATCHES)  # batches that shrink and grow share graphs
     width = next((size for size in READS if size >= most), 0)
     counts = [len(run) for run in unread]
     lengths = [executor.length(slot) for slot in slots]
@@ -112,7 +112,7 @@ def capture_round(
         given = table[3:].T
         if features is not None:
             given = given[:, : features.shape[1]]
-            if len(features) < batch:  # nobody is recording, and nobody has made room
+            if len(features) < batch:  # an eager call: the inputs are not padded
                 features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
         stepper = make(inside, given.contiguous(), fresh, features)
         drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_rng(fresh))
@@ -136,7 +136,7 @@ def key_of(owner: Hashable, shape: Shape, batch: int, width: int) -> Hashable:
 
 
 def settled(executor: GraphExecutor, made: CapturedDrafts, slots: Seq[int], unread: Seq[Seq[int]]) -> CapturedDrafts:
-    """What a round has read stands in the books from now on; its answer without what filled the batch up."""
+    """Enter what a round has read into the K/V cache's lengths; its answer without what filled the batch up."""
     lengths = [executor.length(slot) + len(run) for slot, run in zip(slots, unread, strict=True)]
     executor.settle(slots, lengths, made.rows)
     own = range(len(slots))
@@ -145,19 +145,19 @@ def settled(executor: GraphExecutor, made: CapturedDrafts, slots: Seq[int], unre
 
 
 def filled(slots: Seq[int], batch: int) -> list[int]:
-    """Slots of a batch that is filled up with nobody."""
+    """Slots of a batch, padded with no slot."""
     return [*slots, *[NOWHERE] * (batch - len(slots))]
 
 
-@cache  # recordings read them for as long as they live
+@cache  # graphs read them for as long as they live
 def sure_block(batch: int, device: torch.device) -> ParamBlock:
-    """The options of sequences that draft their likeliest tokens, made on the device once, before anyone records."""
+    """The parameters of sequences that draft their top tokens, made on the device once, before any capture."""
     ones = torch.ones(batch, device=device)
     return ParamBlock(ones, ones > 0, True, True, None, None, None, None, None, None, None)
 
 
 def _no_rng(any: Tensor) -> KeyedRng:
-    """Nobody rolls them: the likeliest token needs no chance."""
+    """Never drawn from: the top token needs no random number."""
     return KeyedRng(any, any, any)
 
 
@@ -166,5 +166,5 @@ def _deepest(shape: Shape) -> int:
 
 
 def _padded(features: Seq[Tensor]) -> Tensor:
-    """[B, most, d]; what stands behind a sequence's own is not read for good."""
+    """[B, most, d]; what follows a sequence's own is not committed."""
     return features[0][None] if len(features) == 1 else pad_sequence(list(features), batch_first=True)

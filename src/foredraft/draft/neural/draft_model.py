@@ -59,12 +59,12 @@ class ModelDrafter(Drafter):
         self.max_length = executor.max_length
         self.vocab_size = vocab_size or executor.vocab_size
         self._vocabulary = vocabulary or _shared_ids(executor, self.vocab_size)
-        self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's store
+        self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's K/V cache
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
         self._rows: dict[int, int] = {}  # sequence id -> scratch rows
         self._owner = next(OWNERS)
-        self._last: Last | None = None  # a recorded chain whose verdict is awaited
+        self._last: Last | None = None  # a captured chain whose verdict is awaited
         self._begun: Begun | None = None
 
     @property
@@ -116,7 +116,7 @@ class ModelDrafter(Drafter):
         return drafts
 
     def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
-        """The whole round as one recorded function; None where it must go step by step."""
+        """The whole round as one CUDA graph; None where it must go step by step."""
         executor, slots = self.executor.capturing, [self._slots[s.id] for s in sequences]
         assert executor is not None
         shape = shape_for(self.shape, sequences)
@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
         if self._begun is not None:
-            self._begun.hear([s.id for s in round.sequences], round.accepted)
+            self._begun.observe([s.id for s in round.sequences], round.accepted)
         who = [b for b, s in enumerate(round.sequences) if s.id in self._read]
         if not who:
             return
@@ -201,7 +201,7 @@ class ModelStepper:
 
     vocabulary: Vocabulary | None = None
     vocab_size: int | None = None
-    tracks = True  # whether somebody will ask for the scratch row of every node
+    tracks = True  # whether the scratch row of every node will be needed
 
     def __init__(
         self, executor: Executor, slots: list[int], sequences: Seq[Sequence], block: ParamBlock, shape: Shape
@@ -233,7 +233,7 @@ class ModelStepper:
     def root(self) -> Step:
         """Read what was committed since the last round, the pending token included."""
         known = [min(self.executor.length(s), len(t) - 1) for t, s in zip(self.tokens, self.slots, strict=True)]
-        self.executor.rollback(self.slots, known)  # forgets what a round that failed half-way has left behind
+        self.executor.rollback(self.slots, known)  # forgets what a round that failed half-way has left
         missing = [t[n:] for t, n in zip(self.tokens, known, strict=True)]
         long = [b for b, run in enumerate(missing) if len(run) > CATCH_UP]
         if long:
@@ -277,7 +277,7 @@ class ModelStepper:
 
 
 class InsideStepper(ModelStepper):
-    """The same inside a recorded round: what is new is read from the device."""
+    """The same inside a captured round: what is new is read from the device."""
 
     executor: CapturedPasses  # type: ignore[assignment]
     captured = True  # shapes must do all in tensors

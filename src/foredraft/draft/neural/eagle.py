@@ -46,14 +46,14 @@ class EagleDrafter(ModelDrafter):
         slots: int,
         max_length: int,
         name: str,
-        lexicon: DraftVocab | None = None,
+        draft_vocab: DraftVocab | None = None,
     ) -> None:
-        """`lexicon`: the head's words where they follow the texts; for chosen drafts. None = its draft vocabulary."""
-        if lexicon is not None and shape.kind is not Kind.CHOSEN:
+        """draft_vocab: one that follows the texts, for drafts of kind CHOSEN; None = the head's own, `vocabulary`."""
+        if draft_vocab is not None and shape.kind is not Kind.CHOSEN:
             raise UsageError(
                 "words that follow the text are for drafts of kind CHOSEN: others are judged by their distribution"
             )
-        self.lexicon, head = lexicon, head if lexicon is None else head.speaking(lexicon)
+        self.draft_vocab, head = draft_vocab, head if draft_vocab is None else head.speaking(draft_vocab)
         executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.head = head
@@ -67,8 +67,8 @@ class EagleDrafter(ModelDrafter):
         super().end(sequences)
         for sequence in sequences:
             self._features.pop(sequence.id, None)
-            if self.lexicon is not None:
-                self.lexicon.forget(sequence.id)
+            if self.draft_vocab is not None:
+                self.draft_vocab.forget(sequence.id)
 
     @torch.no_grad()
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
@@ -112,11 +112,11 @@ class EagleDrafter(ModelDrafter):
 
     def _words(self, sequences: Seq[Sequence]) -> Vocabulary | None:
         """What may be drafted this round."""
-        if self.lexicon is None:
+        if self.draft_vocab is None:
             return self._vocabulary
         for sequence in sequences:
-            self.lexicon.follow(sequence.id, sequence.tokens)
-        return self.lexicon.vocabulary
+            self.draft_vocab.follow(sequence.id, sequence.tokens)
+        return self.draft_vocab.vocabulary
 
     def _joined(self, sequences: Seq[Sequence]) -> list[Tensor]:
         """Features of each sequence's last slots, those that the K/V lacks among them."""
@@ -130,7 +130,7 @@ class EagleDrafter(ModelDrafter):
         return joined
 
     def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
-        """The whole round as one recorded function; None where it must go step by step."""
+        """The whole round as one CUDA graph; None where it must go step by step."""
         executor, slots = self.executor.capturing, [self._slots[s.id] for s in sequences]
         assert executor is not None
         shape = shape_for(self.shape, sequences)
@@ -205,7 +205,7 @@ class EagleStepper(ModelStepper):
 
     features: list[Tensor]
     tracks = False
-    _back: Tensor  # [B, w, d] what the head handed back behind the newest nodes
+    _back: Tensor  # [B, w, d] what the head handed back after the newest nodes
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class EagleStepper(ModelStepper):
         return self._step(out, out.index)
 
     def _features_above(self, frontier: Frontier) -> tuple[Tensor, Tensor]:
-        """[B, n, d] what the head handed back behind some nodes, and which of them are the parents, [B, w]."""
+        """[B, n, d] what the head handed back after some nodes, and which of them are the parents, [B, w]."""
         if frontier.above is not None:
             return self._back, frontier.above
         if self._backs is None:
@@ -282,7 +282,7 @@ class PairedStepper(EagleStepper):
 
     executor: NativeExecutor
     levels: Levels | None = None
-    _table: Tensor  # [B, reads + 1, d] what the head handed back behind the root and behind every scratch row
+    _table: Tensor  # [B, reads + 1, d] what the head handed back after the root and after every scratch row
 
     def root(self) -> Step:
         step = super().root()
@@ -326,7 +326,7 @@ class LevelTops:
 
 
 class InsideStepper(EagleStepper):
-    """The same inside a recorded round: what is new is read from the device."""
+    """The same inside a captured round: what is new is read from the device."""
 
     executor: CapturedPasses  # type: ignore[assignment]
     captured = True  # shapes must do all in tensors
@@ -357,7 +357,7 @@ def unread_slots(
 
 
 def accepted_rows(round: Round) -> tuple[Tensor, list[int]]:
-    """Packed rows of each sequence's pending token and accepted nodes, behind one another, and how many each has."""
+    """Packed rows of each sequence's pending token and accepted nodes, one after another, and how many each has."""
     counts = [n + 1 for n in round.accepted]
     index, path = round.out.index, round.verdict.path[:, : max(counts) - 1]
     if index.device.type == "cpu":

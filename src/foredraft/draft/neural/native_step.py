@@ -1,4 +1,4 @@
-"""A step whose likeliest tokens the native library finds, in two sweeps over each row of logits."""
+"""A step whose top tokens the native library finds, in two sweeps over each row of logits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The next chain of a draft model, begun before the host knows how much of the last one stands.
+"""The next chain of a draft model, begun before the host knows how much of the last one is accepted.
 
-What the next round reads is known to the device as soon as the verdict is: the token behind the accepted drafts, and
-before it the last draft, if that was accepted too, since nobody has read it. The draft model's text is longer by the
+What the next round reads is known to the device as soon as the verdict is: the token after the accepted drafts, and
+before it the last draft, if that was accepted too, since it has not been read. The draft model's text is longer by the
 accepted drafts that it has read. The host works out the same when it observes the round, and takes these drafts if it
-then asks for just them; if not, they are forgotten, and have touched nothing but scratch rows.
+then asks for just them; if not, they are dropped, and have touched nothing but scratch rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Begun:
     made: CapturedDrafts
     expected: list[tuple[int, int]] = field(default_factory=list)  # length and unread tokens, once they are known
 
-    def hear(self, who: list[int], accepted: Seq[int]) -> None:
+    def observe(self, who: list[int], accepted: Seq[int]) -> None:
         """The verdict, on the host."""
         held = self.made.rows
         if who == self.who:
@@ -58,7 +58,7 @@ class Begun:
 
 
 def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
-    """Play the round that comes next, if it is recorded and nothing has to be filled up."""
+    """Replay the next round, if it is captured and its batch needs no padding."""
     batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0])
     graphs = executor.graphs
     fits = batch <= MOST and batch in BATCHES and len(verdict.accepted) == batch
@@ -69,7 +69,7 @@ def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict
 
     def body(text: Tensor) -> Tensor:
         slot, length = text.unbind(0)
-        whole = accepted > held  # the last draft stands, and is not read
+        whole = accepted > held  # the last draft is accepted, and not read yet
         first = torch.where(whole, draft, token)
         return torch.stack((slot, length + accepted.clamp(max=held), 1 + whole.to(torch.int64), first, token))
 

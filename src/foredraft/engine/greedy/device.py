@@ -101,6 +101,6 @@ def _passing(drafts: DraftBatch, hit: Tensor, scores: Tensor) -> Tensor:
     used = drafts.used()
     same = (drafts.parent[:, :, None] == drafts.parent[:, None, :]) & used[:, None, :]
     own, other = scores[:, :, None], scores[:, None, :]
-    elder = drafts.order[:, None, :] < drafts.order[:, :, None]
-    beaten = same & (hit[:, None, :] | (other > own) | ((other == own) & elder))
+    earlier = drafts.order[:, None, :] < drafts.order[:, :, None]
+    beaten = same & (hit[:, None, :] | (other > own) | ((other == own) & earlier))
     return used & (scores > NO) & ~beaten.any(dim=2)

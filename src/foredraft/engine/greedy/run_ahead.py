@@ -54,7 +54,7 @@ class RunAhead:
             self.guess = Guess(key, [s.id for s in sequences], lengths, before, graphs.replay(key))
 
     def forget(self) -> None:
-        """Nobody will ask for it: the next step is of another kind."""
+        """Drop it: the next step is of another kind."""
         self.guess = None
 
     def collect(self, key: Hashable, sequences: Seq[Sequence]) -> Any | None:

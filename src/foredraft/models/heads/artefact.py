@@ -46,7 +46,7 @@ def save_head(
 
 
 def stored(name: str, value: Tensor, storage: str) -> dict[str, Tensor]:
-    """The tensors that stand for one parameter in a file."""
+    """The tensors of one parameter in a file."""
     if storage == "bf16" or value.dim() < 2:
         return {name: value.to(torch.bfloat16 if value.dim() > 1 else torch.float32)}
     if storage == "int4" and value.shape[1] % (2 * GROUP) == 0:

@@ -72,7 +72,7 @@ class DraftVocab(TiledLinear):
             self._hold([*still, *sorted(self._users.keys() - set(still))])
 
     def _hold(self, words: list[int]) -> None:
-        """Let these words stand behind those that stay, as many as there is room for."""
+        """Put these tokens after those that stay, as many as there is room for."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._added, words, strict=False)))
         self._added = words[:ROOM]
         begin = same // native.COLUMNS * native.COLUMNS  # blocks before it are as they were

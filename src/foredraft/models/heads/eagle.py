@@ -83,7 +83,7 @@ class FeatureHead(Decoder):
         raise NotImplementedError
 
     def back(self, stream: Tensor) -> Tensor:
-        """The stream behind the last layer -> the feature that the next step reads."""
+        """The stream after the last layer -> the feature that the next step reads."""
         return stream
 
 
@@ -139,7 +139,7 @@ class Eagle3Head(FeatureHead):
     """EAGLE-3: three target states fused; predicts tokens directly and is trained on its own outputs.
 
     States are divided by their root mean squares (`scales`), which an export may fold into `fc`. The paper's own output
-    matrix is the target's rows behind a square product (`turn`, begun as the identity): a thirtieth of its size.
+    matrix is the target's rows after a square product (`turn`, begun as the identity): a thirtieth of its size.
     """
 
     layer_type = Eagle3Layer
@@ -186,7 +186,7 @@ class GriffinLayer(EagleLayer):
 
 
 class GriffinHead(EagleHead):
-    """GRIFFIN: token-guided fusion before the layer, two answers behind it."""
+    """GRIFFIN: token-guided fusion before the layer, two answers after it."""
 
     layer_type = GriffinLayer
 

@@ -53,9 +53,9 @@ class Adapter(Layer):
 
 
 class KangarooHead(Decoder):
-    """The target's first layers, which it shares, and an adapter behind them.
+    """The target's first layers, which it shares, and an adapter after them.
 
-    The paper's adapter is attention alone; with `mlp` it is a whole layer, which foresees more on a small target.
+    The paper's adapter is attention alone; with `mlp` it is a whole layer, which predicts more on a small target.
     """
 
     ids: Tensor

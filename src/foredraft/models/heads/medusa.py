@@ -1,7 +1,7 @@
 """Heads without attention: Medusa's independent guesses and the MLP speculator's small recurrence.
 
 Both start from the target's last feature and take one step per drafted depth, so a drafter needs no K/V for them.
-Step i (0 = behind the pending token) reads a state and the token at its node and says what comes next.
+Step i (0 = after the pending token) reads a state and the token at its node and says what comes next.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class SpeculatorHead(RecurrentHead):
     """The MLP speculator: s' = GELU(LN(P s + r T e)), with r such that the first state keeps half of its weight.
 
     Embeddings are the target's, brought to unit scale and to the width w of the state by T. P is one product for the
-    first step and one for all others; each step has its own LN. `out` stands for the paper's own output matrix: it
-    turns a state into a feature of the target's head.
+    first step and one for all others; each step has its own LN. `out` takes the place of the paper's own output matrix:
+    it turns a state into a feature of the target's head.
     """
 
     def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:

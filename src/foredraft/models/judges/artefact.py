@@ -24,7 +24,7 @@ from .heads import JudgeHead
 FORMAT = 1
 SPEC, WEIGHTS = "judge.json", "judge.safetensors"
 POLARITY = "score = probability that the drafted token is right; it passes where score > threshold"
-PROBE = "probe"  # the target's states behind the probe tokens, [n, d]
+PROBE = "probe"  # the target's states after the probe tokens, [n, d]
 
 
 @dataclass(frozen=True, slots=True)

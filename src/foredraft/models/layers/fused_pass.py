@@ -1,6 +1,6 @@
 """A stream on its way through layers on a GPU, where every kernel costs.
 
-A residual sum and the norm behind it are one kernel, so a half of a layer hands on the stream and its norm; in narrow
+A residual sum and the norm after it are one kernel, so a half of a layer hands on the stream and its norm; in narrow
 models sums, norms and gates are part of the products. Calling the layers one by one is the reference.
 """
 
@@ -28,7 +28,7 @@ class FusedPass:
         self.normed: Tensor | None = None  # the stream as the next layer's attention reads it, where it is known
 
     def through(self, layer: Layer, index: int, x: Tensor, following: Tensor | None) -> Tensor:
-        """The stream behind a usual layer. following: the norm with which the next one begins, None = not known."""
+        """The stream after a usual layer. following: the norm with which the next one begins, None = not known."""
         if fits(x, layer.out, layer.gate_up, layer.down):
             return self._narrow(layer, index, x)
         normed, self.normed = self.normed, None

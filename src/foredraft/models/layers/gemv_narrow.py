@@ -1,10 +1,10 @@
-"""Products of a narrow model for few rows on a GPU, each with what stands around it: the norm before, the gate or the
-residual sum behind.
+"""Products of a narrow model for few rows on a GPU, each fused with what surrounds it: the norm before, the gate or the
+residual sum after.
 
 A narrow matrix is read in less time than a launch takes, so a layer's pace is its number of kernels. Every program
-works the norm out anew from the row it reads anyway: (x / rms(x) * gain) W = (x * gain) W / rms(x). Results are summed
-in float32 and rounded where the twins round, the normed row excepted. The kernel here takes row by row, without tensor
-cores: one row, or two of a model that is less narrow. Several rows of a narrow one go to narrow_rows.
+works the norm out again from the row it reads anyway: (x / rms(x) * gain) W = (x * gain) W / rms(x). Results are summed
+in float32 and rounded where the references round, the normed row excepted. The kernel goes row by row, without tensor
+cores: one row, or two of a model that is less narrow. Several rows of a narrow one go to `kernels.gemv_narrow_rows`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from .linear import Linear
 
 try:
     import triton
-    import triton.language as tl
 
-    from ...kernels.early_launch import wait_for_others
-    from ...kernels.gemv_narrow_rows import gate_of
+    from ...kernels.row_gemv import row_product
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
@@ -99,7 +97,7 @@ def _launch(x: Tensor, weight: Tensor, gain: Tensor | None, eps: float, residual
     options |= {"ADD": residual is not None, **early(x)}
     depth = triton.next_power_of_2(inputs)
     columns, warps = _share(depth, gates)
-    _row_product[(rows, triton.cdiv(outputs, columns))](
+    row_product[(rows, triton.cdiv(outputs, columns))](
         *given, eps, **options, COLUMNS=columns, DEPTH=depth, num_warps=warps
     )
     return out
@@ -109,42 +107,3 @@ def _share(depth: int, gates: bool) -> tuple[int, int]:
     """Outputs and warps of a program; by measurements on an H200 with 576 to 8192 inputs."""
     columns = min(GATE_COLUMNS if gates else COLUMNS, MOST_NUMBERS // depth)
     return columns, max(1, min(16, depth // (256 if depth >= 2048 else 128)))
-
-
-if triton is not None:
-
-    @triton.jit(do_not_specialize=["eps"])  # type: ignore[untyped-decorator]
-    def _row_product(  # type: ignore[no-untyped-def]
-        x, weight, gain, residual, out, eps,
-        INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-        NORM: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-    ):  # fmt: skip
-        """Some outputs of a row: everything is asked for at once, so memory is waited for once."""
-        row = tl.program_id(0)
-        x, residual, out = x + row * INPUTS, residual + row * OUTPUTS, out + row * OUTPUTS
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        k = tl.arange(0, DEPTH)
-        shown, inside = column < OUTPUTS, k < INPUTS
-        asked = shown[:, None] & inside[None, :]
-        there = weight + column[:, None] * INPUTS + k[None, :]
-        read = tl.load(there, mask=asked, other=0.0)
-        if GATE:
-            more = tl.load(there + OUTPUTS * INPUTS, mask=asked, other=0.0)
-        if NORM:
-            scale = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
-        if EARLY:
-            wait_for_others()
-        given = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
-        turn = 1.0
-        if NORM:
-            own = tl.broadcast_to(given[None, :], (COLUMNS, DEPTH))  # once more for each output, so as to wait for none
-            turn = tl.rsqrt(tl.sum(own * own, axis=1) / INPUTS + eps)
-            given = given * scale
-        answer = tl.sum(read.to(tl.float32) * given[None, :], axis=1) * turn
-        dtype = out.dtype.element_ty
-        if GATE:
-            answer = gate_of(answer, tl.sum(more.to(tl.float32) * given[None, :], axis=1) * turn, dtype)
-        if ADD:
-            before = tl.load(residual + column, mask=shown, other=0.0).to(tl.float32)
-            answer = before + answer.to(dtype).to(tl.float32)
-        tl.store(out + column, answer.to(dtype), mask=shown)

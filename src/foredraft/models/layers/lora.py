@@ -17,7 +17,7 @@ from ...errors import ForedraftError, UsageError
 from ..decoder import Decoder
 from .linear import Linear
 
-A, B = ".a", ".b"  # endings of the two factors' names; before them stands the product's name
+A, B = ".a", ".b"  # endings of the two factors' names; after the product's name
 PRODUCTS = ("qkv", "out", "gate_up", "down")  # of every layer
 
 

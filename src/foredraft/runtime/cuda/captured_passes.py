@@ -1,7 +1,7 @@
-"""An executor as recorded functions see it: slots, lengths and counts are numbers on the device.
+"""An executor inside a CUDA graph: slots, lengths and counts are numbers on the device.
 
-It runs several passes behind one another and changes no host record; whoever replays it enters the outcome into the
-store's books with `GraphExecutor.settle`.
+It runs several passes one after another and changes no host record; whoever replays it enters the outcome into the
+K/V cache's lengths with `GraphExecutor.settle`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The executor on CUDA at its quickest: every pass is recorded and replayed with new numbers in its inputs.
+"""The executor on CUDA at its quickest: every pass is captured and replayed with new numbers in its inputs.
 
-A pass is recorded for a bucket of (sequences, new rows, taps ..), when it is first needed. Its inputs are tokens or
+A pass is captured for a bucket of (sequences, new rows, taps ..), when it is first needed. Its inputs are tokens or
 embeddings, depths, parents, and a small slot_table of slots, lengths and scratch rows; everything else, the tree's mask
 included, is worked out on the device. So a pass costs the host a handful of calls, whatever the model's depth.
-Without CUDA the same passes run step by step on the kernels' twins.
+Without CUDA the same passes run step by step on the kernels' references.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ...models.decoder import Decoder
 from ...models.layers.attention_protocol import AttendHeads
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVCache
-from ..row_layout import Limits, RowLayout, SlotTable, survey, table_of, upload
+from ..row_layout import Limits, RowLayout, SlotTable, lay_out, table_of, upload
 from ..torch.executor import TorchExecutor
 from .graphs import GraphCache
-from .pad_rows import spread
+from .pad_rows import pad_rows
 from .tree_attention import move_rows, rotate_and_store, tree_attention
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_ROWS = 2048  # of a pass that is recorded; larger ones hide their launches anyway
+MOST_ROWS = 2048  # of a pass that is captured; larger ones hide their launches anyway
 
 
 class TreeAttention(AttendHeads):
@@ -49,7 +49,7 @@ class TreeAttention(AttendHeads):
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What a pass is recorded for."""
+    """What a pass is captured for."""
 
     batch: int
     width: int
@@ -59,7 +59,7 @@ class Bucket:
 
 
 class GraphExecutor(TorchExecutor):
-    """A decoder with its K/V cache, whose passes are recorded on CUDA."""
+    """A decoder with its K/V cache, whose passes are captured as CUDA graphs."""
 
     pads_rows = True
 
@@ -92,7 +92,7 @@ class GraphExecutor(TorchExecutor):
         return self._pass(rows, embeds, taps) if logits else super().forward_embeds(rows, embeds, taps, logits)
 
     def _pass(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
-        """A recorded pass; given are [T] tokens or [T, channels] embeddings."""
+        """A captured pass; given are [T] tokens or [T, channels] embeddings."""
         batch, width = fitting(len(rows.slots), BATCHES), fitting(max(rows.counts), WIDTHS)
         if batch * width > MOST_ROWS:
             return self.resume(rows, self.decoder.embed(given) if given.dim() == 1 else given, 0, taps)
@@ -127,15 +127,15 @@ class GraphExecutor(TorchExecutor):
         return lambda cells: cells[both[:total]], both[total:].view(batch, most)
 
     def run_cells(
-        self, slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, taps: Collection[int],
-        last: bool = False,
+        self, slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None,
+        taps: Collection[int], last: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
-        """A pass over rows that are spread out to `width` cells a sequence: logits and states of every cell.
+        """A pass over rows padded to `width` cells a sequence: logits and states of every cell.
 
-        The rows come packed, as the slot_table says; padding repeats some row. Pure device work that changes no host record.
+        The rows come packed, as the slot table says; padding repeats some row. Pure device work.
         last: logits and states of each sequence's last row only.
         """
-        layout, laid = spread(slot_table, width, given, depth, parent, self.seen, self.limits)
+        layout, laid = pad_rows(slot_table, width, given, depth, parent, self.seen, self.limits)
         stream = self.decoder.embed(laid) if given.dim() == 1 else laid
         attend = TreeAttention(self.kv_cache, self.decoder.rotations, layout)
         stream, hidden = self.decoder.run(stream, layout.position, attend, None, taps)
@@ -149,11 +149,11 @@ class GraphExecutor(TorchExecutor):
         first = self.kv_cache.reserve(rows.slots, rows.counts)
         table = table_of(self._columns(rows, first), len(rows.slots), self.device)
         slot_table = SlotTable.of(table.to(self.device, non_blocking=True))
-        layout = survey(slot_table, rows.depth, rows.parent, max(rows.counts), self.seen, self.limits)
+        layout = lay_out(slot_table, rows.depth, rows.parent, max(rows.counts), self.seen, self.limits)
         return Placement(rows, layout.position, first, TreeAttention(self.kv_cache, self.decoder.rotations, layout))
 
     def settle(self, slots: Sequence[int], lengths: Sequence[int], scratch: int) -> None:
-        """Enter into the books what a recorded function has done: texts of these lengths, so many scratch rows."""
+        """Enter into the K/V cache what a CUDA graph has done: texts of these lengths, so many scratch rows."""
         for slot, length in zip(slots, lengths, strict=True):
             self.kv_cache.lengths[slot], self.kv_cache.scratch[slot] = length, scratch
 

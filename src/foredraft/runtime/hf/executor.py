@@ -29,7 +29,7 @@ NEEDED = ("position_ids", "attention_mask", "past_key_values", "inputs_embeds")
 
 @dataclass(slots=True)
 class Slot:
-    """One sequence: its cache holds the committed rows and the scratch rows behind them."""
+    """One sequence: its cache holds the committed rows and the scratch rows after them."""
 
     cache: Any
     length: int = 0  # committed rows

@@ -1,4 +1,4 @@
-"""Attention of new rows over the K/V cache: each row sees the committed text, its ancestors among the scratch rows, itself.
+"""Attention of new rows over the K/V cache: a row sees the committed text, its ancestors among scratch rows, itself.
 
 Two ways that must agree: `RaggedAttention` goes sequence by sequence over views of exactly the right length (best on a
 CPU, where padding costs time), `PaddedAttention` takes the batch at once with a mask (for devices that dislike loops).
@@ -124,10 +124,10 @@ class PaddedAttention:
             mask[b, 0, count:, length] = True  # padding rows must see something
         self.mask = mask
         self.slots = torch.tensor(rows.slots, device=device)
-        spread = [(b, i) for b, count in enumerate(rows.counts) for i in range(count)]
-        self.row_of = torch.tensor([b for b, _ in spread], device=device)
-        self.column_of = torch.tensor([i for _, i in spread], device=device)
-        place = [lengths[b] + first[b] + i for b, i in spread]
+        cells = [(b, i) for b, count in enumerate(rows.counts) for i in range(count)]
+        self.row_of = torch.tensor([b for b, _ in cells], device=device)
+        self.column_of = torch.tensor([i for _, i in cells], device=device)
+        place = [lengths[b] + first[b] + i for b, i in cells]
         self.place = torch.tensor(place, device=device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class TorchExecutor:
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
     ) -> list[dict[int, Tensor]]:
         self.kv_cache.check_growth(slots, [len(prompt) for prompt in tokens])
-        self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that nobody committed
+        self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that were not committed
         parts: list[dict[int, list[Tensor]]] = [{tap: [] for tap in taps} for _ in slots]
         for who, runs in _chunks(tokens, CHUNK):
             chosen = [slots[b] for b in who]
