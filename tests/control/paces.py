@@ -102,13 +102,13 @@ RULES: dict[str, Callable[[Setting], Made]] = {
 }
 
 
-def setting(course: str, times: Times = TIMES) -> Setting:
-    return Setting(Runner(COURSES[course]), times, calibration(HELD_OUT[course]))
+def setting(course: str, times: Times = TIMES, requests: int = REQUESTS) -> Setting:
+    return Setting(Runner(COURSES[course].first(requests)), times, calibration(HELD_OUT[course]))
 
 
-def speed(name: str, course: str, times: Times = TIMES) -> float:
+def speed(name: str, course: str, times: Times = TIMES, requests: int = REQUESTS) -> float:
     """Tokens per second of a rule."""
-    on = setting(course, times)
+    on = setting(course, times, requests)
     rule, stop = RULES[name](on)
     return on.runner.race(times, rule, stop, LONGEST).speed
 

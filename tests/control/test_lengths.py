@@ -251,26 +251,34 @@ HELD_TO_IT = ["Thompson over lengths", "predicted rejection 0.5 (SpecDec++)", "c
 SINGLE = [course for course in paces.COURSES if course != paces.MIXTURE]
 
 
+@pytest.fixture(scope="module", params=[20, pytest.param(paces.REQUESTS, marks=pytest.mark.slow)])
+def requests(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def best() -> dict[str, float]:
-    return {course: max(sweep(paces.COURSES[course], paces.TIMES).values()) for course in paces.COURSES}
+def best(requests: int) -> dict[str, float]:
+    return {name: max(sweep(course.first(requests), paces.TIMES).values()) for name, course in paces.COURSES.items()}
 
 
 @pytest.mark.parametrize("course", SINGLE)
 @pytest.mark.parametrize("name", HELD_TO_IT)
-def test_rules_come_close_to_the_best_fixed_length(name: str, course: str, best: dict[str, float]) -> None:
-    assert paces.speed(name, course) > 0.97 * best[course]
+def test_rules_come_close_to_the_best_fixed_length(
+    name: str, course: str, requests: int, best: dict[str, float]
+) -> None:
+    assert paces.speed(name, course, requests=requests) > 0.97 * best[course]
 
 
 @pytest.mark.parametrize("name", HELD_TO_IT)
-def test_rules_beat_every_fixed_length_on_a_mixture(name: str, best: dict[str, float]) -> None:
-    assert paces.speed(name, paces.MIXTURE) > 1.03 * best[paces.MIXTURE]
+def test_rules_beat_every_fixed_length_on_a_mixture(name: str, requests: int, best: dict[str, float]) -> None:
+    assert paces.speed(name, paces.MIXTURE, requests=requests) > 1.03 * best[paces.MIXTURE]
 
 
-def test_coins_alone_are_slower_than_the_best_fixed_length(best: dict[str, float]) -> None:
+def test_coins_alone_are_slower_than_the_best_fixed_length(requests: int, best: dict[str, float]) -> None:
     """A blind random length is a mixture of fixed ones and knows no costs: the reason for `CostThompson`."""
     name = "Thompson, coins (EESD)"
-    assert all(paces.speed(name, course) < 0.97 * best[course] for course in ("0.4", "0.6", "0.85"))
+    speeds = {course: paces.speed(name, course, requests=requests) for course in ("0.4", "0.6", "0.85")}
+    assert all(speed < 0.97 * best[course] for course, speed in speeds.items())
 
 
 @pytest.mark.parametrize("name", paces.RULES)

@@ -46,6 +46,9 @@ class Course:
         confidence = torch.sigmoid(torch.logit(chance, eps=1e-3) + OVERCONFIDENCE + NOISE * noise)
         return cls(chance, passed, confidence.clamp(min=1 / WORDS))
 
+    def first(self, requests: int) -> Course:
+        return Course(self.chance[:requests], self.passed[:requests], self.confidence[:requests])
+
 
 def steady(rate: float, requests: int = 100, tokens: int = 200, seed: int = 0) -> Course:
     """One workload: the mean chance is the same everywhere, so flips are independent."""
