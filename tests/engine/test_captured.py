@@ -39,7 +39,7 @@ from tests.train import toys
 from .runs import finish, request
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40)), [9, 9, 9], [13]]
-TOKENS = 24  # of an answer: several rounds of every batch size, most of them replayed
+TOKENS = 18  # of an answer: several rounds of every batch size, most of them replayed
 Make = Callable[[Decoder], TorchExecutor]
 WORDS = Vocabulary(torch.arange(40), torch.cat((torch.arange(40), torch.full((21,), -1))))
 

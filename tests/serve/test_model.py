@@ -83,9 +83,9 @@ def test_json_by_schema(client: openai.OpenAI, llm: LLM) -> None:
 def test_curl(process: Process) -> None:
     body = {"model": "smollm2", "prompt": "One, two, three,", "max_tokens": 3, "temperature": 0}
     command = ["curl", "-sS", f"{process.url}/v1/completions", "-H", "Content-Type: application/json"]
-    done = subprocess.run([*command, "-d", json.dumps(body)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "-d", json.dumps(body)], capture_output=True, text=True, timeout=600)
     assert json.loads(done.stdout)["choices"][0]["text"].startswith(" four")
     streamed = subprocess.run(
-        [*command, "-N", "-d", json.dumps(body | {"stream": True})], capture_output=True, text=True, timeout=60
+        [*command, "-N", "-d", json.dumps(body | {"stream": True})], capture_output=True, text=True, timeout=600
     )
     assert streamed.stdout.rstrip().endswith("data: [DONE]")

@@ -43,7 +43,7 @@ schema.hook("map_body")(named)
 @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate],
           derandomize=True, database=None)
 def test_no_5xx(case):
-    case.call_and_validate(checks=[not_a_server_error], timeout=20)
+    case.call_and_validate(checks=[not_a_server_error], timeout=120)
 """
 
 

@@ -66,7 +66,7 @@ def plain() -> list[list[int]]:
     decoder = toys.target()
     engine = Engine(TorchExecutor(decoder, 4, 100))
     method = Method("plain", RULES["sample-and-match"])
-    return finish(engine, *(request(p, method, i, max_new_tokens=24) for i, p in enumerate(PROMPTS)))
+    return finish(engine, *(request(p, method, i, max_new_tokens=14) for i, p in enumerate(PROMPTS)))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -78,11 +78,11 @@ def test_greedy_identity(kind: str, shape: Shape, plain: list[list[int]]) -> Non
     made = drafter(decoder, kind, shape, target=executor)
     method = Method(kind, default_rule(made.kinds, made.topology), made)
     engine = Engine(executor)
-    requests = [request(p, method, i, max_new_tokens=24) for i, p in enumerate(PROMPTS)]
+    requests = [request(p, method, i, max_new_tokens=14) for i, p in enumerate(PROMPTS)]
     assert finish(engine, *requests) == plain
     assert sum(r.stats.drafted for r in requests) > 0
     for i, prompt in enumerate(PROMPTS[:2]):
-        assert finish(engine, request(prompt, method, 10 + i, max_new_tokens=24)) == [plain[i]]
+        assert finish(engine, request(prompt, method, 10 + i, max_new_tokens=14)) == [plain[i]]
 
 
 def test_an_oracle_is_always_right() -> None:

@@ -35,12 +35,13 @@ def full_case(rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("topology", list(Topology), ids=lambda topology: topology.value)
-def test_both_forms_agree(rule: Rule, topology: Topology) -> None:
+@pytest.mark.parametrize("seeds", [(0,), pytest.param((1, 2), marks=pytest.mark.slow)], ids=str)
+def test_both_forms_agree(rule: Rule, topology: Topology, seeds: tuple[int, ...]) -> None:
     if rule.name.startswith("fly") and topology is Topology.TREE:
         pytest.skip("chains only")
     accepted = 0
     for number, kinds in enumerate(KINDS):
-        for seed in range(3):
+        for seed in seeds:
             case = full_case(rule, kinds, topology, 10 * number + seed)
             verdict = rule.verify_batch(case)
             for b in range(case.drafts.batch):
