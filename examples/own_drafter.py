@@ -1,15 +1,11 @@
-"""A drafter in fifteen lines: propose the last token again. Wrong most of the time, and the text stays exact."""
+"""A drafter of your own: propose the last token again. Wrong most of the time, and the text stays exact."""
 
-from foredraft import LLM, Kind, SamplingParams
-from foredraft.core.verify import find_rule
-from foredraft.draft import Drafter
-from foredraft.engine import Method
-from foredraft.types import Topology
-from foredraft.types.drafts import chains
+from foredraft import LLM, Drafter, Kind, Method, SamplingParams, Topology, chains, find_rule
 
 
 class Stutter(Drafter):
-    name, nodes, topology, kinds = "stutter", 2, Topology.CHAIN, frozenset({Kind.CHOSEN})
+    name, nodes = "stutter", 2
+    kinds, topology = frozenset({Kind.CHOSEN}), Topology.CHAIN  # chosen, not drawn: sample-and-match is exact for it
 
     def propose(self, sequences, rng):
         return chains([s.tokens[-1:] * s.budget.chain for s in sequences])

@@ -2,41 +2,112 @@
 
 >>> from foredraft import LLM, SamplingParams
 >>> LLM("smollm2").generate(["The sky is"], SamplingParams(max_new_tokens=32))  # doctest: +SKIP
+
+Everything in `__all__` is the public API; what lies deeper may move. Names that pull in torch-heavy parts are imported
+when they are first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import BiasedPairError, ForedraftError, UsageError
-from .types import Completion, DraftBatch, DraftTree, Event, Kind, Reason, SamplingParams, Stats, Verdict
+from .types import (
+    Budget,
+    Completion,
+    DraftBatch,
+    DraftTree,
+    Event,
+    Kind,
+    Reason,
+    SamplingParams,
+    Sequence,
+    Stats,
+    Topology,
+    Verdict,
+)
 
 if TYPE_CHECKING:
+    from .core.rng.keyed import Purpose
+    from .core.shapes.base import Chain, Shape, Stop
+    from .core.trees.layout import trees
+    from .audit.enumerate.check import check_exact
+    from .core.verify import Rule, find_rule, node_rule
+    from .draft import Drafter, Round, WrappedDrafter
+    from .engine import Engine, Method, Request
+    from .models.heads import RecurrentHead
     from .recipes import LLM
+    from .recipes.extend import attach_head, draft_model
+    from .train.extend import add_head
+    from .types.drafts import chains
 
 __version__ = "0.1.0"
+_LATER = {
+    "LLM": "recipes",
+    "Chain": "core.shapes.base",
+    "Drafter": "draft",
+    "Engine": "engine",
+    "Method": "engine",
+    "Purpose": "core.rng.keyed",
+    "RecurrentHead": "models.heads",
+    "Request": "engine",
+    "Round": "draft",
+    "Rule": "core.verify",
+    "Shape": "core.shapes.base",
+    "Stop": "core.shapes.base",
+    "WrappedDrafter": "draft",
+    "add_head": "train.extend",
+    "attach_head": "recipes.extend",
+    "chains": "types.drafts",
+    "check_exact": "audit.enumerate.check",
+    "draft_model": "recipes.extend",
+    "find_rule": "core.verify",
+    "node_rule": "core.verify",
+    "trees": "core.trees.layout",
+}
 __all__ = [
     "LLM",
     "BiasedPairError",
+    "Budget",
+    "Chain",
     "Completion",
     "DraftBatch",
     "DraftTree",
+    "Drafter",
+    "Engine",
     "Event",
     "ForedraftError",
     "Kind",
+    "Method",
+    "Purpose",
     "Reason",
+    "RecurrentHead",
+    "Request",
+    "Round",
+    "Rule",
     "SamplingParams",
+    "Sequence",
+    "Shape",
     "Stats",
+    "Stop",
+    "Topology",
     "UsageError",
     "Verdict",
+    "WrappedDrafter",
     "__version__",
+    "add_head",
+    "attach_head",
+    "chains",
+    "check_exact",
+    "draft_model",
+    "find_rule",
+    "node_rule",
+    "trees",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # LLM pulls in everything; whoever only wants the records should not wait for it.
-    if name == "LLM":
-        from .recipes import LLM
-
-        return LLM
+    if name in _LATER:
+        return getattr(import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module 'foredraft' has no attribute {name!r}")

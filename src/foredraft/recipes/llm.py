@@ -74,7 +74,7 @@ class LLM:
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
             self.engine.share(Sharing(usual_piece(self.target.device), True, BudgetPlanner(costs_of(self.target))))
-        self._factory = PartsFactory(self.target, place)
+        self.factory = PartsFactory(self.target, place)
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
@@ -91,11 +91,11 @@ class LLM:
     def build_fresh(self, method: str, options: Options | None = None) -> Method:
         """A method with drafters that have seen nothing yet; for measurements."""
         named = read_method(method)
-        return find_recipe(named.method).build(self._factory, named.options.joined(options or Options()))
+        return find_recipe(named.method).build(self.factory, named.options.joined(options or Options()))
 
     def with_rule(self, method: Method, rule: str, judge: str | None = None) -> Method:
         """The same drafter under another rule."""
-        return replace(method, rule=self._factory.rule(rule, judge, method.drafter))
+        return replace(method, rule=self.factory.rule(rule, judge, method.drafter))
 
     def generate(
         self,

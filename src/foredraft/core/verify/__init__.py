@@ -27,6 +27,7 @@ from .lossy.lantern import lantern, lantern_pp
 from .lossy.lenience import cactus, lenience
 from .lossy.mixture import ensemble, mentored
 from .lossy.typical import top_k, typical
+from .node_rule import node_rule
 
 FACTORIES: dict[str, Callable[..., Rule]] = {
     "k-seq": k_seq,
@@ -135,5 +136,6 @@ __all__ = [
     "judge",
     "lantern",
     "lantern_pp",
+    "node_rule",
     "tree_case",
 ]

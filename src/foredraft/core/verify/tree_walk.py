@@ -39,6 +39,15 @@ class Node:
     draft: Callable[[], Array]  # q; raises where the drafter gave no distribution
     rng: PlainRng
 
+    def accept(self, child: Child, reason: Reason = Reason.STANDARD) -> Step:
+        """Go down to a child."""
+        return Step(child, child.token, reason)
+
+    def emit(self, token: int) -> Step:
+        """Write a token of the target's own and end the round; goes down instead if a child carries the token."""
+        same = [child for child in self.children if child.token == token]
+        return Step(same[0] if same else None, token)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

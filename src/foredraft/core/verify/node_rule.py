@@ -1,0 +1,44 @@
+"""A rule of your own from one function about one node; the batched form runs it sequence by sequence.
+
+That is slower than a batched solver and just as exact. `core.verify.exact` shows rules with both forms.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ...types import Kind, Topology, Verdict
+from .base import ANY_TOPOLOGY, BatchCase, Rule, pairs, tree_case
+from .tree_walk import Solver, walk
+
+
+def node_rule(
+    name: str,
+    solve: Solver,
+    *,
+    summary: str = "",
+    exact_for: tuple[Kind, ...] = (),
+    topologies: tuple[Topology, ...] = ANY_TOPOLOGY,
+) -> Rule:
+    """`solve(node)` returns node.accept(child) or node.emit(token).
+
+    exact_for: kinds of drafts with which the text keeps the target's distribution; none = the rule is lossy. Prove it:
+    `foredraft.check_exact(rule, kind)` enumerates all outcomes on small models.
+    """
+    verify = partial(walk, solve)
+
+    def verify_batch(case: BatchCase) -> Verdict:
+        found = [verify(tree_case(case, b)) for b in range(case.drafts.batch)]
+        device, levels = case.drafts.token.device, case.drafts.levels
+        path = [row.path + [-1] * (levels - len(row.path)) for row in found]
+        reason = [list(map(int, row.reasons)) + [0] * (levels + 1 - len(row.reasons)) for row in found]
+        return Verdict(
+            torch.tensor(path, dtype=torch.int64, device=device).reshape(len(found), levels),
+            torch.tensor([len(row.path) for row in found], device=device),
+            torch.tensor([row.token for row in found], device=device),
+            torch.tensor(reason, dtype=torch.int64, device=device),
+        )
+
+    return Rule(name, summary, pairs(exact_for, topologies), verify, verify_batch, lossy=not exact_for)
