@@ -29,10 +29,10 @@ from .types import (
 )
 
 if TYPE_CHECKING:
+    from .audit.enumerate.check import check_exact
     from .core.rng.keyed import Purpose
     from .core.shapes.base import Chain, Shape, Stop
     from .core.trees.layout import trees
-    from .audit.enumerate.check import check_exact
     from .core.verify import Rule, find_rule, node_rule
     from .draft import Drafter, Round, WrappedDrafter
     from .engine import Engine, Method, Request

@@ -10,7 +10,7 @@ from .kinds.medusa import Recurrent
 
 
 def add_head(name: str, head: type[RecurrentHead], settings: Settings | None = None) -> None:
-    """Make a head known by name: `foredraft.train.pipeline.train` trains it, a method's `drafter` may name its folder."""
+    """Make a head known by name: the trainer then trains it, and a method's `drafter` may name its folder."""
     if name in KINDS:
         raise UsageError(f"there is a kind of drafter named {name!r} already")
     BUILDERS[name] = head
