@@ -105,3 +105,29 @@ def test_nothing_is_marked_twice(tmp_path: Path) -> None:
     told: list[int] = []
     assert score_all(records, [question], path, lambda: told.append(1)) == first
     assert not told
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import _posixsubprocess, os\nr, w = os.pipe()\n"
+        "pid = _posixsubprocess.fork_exec([b'/bin/true'], [b'/bin/true'], True, (), None, None,"
+        " -1, -1, -1, -1, -1, -1, r, w, False, False, 0, None, None, None, -1, None, False)\n",
+        "import os\nos.setsid()",
+        "import os\nos.posix_spawn('/bin/true', ['true'], {})",
+        "import ctypes\nctypes.CDLL(None).fork()",
+    ],
+    ids=["fork_exec", "setsid", "spawn", "fork"],
+)
+def test_no_process_begins_in_the_jail(program: str) -> None:
+    assert not passes(program)
+
+
+def test_threads_may_run_in_the_jail() -> None:
+    assert passes("import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()")
+
+
+def test_a_flood_of_output_is_not_heard() -> None:
+    """1.5 GB on whatever descriptor leads out: the program is ended after a page of it."""
+    flood = "import os\nfor fd in range(1, 32):\n    try:\n        while True:\n            os.write(fd, b'x' * 1_000_000)\n"
+    assert not passes(flood + "    except OSError:\n        pass")

@@ -22,14 +22,14 @@ from foredraft import LLM
 from foredraft.models import resolve
 from foredraft.models.judges import Judge, JudgeHead, JudgeSpec, save_judge
 from foredraft.recipes.judge_rules import probe_states, target_identity
-from foredraft.serve.app import create_app
 from foredraft.serve.engine_thread import State
-from foredraft.serve.listen import listen
+from foredraft.serve.listen import configure, listen
 from foredraft.serve.service import Service
 from foredraft.serve.settings import Limits, Settings
 
 Load = Callable[[], LLM]
 MODEL = "tiny"
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
@@ -118,7 +118,8 @@ def serving(
     listener = listen("127.0.0.1", 0)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
-    config = uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=60)
+    config = configure(service)
+    config.timeout_graceful_shutdown = 60
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -18,7 +18,7 @@ from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.serve.settings import Limits
 from foredraft.types.drafts import chains
 
-from .kit import MODEL, Load, Running, serving, tiny_llm
+from .kit import JSON, MODEL, Load, Running, serving, tiny_llm
 
 LONG = {"prompt": "a b c a b c a b", "max_tokens": 100, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
 
@@ -27,7 +27,8 @@ LONG = {"prompt": "a b c a b c a b", "max_tokens": 100, "ignore_eos": True, "tem
 def raw(server: Running, **body: Any) -> Iterator[socket.socket]:
     """A connection that has asked for a completion and reads nothing by itself."""
     data = json.dumps({"model": MODEL} | LONG | body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    kind = "Content-Type: application/json"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     host, port = server.url.removeprefix("http://").split(":")
     with closing(socket.socket()) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -43,10 +44,10 @@ def test_a_client_that_vanishes_frees_its_slot(tiny: Path, stream: bool) -> None
             server.wait(lambda: server.running == 1)
             if stream:
                 assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        server.wait(lambda: server.running == 0 and server.service.gate.held == 0)
+        server.wait(lambda: server.running == 0 and server.service.admission.held == 0)
         assert server.metric("requests_total", outcome="cancelled") == 2
         assert server.metric("generated_tokens_total", method="suffix") < 100
-        assert not server.llm.engine.scheduler.waiting
+        assert not server.service.worker._queue
         assert server.post("completions", prompt="x", max_tokens=1).status_code == 200
 
 
@@ -76,8 +77,9 @@ def test_a_cancelled_request_is_gone_within_one_step(tiny: Path) -> None:
     with serving(counting(tiny, steps)) as server, raw(server, **body) as patient:
         server.wait(lambda: server.running == 1)
         with raw(server, **body):
-            server.wait(lambda: len(server.llm.engine.scheduler.waiting) == 1)
-            first, second = server.llm.engine.scheduler.running[0].id, server.llm.engine.scheduler.waiting[0].id
+            server.wait(lambda: len(server.service.worker._queue) == 1)
+            first = server.llm.engine.scheduler.running[0].id
+            second = max(server.service.worker._active)
             begun = len(steps)
             patient.close()
             server.wait(lambda: bool(steps) and steps[-1] == [second])
@@ -93,11 +95,11 @@ def test_slow_readers_hold_up_nobody(tiny: Path) -> None:
         with raw(server, **body), raw(server, **body):
             quick = server.post("completions", **LONG)
             assert quick.status_code == 200
-            server.wait(lambda: server.service.gate.held == 0)
+            server.wait(lambda: server.service.admission.held == 0)
             assert server.metric("requests_total", outcome="length") == 9
             time.sleep(0.5)
-            assert server.service.gate._open == 2  # more is ready than the network holds: readers are waited for
-        server.wait(lambda: server.service.gate._open == 0)
+            assert server.service.admission._open == 2  # more is ready than the network holds: readers are waited for
+        server.wait(lambda: server.service.admission._open == 0)
 
 
 def test_bad_requests_leave_a_running_stream_alone(tiny: Path) -> None:
@@ -110,8 +112,8 @@ def test_bad_requests_leave_a_running_stream_alone(tiny: Path) -> None:
             lines, refused = stream.iter_lines(), 0
             first = next(lines)
             while server.running:
-                status = server.client.post("/v1/completions", content=bodies[refused % len(bodies)]).status_code
-                assert status in (400, 413)
+                wrong = bodies[refused % len(bodies)]
+                assert server.client.post("/v1/completions", content=wrong, headers=JSON).status_code in (400, 413)
                 refused += 1
             documents = [json.loads(line[6:]) for line in (first, *lines) if line.startswith("data: {")]
         assert [token for each in documents for token in each["choices"][0]["token_ids"]] == expected
@@ -244,7 +246,7 @@ def test_tokens_of_a_step_that_fails_at_its_very_end_are_not_lost(tiny: Path, se
         assert answer["text"] == expected["text"]
         assert answer["logprobs"]["tokens"] == expected["logprobs"]["tokens"]
         assert other.metric("generated_tokens_total", method="plain") == 20
-        other.wait(lambda: other.service.gate.held == 0)
+        other.wait(lambda: other.service.admission.held == 0)
 
 
 def test_an_engine_that_keeps_failing_says_so_and_keeps_answering(tiny: Path) -> None:

@@ -10,7 +10,7 @@ from foredraft import LLM
 from foredraft.draft.combine.guarded import GuardedDrafter
 from foredraft.serve.api.api_errors import ApiError
 from foredraft.serve.api.schema import Speculation
-from foredraft.serve.offers.methods import Menu, untrained
+from foredraft.serve.options.methods import ServedMethods, untrained
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,8 @@ def llm(tiny: Path) -> LLM:
     return LLM(str(tiny), "draft-model", dtype="fp32")
 
 
-def menu(llm: LLM, allowed: tuple[str, ...] | None = None, lossy: bool = False) -> Menu:
-    return Menu(llm, allowed, lossy, lambda sequence, error: None)
+def menu(llm: LLM, allowed: tuple[str, ...] | None = None, lossy: bool = False) -> ServedMethods:
+    return ServedMethods(llm, allowed, lossy, lambda sequence, error: None)
 
 
 def test_what_is_offered(llm: LLM) -> None:

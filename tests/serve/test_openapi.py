@@ -66,4 +66,4 @@ def test_requests_from_the_document_find_no_5xx(tiny: Path, judge: Path, tmp_pat
         assert server.metric("refusals_total", status="400") > 0
         assert server.metric("step_failures_total") == 0
         assert server.client.get("/health").status_code == 200
-        server.wait(lambda: server.service.gate.held == 0)
+        server.wait(lambda: server.service.admission.held == 0)

@@ -120,7 +120,7 @@ def test_options_are_what_the_operator_allows(server: Running, tiny: Path) -> No
     assert offer["model"] == MODEL
     assert offer["served"] == "suffix"
     assert offer["context"] == server.llm.engine.executor.max_length
-    assert [method["name"] for method in offer["methods"]] == server.service.worker.menu.names
+    assert [method["name"] for method in offer["methods"]] == server.service.worker.methods.names
     assert not any(rule["lossy"] for method in offer["methods"] for rule in method["rules"])
     with serving(tiny_llm(tiny), allow_lossy=True, allow_methods=("prompt-lookup",)) as other:
         methods = {method["name"]: method for method in other.client.get("/page/options").json()["methods"]}

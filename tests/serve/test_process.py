@@ -114,6 +114,14 @@ def test_wrong_usage(argv: tuple[str, ...], code: int, hint: str, capsys: pytest
     assert hint in said
 
 
+def test_an_empty_list_of_keys_serves_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FOREDRAFT_API_KEYS", "")
+    assert run(["serve"]) == 2
+    assert "FOREDRAFT_API_KEYS holds no key" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert run(["serve", "--port", str(other.getsockname()[1])]) == 1

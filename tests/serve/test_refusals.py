@@ -15,7 +15,7 @@ import pytest
 
 from foredraft.serve.settings import Limits, Settings
 
-from .kit import MODEL, Running, serving, tiny_llm
+from .kit import JSON, MODEL, Running, serving, tiny_llm
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -47,7 +47,7 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
     ids=["empty", "cut", "list", "null", "utf-8", "bytes", "surrogate", "deep", "nan", "huge"],
 )
 def test_bodies_that_are_no_bodies(server: Running, body: bytes, hint: str) -> None:
-    said = error(server.client.post("/v1/chat/completions", content=body), 400)
+    said = error(server.client.post("/v1/chat/completions", content=body, headers=JSON), 400)
     assert hint in said["message"]
     assert said["type"] == "invalid_request_error"
 
@@ -154,11 +154,11 @@ def test_smaller_limits(tiny: Path) -> None:
         answer = server.post("completions", prompt=[1] * 5, n=2, max_tokens=50, ignore_eos=True).json()
         assert answer["usage"]["completion_tokens"] == 14
         error(
-            server.client.post("/v1/completions", content=(b"x" * 100 for _ in range(1000))), 413
+            server.client.post("/v1/completions", content=(b"x" * 100 for _ in range(1000)), headers=JSON), 413
         )  # of unknown length
         assert server.metric("refusals_total", status="413") == 2
         with contextlib.suppress(httpx.TransportError):  # an endless body is hung up on
-            error(server.client.post("/v1/completions", content=itertools.repeat(b"x" * 65536)), 413)
+            error(server.client.post("/v1/completions", content=itertools.repeat(b"x" * 65536), headers=JSON), 413)
         server.wait(lambda: server.metric("refusals_total", status="413") == 3)
 
 
@@ -183,7 +183,7 @@ def test_a_full_server_says_when_to_come_back(tiny: Path) -> None:
             assert said["code"] == "rate_limit_exceeded"
             assert 1 <= int(refused.headers["retry-after"]) <= 60
             assert "3 answers" in error(server.post("completions", prompt="x", n=3), 400)["message"]
-        server.wait(lambda: server.service.gate.held == 0)
+        server.wait(lambda: server.service.admission.held == 0)
         assert server.post("completions", prompt="x", max_tokens=1).status_code == 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,9 +11,9 @@ from ..errors import UsageError
 from ..recipes import LLM, read_method, read_methods
 from . import options as o
 
-ApiKey = Annotated[
-    list[str] | None, typer.Option(envvar="FOREDRAFT_API_KEYS", help="Key that clients must send; may be repeated.")
-]
+Model = Annotated[str, typer.Argument(help="Short name, GGUF file, Hugging Face folder or hub id.")]
+KEYS = "FOREDRAFT_API_KEYS"
+ApiKey = Annotated[list[str] | None, typer.Option(envvar=KEYS, help="Key that clients must send; may be repeated.")]
 AllowMethods = Annotated[
     str | None,
     typer.Option(help="Methods that clients may ask for: a,b:shape=chain (default: those without weights)."),
@@ -28,13 +29,18 @@ ShareTexts = Annotated[
 AllowTrace = Annotated[
     bool | None, typer.Option(help="Show clients drafts and draft counters (default: unless texts are shared).")
 ]
+KeyWeights = Annotated[
+    str | None, typer.Option(help="How clients share the server, a number per API key, with commas (default: equally).")
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Name by which clients may call the server; may be repeated (default: on loopback its own)."),
+]
 OpenMetrics = Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")]
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="Short name, GGUF file, Hugging Face folder or hub id.")
-    ] = o.DEFAULT_MODEL,
+    model: Model = o.DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 = a free one.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option(help="Model id in the API (default: MODEL as given).")] = None,
@@ -58,6 +64,8 @@ def serve(
     share_texts: ShareTexts = False,
     allow_trace: AllowTrace = None,
     open_metrics: OpenMetrics = False,
+    key_weights: KeyWeights = None,
+    allow_host: AllowHost = None,
     allow_methods: AllowMethods = None,
     allow_lossy: AllowLossy = False,
     max_queue: Annotated[int, typer.Option(help="Answers that may wait; beyond them clients get 429.")] = 64,
@@ -71,7 +79,7 @@ def serve(
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
     try:
-        from ..serve.listen import is_loopback, run
+        from ..serve.listen import allowed_hosts, is_loopback, run
         from ..serve.service import Service
         from ..serve.settings import Limits, Settings
     except ModuleNotFoundError as error:
@@ -79,8 +87,10 @@ def serve(
     allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
     read_method(method)  # a wrong name should not cost a model load
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
-    sharing = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not is_loopback(host), allow_trace)
-    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *sharing, open_metrics)
+    check_keys(api_key)
+    shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not is_loopback(host), allow_trace)
+    policy = (open_metrics, numbers("--key-weights", key_weights), allowed_hosts(host, allow_host))
+    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *shared, *policy)
 
     def load() -> LLM:
         with o.LoadingBar() as bar:
@@ -91,3 +101,16 @@ def serve(
             )  # fmt: skip
 
     return run(Service(load, settings), host, port, access_log)
+
+
+def check_keys(keys: list[str] | None) -> None:
+    """A variable that is set and holds nothing is a mistake of deployment, not a wish to serve everyone."""
+    if os.environ.get(KEYS) is not None and not keys:
+        raise UsageError(f"{KEYS} holds no key; unset it to serve everyone")
+
+
+def numbers(name: str, text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        raise UsageError(f"{name} takes numbers with commas between, not {text!r}") from None

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from .api.api_errors import install_handlers
@@ -23,14 +24,16 @@ from .page import page
 from .service import Service
 
 Document = dict[str, Any]
-JOIN_SECONDS = 5.0  # for the engine's last step
+JOIN_SECONDS = 2.0  # for the engine's last step
 _REF = "#/components/schemas/{model}"
 _FAILURES = {
     400: "The request is wrong",
     401: "No valid API key",
     403: "The operator does not allow this",
     404: "No such model",
+    408: "The body came too slowly",
     413: "The body is too large",
+    415: "The body is not application/json",
     429: "The server is full; see Retry-After",
     503: "Loading or shutting down",
 }
@@ -45,9 +48,12 @@ def create_app(service: Service) -> FastAPI:
         yield
         service.worker.drain(0.0)
         await run_in_threadpool(service.worker.join, JOIN_SECONDS)
+        service.close()
 
     app = FastAPI(title="foredraft", docs_url=None, redoc_url=None, lifespan=lifespan)
     install_handlers(app, lambda status: service.metrics.refusals.labels(str(status)).inc())
+    if service.settings.hosts:  # a page whose name was rebound to this address must not be believed
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(service.settings.hosts), www_redirect=False)
     app.include_router(api(service))
     app.include_router(operations(service))
     app.include_router(page(service))
@@ -91,10 +97,10 @@ def operations(service: Service) -> APIRouter:
     """What operators call; open to whoever reaches the port."""
     router = APIRouter()
 
-    @router.get("/health", responses={503: {"description": "Loading or shutting down"}})
+    @router.get("/health", responses={503: {"description": "Loading, stuck or shutting down"}})
     async def health() -> JSONResponse:
-        ready = service.state is State.READY
-        return JSONResponse({"status": service.state.value}, 200 if ready else 503)
+        status = service.worker.health
+        return JSONResponse({"status": status}, 200 if status == State.READY.value else 503)
 
     @router.get("/metrics", response_class=PlainTextResponse, responses={401: {"description": "No valid API key"}})
     def metrics(request: Request) -> Response:

@@ -1,7 +1,8 @@
 """The engine's thread. It alone touches the engine; everyone else sends it commands and gets events posted.
 
-A turn of its loop: hear commands, end what is overdue, take one step of the engine, post what was written. So a
-cancelled request is gone within one step.
+A round of its loop: carry out commands, end what is overdue, give free slots to whoever is next, take one step of the
+engine, post what was written. So a cancelled request is gone within one step. `isolation.py` is what happens when a
+step raises.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from ..engine.sharing import usual_piece
 from ..recipes import LLM
 from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
-from .admission import Gate
+from .admission import Admission
+from .fair_queue import FairQueue
+from .isolation import EngineFailedError, step_alone, works
 from .job import Job
 from .metrics import Meter, Metrics
-from .offers.methods import Menu
+from .options.methods import ServedMethods
 from .settings import Settings
 
 log = logging.getLogger("foredraft.serve")
+STUCK = "stuck"  # a step takes longer than it may
+SUSPICIOUS = 3  # steps in a row after which nobody went on: is it the requests, or the engine?
 
 
 class State(Enum):
@@ -38,14 +43,15 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """A request in the engine, and where its events go."""
+class ActiveRequest:
+    """A request that waits or runs, and where its events go."""
 
     job: Job
     index: int
     request: Request
     meter: Meter
     posted: int = 0  # tokens that were handed over
+    queued: bool = False  # whether the engine has it
 
     def missed(self) -> Event | None:
         """What the request has written but never handed over, because the step raised before its end."""
@@ -60,18 +66,20 @@ class Worker:
     """`start` it once; `submit`, `cancel` and `drain` are for the event loop's thread."""
 
     llm: LLM  # from READY on
-    menu: Menu
+    methods: ServedMethods
 
-    def __init__(self, load: Callable[[], LLM], settings: Settings, metrics: Metrics, gate: Gate) -> None:
+    def __init__(self, load: Callable[[], LLM], settings: Settings, metrics: Metrics, admission: Admission) -> None:
         self.state = State.LOADING
         self.failure: BaseException | None = None  # what ended the thread, if it was not asked to end
         self.finished = self.cut = 0  # answers that draining has completed, and given up
         self.on_change: Callable[[State], None] = lambda state: None
-        self._load, self._settings, self._metrics, self._gate = load, settings, metrics, gate
+        self._load, self._settings, self._metrics, self._admission = load, settings, metrics, admission
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._seats: dict[int, Seat] = {}
+        self._active: dict[int, ActiveRequest] = {}
+        self._queue: FairQueue[ActiveRequest] = FairQueue(settings.weights)
         self._lost: list[int] = []  # requests whose drafter has failed within this step
-        self._failures = 0  # steps in a row that raised
+        self._failures = 0  # steps in a row after which nobody went on
+        self._step_began: float | None = None  # of the step that is being taken
         self._drain_until = 0.0
         self._thread = Thread(target=self._live, name="foredraft-engine", daemon=True)
 
@@ -85,8 +93,22 @@ class Worker:
 
     # --- for the event loop's thread --------------------------------------------------------------------------------
 
+    @property
+    def health(self) -> str:
+        """The state's name, or what is wrong: "stuck" if a step takes too long."""
+        began = self._step_began
+        if not self._thread.is_alive() and self.state is not State.LOADING:
+            return State.STOPPED.value
+        return STUCK if began is not None and self.stuck_for > 0 else self.state.value
+
+    @property
+    def stuck_for(self) -> float:
+        """Seconds by which the present step has taken longer than a step may."""
+        began = self._step_began
+        return 0.0 if began is None else max(0.0, time.monotonic() - began - self._settings.limits.step_seconds)
+
     def submit(self, job: Job) -> None:
-        """Queue a job that the gate has let in."""
+        """Queue a job that was admitted."""
         self._inbox.put(lambda: self._add(job))
 
     def cancel(self, job: Job) -> None:
@@ -112,25 +134,28 @@ class Worker:
             gc.collect()
             gc.freeze()  # models stay; looking through them would stop a step for a tenth of a second
             while not self._is_over():
-                self._turn()
+                self._round()
         except BaseException as error:
             self.failure = error
         finally:
             gc.unfreeze()
-            self._end_all()
-            self._change(State.STOPPED)
+            try:
+                self._end_all()
+            finally:  # whatever that raises: nobody may believe that the engine is alive
+                self._change(State.STOPPED)
 
     def _open(self) -> None:
         self.llm = self._load()
         self.engine.share(self._sharing())
         allowed, lossy = self._settings.allow_methods, self._settings.allow_lossy
-        self.menu = Menu(self.llm, allowed, lossy, self._on_loss)
-        self._metrics.method.labels(self.menu.served.name, self.menu.served.rule.name).set(1)
+        self.methods = ServedMethods(self.llm, allowed, lossy, self._on_loss)
+        self._metrics.method.labels(self.methods.served.name, self.methods.served.rule.name).set(1)
         scheduler = self.engine.scheduler
-        self._metrics.watch("requests_waiting", "Requests without a slot", lambda: len(scheduler.waiting))
+        waiting = lambda: len(self._queue) + len(scheduler.waiting)  # noqa: E731
+        self._metrics.watch("requests_waiting", "Requests without a slot", waiting)
         self._metrics.watch("requests_running", "Requests with a slot", lambda: len(scheduler.running))
         self._metrics.count_choices(self._choices)
-        self._gate.widen(self.engine.executor.max_slots)
+        self._admission.widen(self.engine.executor.max_slots)
         if self.state is State.LOADING:
             self._change(State.READY)
 
@@ -156,15 +181,29 @@ class Worker:
     def _is_over(self) -> bool:
         if self.state is not State.DRAINING:
             return False
-        return (not self._seats and self._inbox.empty()) or time.monotonic() >= self._drain_until
+        return (not self._active and self._inbox.empty()) or time.monotonic() >= self._drain_until
 
-    def _turn(self) -> None:
-        self._hear(wait=self.engine.scheduler.idle)
+    def _round(self) -> None:
+        self._hear(wait=self.engine.scheduler.idle and not self._queue)
         self._expire()
+        self._start_next()
         if not self.engine.scheduler.idle:
             for event in self._step():
                 self._deliver(event)
             self._demote_lost()
+
+    def _start_next(self) -> None:
+        """Hand the engine as many requests as have a slot; the others wait here, in fair order."""
+        scheduler = self.engine.scheduler
+        while self._queue and len(scheduler.running) + len(scheduler.waiting) < self.engine.executor.max_slots:
+            active = self._queue.take()
+            active.queued = True
+            try:
+                self.engine.add(active.request)
+            except Exception as error:
+                log.exception("a request could not be queued")
+                active.request.error = str(error)
+                self._finish(active, "error")
 
     def _hear(self, wait: bool) -> None:
         """Carry out all commands; if there is nothing else to do, wait for one."""
@@ -178,71 +217,92 @@ class Worker:
 
     def _add(self, job: Job) -> None:
         for index, request in enumerate(job.requests):
-            seat = Seat(job, index, request, Meter(self._metrics, request, job.arrived))
-            self._seats[request.id] = seat
-            try:
-                self.engine.add(request)
-            except Exception as error:
-                log.exception("a request could not be queued")
-                request.error = str(error)
-                self._finish(seat, "error")
+            active = ActiveRequest(job, index, request, Meter(self._metrics, request, job.arrived))
+            self._active[request.id] = active
+            self._queue.add(job.client, active)
 
     def _drop(self, job: Job) -> None:
         for request in job.requests:
-            if request.id in self._seats:
-                self._finish(self._seats[request.id], "cancelled")
+            if request.id in self._active:
+                self._finish(self._active[request.id], "cancelled")
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for seat in [seat for seat in self._seats.values() if now >= seat.job.deadline]:
-            self._finish(seat, "timeout")
+        for active in [active for active in self._active.values() if now >= active.job.deadline]:
+            self._finish(active, "timeout")
 
     def _step(self) -> list[Event]:
+        self._step_began = time.monotonic()
         try:
             events = self.engine.step()
             self._failures = 0
             return events
         except Exception:
-            log.exception("a step of the engine failed")
+            log.exception("a step of the engine failed; its requests take it again one by one")
             self._metrics.step_failures.inc()
-            self._failures += 1
-            self._recover()
-            return []
+            return self._recover()
+        finally:
+            self._step_began = None
 
-    def _recover(self) -> None:
-        """After a step that raised: once, everyone goes on without drafts; twice in a row, nobody goes on.
-
-        Text whose K/V did not survive is read again, and so is a piece of a prompt that was not finished.
+    def _recover(self) -> list[Event]:
+        """After a step that raised everyone takes it again alone, so that it fails for the culprits only: those go on
+        without drafts, and end with an error if they fail once more. If nobody gets through, the engine is tried.
         """
-        for event in [event for seat in self._seats.values() if (event := seat.missed()) is not None]:
-            self._deliver(event)
-        for request in list(self.engine.scheduler.running):
-            if self._failures > 1:
-                request.error = "the engine failed; the server's log says why"
-                self._finish(self._seats[request.id], "error")
-            else:
+        events = [event for active in self._active.values() if (event := active.missed()) is not None]
+        scheduler = self.engine.scheduler
+        running = [request for request in scheduler.running if request.finish_reason is None]
+        failed = [] if running else list(scheduler.waiting)  # the step did not even get as far as their slots
+        for request in running:
+            wrote = step_alone(self.engine, request)
+            if wrote is None and request.method.drafter is not None:
                 self._demote(request)
-                request.read = min(request.read, self.engine.executor.length(request.sequence.slot))
+                wrote = step_alone(self.engine, request)
+            events += wrote or []
+            if wrote is None:
+                failed.append(request)
+        for event in events:
+            self._deliver(event)
+        for request in failed:
+            request.error = "the engine failed; the server's log says why"
+            self._finish(self._active[request.id], "error")
+        self._suspect(len(failed) >= len(running))
+        return []
+
+    def _suspect(self, everyone: bool) -> None:
+        """Whether the engine itself has failed: if so, this thread ends, and with it the server."""
+        self._failures = self._failures + 1 if everyone else 0
+        if self._failures >= SUSPICIOUS and self.engine.scheduler.idle:
+            self._failures = 0
+            if not works(self.llm, self.methods.plain):
+                raise EngineFailedError("the engine cannot take a step any more; the log says why")
 
     def _deliver(self, event: Event) -> None:
-        seat = self._seats.get(event.request_id)
-        if seat is None:
+        active = self._active.get(event.request_id)
+        if active is None:
             return
-        seat.meter.book(event)
-        seat.posted += len(event.token_ids)
+        active.meter.book(event)
+        active.posted += len(event.token_ids)
         if event.finish_reason is not None:
-            self._leave(seat, event.finish_reason)
-        seat.job.post(seat.index, event)
+            self._leave(active, event.finish_reason)
+        active.job.post(active.index, event)
 
-    def _finish(self, seat: Seat, reason: str) -> None:
+    def _finish(self, active: ActiveRequest, reason: str) -> None:
         """End a request from outside the engine."""
-        self.engine.cancel(seat.request, reason)
-        self._leave(seat, reason)
-        seat.job.post(seat.index, Event(seat.request.id, [], [], None, reason))
+        if active.queued:
+            self.engine.cancel(active.request, reason)
+        else:
+            active.request.finish_reason = reason
+        self._leave(active, reason)
+        active.job.post(active.index, Event(active.request.id, [], [], None, reason))
 
-    def _leave(self, seat: Seat, outcome: str) -> None:
-        del self._seats[seat.request.id]
-        self._gate.written(seat.meter.close(outcome))
+    def _leave(self, active: ActiveRequest, outcome: str) -> None:
+        del self._active[active.request.id]
+        if active.queued:
+            self._queue.done(active.job.client)
+        else:
+            self._queue.remove(active.job.client, active)
+        active.meter.close(outcome)
+        self._admission.written(active.job.client)
         self.finished += self.state is State.DRAINING and outcome != "shutdown"
 
     def _end_all(self) -> None:
@@ -250,14 +310,18 @@ class Worker:
         if not hasattr(self, "llm"):
             return
         self._hear(wait=False)
-        self.cut = len(self._seats)
-        for seat in list(self._seats.values()):
-            self._finish(seat, "shutdown")
+        self.cut = len(self._active)
+        for active in list(self._active.values()):
+            try:
+                self._finish(active, "shutdown")
+            except Exception:  # the others must hear of the end all the same
+                log.exception("a request could not be ended")
+                active.job.post(active.index, Event(active.request.id, [], [], None, "shutdown"))
 
     def _on_loss(self, sequence: Sequence, error: Exception) -> None:
         """A drafter has failed for a sequence, within a step."""
-        seat = self._seats.get(sequence.id)
-        drafter = seat.request.method.drafter if seat is not None else None
+        active = self._active.get(sequence.id)
+        drafter = active.request.method.drafter if active is not None else None
         name = drafter.name if drafter is not None else "unknown"
         log.warning("drafter %s failed, request %d goes on without: %r", name, sequence.id, error)
         self._metrics.drafter_failures.labels(name).inc()
@@ -266,12 +330,12 @@ class Worker:
     def _demote_lost(self) -> None:
         lost, self._lost = self._lost, []
         for number in lost:
-            if number in self._seats:
-                self._demote(self._seats[number].request)
+            if number in self._active:
+                self._demote(self._active[number].request)
 
     def _demote(self, request: Request) -> None:
         """Go on by plain decoding."""
         drafter = request.method.drafter
         if drafter is not None:
-            request.method = self.menu.plain
+            request.method = self.methods.plain
             drafter.end([request.sequence])

@@ -1,6 +1,6 @@
-"""One API call inside the server: its engine requests, and the mailbox in which their events wait to be read.
+"""One API call inside the server: its engine requests, and the queue in which their events wait to be read.
 
-The engine thread posts, the call's coroutine reads. A mailbox never holds more than the call's own answer, and posting
+The engine thread posts, the call's coroutine reads. The queue never holds more than the call's own answer, and posting
 never waits: a slow reader costs memory of that size for as long as the call may last, and nobody any time.
 """
 
@@ -18,11 +18,11 @@ from ..types import Event
 class Job:
     """Made on the event loop that will read it."""
 
-    def __init__(self, requests: list[Request], arrived: float, seconds: float) -> None:
-        self.requests = requests
+    def __init__(self, requests: list[Request], client: str, arrived: float, seconds: float) -> None:
+        self.requests, self.client = requests, client
         self.arrived, self.deadline = arrived, arrived + seconds  # in the time of `time.monotonic`
         self._loop = asyncio.get_running_loop()
-        self._mail: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
     @property
     def seconds_left(self) -> float:
@@ -31,12 +31,12 @@ class Job:
     def post(self, index: int, event: Event) -> None:
         """Hand over what one of the requests has written; from any thread."""
         with suppress(RuntimeError):  # the loop has closed: nobody reads any more
-            self._loop.call_soon_threadsafe(self._mail.put_nowait, (index, event))
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(which request, what it wrote) until all of them are done."""
         unfinished = len(self.requests)
         while unfinished:
-            index, event = await self._mail.get()
+            index, event = await self._events.get()
             unfinished -= event.finish_reason is not None
             yield index, event

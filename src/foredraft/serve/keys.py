@@ -7,8 +7,7 @@ import hmac
 from collections.abc import Iterable
 
 from .api.api_errors import ApiError
-
-ANYONE = "anyone"  # the one client of a server without keys
+from .settings import ANYONE, key_name
 
 
 class KeyRing:
@@ -27,7 +26,7 @@ class KeyRing:
         fits = [hmac.compare_digest(given, known) for known in self._digests]
         if scheme.lower() != "bearer" or not any(fits):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", "invalid_api_key")
-        return f"key {fits.index(True)}"
+        return key_name(fits.index(True))
 
 
 def _digest(key: bytes) -> bytes:

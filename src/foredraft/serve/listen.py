@@ -7,36 +7,71 @@ import ipaddress
 import os
 import socket
 import sys
+import time
+from threading import Thread, Timer
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
 from ..errors import ForedraftError
 from .app import JOIN_SECONDS, create_app
+from .connections import BACKLOG, limited
 from .engine_thread import State
+from .log_limit import limit_logs
 from .service import Service
 
-BACKLOG = 2048
-LAST_WORDS = 5  # seconds for replies to reach their readers once nothing runs any more
+LAST_WORDS = 3  # seconds for replies to reach their readers once nothing runs any more
+MARGIN = 2.0  # seconds for the rest of the end
+WATCH_SECONDS = 1.0  # between two looks at the engine
 
 
 def run(service: Service, host: str, port: int, access_log: bool = False) -> int:
     """Serve until told to stop (SIGTERM or SIGINT; twice = at once). Returns the exit code."""
     listener = listen(host, port)
-    config = uvicorn.Config(
-        create_app(service), log_level="warning", access_log=access_log, timeout_graceful_shutdown=LAST_WORDS
-    )
-    server = Server(config, service, listener)
+    limit_logs()
+    server = Server(configure(service, access_log), service, listener)
+    watch(service)
     server.run(sockets=[listener])
     worker = service.worker
     if worker.failure is not None:
         raise worker.failure
     if not worker.join(JOIN_SECONDS):  # still loading, or stuck in a step: threads cannot be stopped
-        say("stopped at once")
-        sys.stderr.flush()
-        os._exit(1)
+        end("stopped at once")
     say(f"stopped; {worker.finished} answers finished after the signal, {worker.cut} cut")
     return 0
+
+
+def configure(service: Service, access_log: bool = False) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service),
+        http=limited(service.limits),
+        ws="none",
+        backlog=BACKLOG,
+        log_level="warning",
+        access_log=access_log,
+        server_header=False,
+        timeout_graceful_shutdown=LAST_WORDS,
+    )
+
+
+def watch(service: Service) -> None:
+    """End the process if a step of the engine is stuck for good: no thread can be stopped, and a supervisor can start
+    another process. /health has been red for as long as a step may take by then.
+    """
+
+    def look() -> None:
+        while service.worker.stuck_for <= service.limits.step_seconds:
+            time.sleep(WATCH_SECONDS)
+        end(f"a step of the engine has not ended for {2 * service.limits.step_seconds:g} s; giving up")
+
+    Thread(target=look, name="foredraft-watchdog", daemon=True).start()
+
+
+def end(line: str) -> NoReturn:
+    """At once, whatever threads are doing."""
+    say(line)
+    os._exit(1)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -57,6 +92,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def allowed_hosts(host: str, names: list[str] | None) -> tuple[str, ...]:
+    """The names by which clients may call: those given, else on loopback its own, else any. Where a web page's name is
+    rebound to the loopback address, the browser still sends the page's name.
+    """
+    if names:
+        return tuple(names)
+    return ("localhost", "127.0.0.1", host, "[") if is_loopback(host) else ()  # starlette cuts [::1]:8000 at a colon
+
+
 class Server(uvicorn.Server):
     """uvicorn, except that a signal begins a drain: the port stays open meanwhile and /health says so."""
 
@@ -71,23 +115,35 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._end_for_certain()
         if self._loop is None or self._service.state in (State.LOADING, State.DRAINING):
             self.should_exit = True
         else:  # on the loop, where nobody is in the middle of submitting a request
             self._loop.call_soon_threadsafe(self._drain)
 
+    def _end_for_certain(self) -> None:
+        """The signal ends the process, whatever the event loop and the engine are doing."""
+        seconds = self._service.limits.grace + LAST_WORDS + 2 * MARGIN
+        timer = Timer(seconds, end, [f"did not stop within {seconds:g} s; ended"])
+        timer.daemon = True
+        timer.start()
+
     def _drain(self) -> None:
         grace = self._service.limits.grace
-        say(f"stopping: {self._service.gate.held} answers have {grace:g} s to finish")
+        say(f"stopping: {self._service.admission.held} answers have {grace:g} s to finish")
         self._service.worker.drain(grace)
+        assert self._loop is not None
+        self._loop.call_later(grace + MARGIN, setattr, self, "should_exit", True)  # the engine may be stuck
 
     def _heard(self, state: State) -> None:
         """From the engine's thread."""
         if state is State.READY:
             host, port = self._listener.getsockname()[:2]
             host = f"[{host}]" if ":" in host else host
-            menu, name = self._service.worker.menu, self._service.settings.model_name
-            say(f"serving {name} at http://{host}:{port}/v1, method {menu.served.name} + {menu.served.rule.name}")
+            served, name = self._service.worker.methods.served, self._service.settings.model_name
+            say(f"serving {name} at http://{host}:{port}/v1, method {served.name} + {served.rule.name}")
+            if not self._service.settings.api_keys and not is_loopback(host.strip("[]")):
+                say("no API keys are set: whoever reaches this address may use the model")
         elif state is State.STOPPED:
             self.should_exit = True
 

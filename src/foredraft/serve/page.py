@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from .offers.capabilities import offer
+from .options.capabilities import list_options
 from .service import Service
 
 INDEX = "index.html"
@@ -46,7 +46,7 @@ def page(service: Service) -> APIRouter:
     @router.get("/page/options", responses={401: {"description": "No valid API key"}, 503: {"description": "Loading"}})
     async def options(request: Request) -> dict[str, Any]:
         service.keys.check(request.headers.get("authorization"))
-        return offer(service)
+        return list_options(service)
 
     @router.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:

@@ -1,17 +1,17 @@
-"""Everything that the routes share: the worker, its gate, its figures, and what the operator has set."""
+"""Everything that the routes share: the worker, admission, metrics, and what the operator has set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 from ..engine import Request
 from ..engine.validation import check_request
 from ..recipes import LLM
-from .admission import Gate
+from .admission import Admission, BodyBudget
 from .api.api_errors import ApiError, bad_request
-from .api.json_grammar import JsonGrammar, JsonGrammars
+from .api.json_grammar import JsonGrammars
+from .api.schema_probe import SchemaProbe
 from .engine_thread import State, Worker
 from .job import Job
 from .keys import KeyRing
@@ -24,8 +24,10 @@ class Service:
 
     def __init__(self, load: Callable[[], LLM], settings: Settings) -> None:
         self.settings, self.limits = settings, settings.limits
-        self.keys, self.metrics, self.gate = KeyRing(settings.api_keys), Metrics(), Gate(settings.limits)
-        self.worker = Worker(load, settings, self.metrics, self.gate)
+        self.keys, self.metrics = KeyRing(settings.api_keys), Metrics()
+        self.admission = Admission(settings.limits, settings.weights)
+        self.bodies = BodyBudget(settings.limits, len(settings.weights))
+        self.worker = Worker(load, settings, self.metrics, self.admission)
 
     @property
     def state(self) -> State:
@@ -33,8 +35,9 @@ class Service:
 
     def ready(self) -> LLM:
         """The model, or an error that says why not."""
-        if self.state is not State.READY:
-            raise ApiError(503, f"the server is {self.state.value}", "not_ready", headers={"Retry-After": "5"})
+        if self.worker.health != State.READY.value:
+            message = f"the server is {self.worker.health}"
+            raise ApiError(503, message, "not_ready", headers={"Retry-After": "5", "Connection": "close"})
         return self.worker.llm
 
     def check_model(self, name: str) -> None:
@@ -52,23 +55,26 @@ class Service:
             raise bad_request(message, code="context_length_exceeded")
         check_request(request, self.worker.engine.executor)
 
-    def admit(self, requests: list[Request], arrived: float) -> Job:
+    def admit(self, requests: list[Request], client: str, arrived: float) -> Job:
         """Queue requests as one job, if there is room."""
         self.ready()
-        self.gate.enter(len(requests))
-        job = Job(requests, arrived, self.limits.seconds)
+        self.admission.enter(len(requests), client)
+        job = Job(requests, client, arrived, self.limits.seconds)
         self.worker.submit(job)
         return job
 
     def release(self, job: Job) -> None:
         """The job's reply is over, read to its end or not."""
         self.worker.cancel(job)
-        self.gate.sent()
-
-    def grammar(self, schema: dict[str, Any]) -> JsonGrammar:
-        return self._grammars.of(schema)
+        self.admission.sent()
 
     @cached_property
-    def _grammars(self) -> JsonGrammars:
-        llm = self.worker.llm
-        return JsonGrammars(llm.tokenizer, llm.engine.executor.vocab_size, llm.target.eos_ids)
+    def grammars(self) -> JsonGrammars:
+        llm, limits = self.worker.llm, self.limits
+        probe = SchemaProbe(limits.schema_seconds, limits.schema_megabytes)
+        return JsonGrammars(llm.tokenizer, llm.engine.executor.vocab_size, llm.target.eos_ids, probe)
+
+    def close(self) -> None:
+        """End what was started beside the engine."""
+        if "grammars" in self.__dict__:
+            self.grammars.close()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..errors import UsageError
+
+ANYONE = "anyone"  # the one client of a server without keys
+
+
+def key_name(index: int) -> str:
+    """The client with this key; tells nothing of the key itself."""
+    return f"key {index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +27,22 @@ class Limits:
     open_replies: int = 1024  # requests in flight, those whose answer is ready but not read included
     seconds: float = 600.0  # time for one request, waiting included
     grace: float = 30.0  # time for what runs when the server is told to stop
+    connections: int = 1024  # open at a time; beyond them idle ones are closed
+    head_seconds: float = 10.0  # for a request's head to arrive
+    body_seconds: float = 30.0  # for a request's body to arrive
+    open_bodies: int = 256  # bodies received at a time
+    open_body_bytes: int = 64 << 20  # bytes that they hold together
+    schema_seconds: int = 2  # processor time for a schema to be compiled
+    schema_megabytes: int = 128  # memory for it
+    step_seconds: float = 120.0  # a step of the engine that takes longer is stuck
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "prompt_tokens", "new_tokens", "choices", "open_replies", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"the limit {name.replace('_', ' ')!r} must be positive")
-        for name in ("queue", "grace"):
-            if not getattr(self, name) >= 0:
+        for name in self.__dataclass_fields__:
+            value, least = getattr(self, name), 0 if name in ("queue", "grace") else None
+            if least is not None and not value >= least:
                 raise UsageError(f"the limit {name!r} must be 0 or positive")
+            if least is None and value is not None and not value > 0:
+                raise UsageError(f"the limit {name.replace('_', ' ')!r} must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +61,26 @@ class Settings:
     private_calls: bool = False  # without keys: whether callers are strangers to one another, not one client
     allow_trace: bool | None = None  # whether clients see drafts and draft counters; None = unless texts are shared
     open_metrics: bool = False  # whether /metrics needs no key where keys are set
+    key_weights: tuple[
+        float, ...
+    ] = ()  # how the clients share slots and queue, in the order of their keys; none = equally
+    hosts: tuple[str, ...] = ()  # names by which clients may call the server; none = any
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty; leave --api-key out to serve everyone")
+        if self.key_weights and len(self.key_weights) != len(self.api_keys):
+            raise UsageError(f"{len(self.key_weights)} weights for {len(self.api_keys)} API keys; give one for each")
+        if not all(0 < weight < math.inf for weight in self.key_weights):
+            raise UsageError("the weight of an API key must be positive")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The clients by name, and how much of the server each may have."""
+        if not self.api_keys:
+            return {ANYONE: 1.0}
+        given = self.key_weights or (1.0,) * len(self.api_keys)
+        return {key_name(index): weight for index, weight in enumerate(given)}
 
     @property
     def traces(self) -> bool:

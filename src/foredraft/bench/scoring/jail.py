@@ -1,14 +1,17 @@
 """The inside of the sandbox: gives up rights, then runs the program on standard input. Run by path, not imported.
 
-It imports nothing of foredraft. Limits of the system (processor time, memory, file size, processes, a network
-namespace without a network, an unprivileged user) come first; an audit hook refuses the rest: files to write, sockets,
-processes, and libraries that would get around it. Against mistakes of a language model, not against an attacker.
+It imports nothing of foredraft. Limits of the system (processor time, memory, file size, a network namespace without a
+network, an unprivileged user, a seccomp filter that lets no process or session begin) come first; an audit hook refuses
+the rest: files to write, sockets, and libraries that would get around it. Against mistakes of a language model, not
+against an attacker.
 """
 
 import ctypes
 import importlib
 import os
+import platform
 import resource
+import struct
 import sys
 
 # Loaded while we may still read every folder, because programs use them.
@@ -47,6 +50,45 @@ def limit(seconds: int, megabytes: int) -> None:
         resource.setrlimit(what, (size, size))
 
 
+# What the kernel calls them, by machine: its audit number, calls that are refused, and the one that also makes threads.
+REFUSED_NUMBERS = {
+    # execve, execveat, fork, vfork, setsid, setpgid, ptrace, socket
+    "x86_64": (0xC000003E, (59, 322, 57, 58, 112, 109, 101, 41), 56),
+    "aarch64": (0xC00000B7, (221, 281, 157, 154, 117, 198), 220),
+}
+CLONE3, CLONE_THREAD = 435, 0x10000
+ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026  # EPERM; ENOSYS sends the C library to the older call
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+
+
+def forbid_processes() -> None:
+    """No new processes, but threads; where there is no such filter, neither."""
+    machine = REFUSED_NUMBERS.get(platform.machine())
+    if machine is None or not _install(_program(*machine)):
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def _program(arch: int, refused: tuple[int, ...], clone: int) -> list[tuple[int, int, int, int]]:
+    """(code, jump if true, jump if false, operand): a filter of system calls in the kernel's form."""
+    lines = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, 0)]
+    lines += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]  # x86's second set of numbers
+    for number in refused:
+        lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
+    lines += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, UNKNOWN)]
+    lines += [(EQUAL, 0, 3, clone), (LOAD, 0, 0, 16), (ANY_BIT, 1, 0, CLONE_THREAD), (RETURN, 0, 0, REFUSE)]
+    return [*lines, (RETURN, 0, 0, ALLOW)]
+
+
+def _install(program: list[tuple[int, int, int, int]]) -> bool:
+    library = ctypes.CDLL(None, use_errno=True)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *line) for line in program))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    if library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        return False
+    return bool(library.prctl(SECCOMP, FILTER, ctypes.byref(header), 0, 0) == 0)
+
+
 def leave_network() -> None:
     """Move to a network namespace in which there is none, where the system lets us."""
     library = ctypes.CDLL(None, use_errno=True)
@@ -79,6 +121,7 @@ def main() -> None:
         importlib.import_module(name)
     leave_network()
     become_nobody()
+    forbid_processes()
     limit(seconds, megabytes)
     say = os.dup(1)
     sys.argv = ["program"]

@@ -20,6 +20,7 @@ from ...errors import ForedraftError, UsageError
 from ..config import read_json
 from ..load.fetch import file_hash
 from ..load.folders import appearing
+from ..load.intact import intact
 from .base import Head, HeadSpec, Identity, own_parameters
 
 FORMAT = 1
@@ -87,7 +88,7 @@ def read_spec(folder: Path) -> HeadSpec:
     raw.pop("provenance", None)
     try:
         return HeadSpec.from_json(raw)
-    except (TypeError, KeyError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ForedraftError(f"{folder / CONFIG} is incomplete: {error}") from None
 
 
@@ -114,17 +115,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise ForedraftError(f"{folder / WEIGHTS} cannot be read: {error}") from None
     found = {}
-    for name, value in raw.items():
-        if name.endswith(SCALE) and name.removesuffix(SCALE) in raw:
-            continue
-        scale = raw.get(name + SCALE)
-        if name == "ids":
-            found[name] = value.to(torch.int64)
-        elif scale is not None and value.dtype == torch.uint8:
-            found[name] = unpack_int4(value, scale)
-        else:
-            found[name] = value.to(torch.float32) if scale is None else value.to(torch.float32) * scale[:, None]
+    with intact(folder / WEIGHTS, "file of a head's weights"):
+        for name, value in raw.items():
+            if not (name.endswith(SCALE) and name.removesuffix(SCALE) in raw):
+                found[name] = _read(name, value, raw.get(name + SCALE))
     return found
+
+
+def _read(name: str, value: Tensor, scale: Tensor | None) -> Tensor:
+    if name == "ids":
+        return value.to(torch.int64)
+    if scale is None:
+        return value.to(torch.float32)
+    return unpack_int4(value, scale) if value.dtype == torch.uint8 else value.to(torch.float32) * scale[:, None]
 
 
 @torch.no_grad()

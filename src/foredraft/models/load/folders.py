@@ -13,6 +13,11 @@ from pathlib import Path
 
 from ...errors import ForedraftError
 
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
 Progress = Callable[[str, int, int], None]  # description, done, total
 FORMAT = 1  # of the folders that our converters write; a higher number makes older ones be converted again
 MARK = "foredraft.json"  # the last file of a converted folder: its format, and what it was made from
@@ -59,8 +64,25 @@ def appearing(target: Path) -> Iterator[Path]:
     """
     with working(target.with_name(f".{target.name}.partial")) as folder:
         yield folder
-        if not target.exists():
+        try:
             folder.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time makes a folder; the others wait, and should look again whether it is there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = open(folder.with_name(f".{folder.name}.lock"), "w")  # noqa: SIM115
+    except OSError as error:
+        raise ForedraftError(f"{folder.parent} cannot be written: {error.strerror}; set FOREDRAFT_HOME") from None
+    with file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, however the process ends
+        yield
 
 
 def mark(folder: Path, source: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from ...errors import ForedraftError
 from ..config import ModelConfig
 from ..layers.rope import frequencies
 from .folders import Progress, appearing, mark, silent
+from .intact import intact
 from .tensorfile import TensorWriter
 from .vocabulary import Vocabulary, write_tokenizer
 from .weight_names import gguf_to_hf, halves_from_pairs, slots
@@ -53,10 +55,12 @@ def convert_gguf(path: Path | str, out_folder: Path | str, progress: Progress = 
     """Write the model of a GGUF file as a Hugging Face folder, which appears whole or not at all."""
     path, out_folder = Path(path), Path(out_folder)
     file = open_gguf(path)
-    raw = hf_config(file)
-    config = ModelConfig.from_hf(raw)
+    with intact(path, "GGUF file"):
+        raw = hf_config(file)
+        check_sizes(file, raw)
+        config = ModelConfig.from_hf(raw)
     dtype = torch.float32 if config.num_parameters < FP32_BELOW else torch.bfloat16
-    with appearing(out_folder) as folder:
+    with intact(path, "GGUF file"), appearing(out_folder) as folder:
         _write_weights(file, config, dtype, folder, progress)
         write_tokenizer(vocabulary(file), folder)
         raw["torch_dtype"] = str(dtype).removeprefix("torch.")
@@ -75,11 +79,18 @@ def open_gguf(path: Path) -> GgufFile:
         raise ForedraftError("reading GGUF files needs another package: pip install foredraft[gguf]") from None
     if not path.is_file():
         raise ForedraftError(f"{path} does not exist")
-    try:
-        reader = gguf.GGUFReader(path)
+
+    class Reader(gguf.GGUFReader):
+        """Refuses to read past the end of the file; the package would go on with nothing, for any length."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it ends within a value")
+            return super()._get(offset, dtype, count, override_order)
+
+    with intact(path, "GGUF file"):
+        reader = Reader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
-        raise ForedraftError(f"{path} is truncated or no GGUF file ({error}); download it again") from None
     found = GgufFile(path, metadata, {tensor.name: tensor for tensor in reader.tensors})
     if found.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -87,6 +98,20 @@ def open_gguf(path: Path) -> GgufFile:
     if found.metadata.get(f"{found.architecture}.expert_count"):
         raise ForedraftError(f"{path}: mixture-of-experts GGUF files are not supported")
     return found
+
+
+def check_sizes(file: GgufFile, raw: Mapping[str, Any]) -> None:
+    """Sizes that the metadata gives must be those of tensors, which the file holds: no size is believed unseen."""
+    sizes = {"token_embd": (raw["hidden_size"], raw["vocab_size"])}
+    sizes["blk.0.attn_q"] = (raw["hidden_size"], raw["num_attention_heads"] * raw["head_dim"])
+    sizes["blk.0.attn_k"] = (raw["hidden_size"], raw["num_key_value_heads"] * raw["head_dim"])
+    sizes["blk.0.ffn_up"] = (raw["hidden_size"], raw["intermediate_size"])
+    for name, size in sizes.items():
+        found = tuple(int(n) for n in _tensor(file, f"{name}.weight").shape)
+        if found != size:
+            raise ForedraftError(f"{file.path}: {name} is {found}, not {size} as the metadata says; it is damaged")
+    if not 0 < raw["num_hidden_layers"] <= len(file.tensors):
+        raise ForedraftError(f"{file.path}: {raw['num_hidden_layers']} layers of {len(file.tensors)} tensors")
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
@@ -175,7 +200,8 @@ def _dequantised(file: GgufFile, tensor: Any, rows: slice) -> Tensor:
     import gguf
 
     try:
-        return torch.tensor(gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type))
+        with np.errstate(all="ignore"):  # damaged scales give infinite weights, which show when the model runs
+            return torch.tensor(gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type))
     except NotImplementedError:
         kind = tensor.tensor_type.name
         raise ForedraftError(f"{file.path}: {tensor.name} is quantised as {kind}, which gguf cannot read") from None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import ForedraftError, UsageError, unknown_name
 from .fetch import Package, Source, fetch, file_hash
-from .folders import Progress, cache_home, is_ready, silent
+from .folders import Progress, cache_home, is_ready, locked, silent
 
 DEFAULT = "smollm2"
 
@@ -203,15 +203,18 @@ def _gguf_file(path: Path, progress: Progress) -> Path:
 
 
 def _convert(file: Path, folder: Path, form: str, progress: Progress) -> Path:
-    """Imports late: a start from the cache needs no converter."""
-    shutil.rmtree(folder, ignore_errors=True)  # one of an older format, if any
-    if form == "gguf":
-        from .gguf import convert_gguf
+    """Imports late: a start from the cache needs no converter. Two first starts do not disturb one another."""
+    with locked(folder):
+        if is_ready(folder):  # another process has made it meanwhile, and may be reading it
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)  # one of an older format, if any
+        if form == "gguf":
+            from .gguf import convert_gguf
 
-        return convert_gguf(file, folder, progress)
-    from .llama2c import convert_llama2c
+            return convert_gguf(file, folder, progress)
+        from .llama2c import convert_llama2c
 
-    return convert_llama2c(file, folder, progress)
+        return convert_llama2c(file, folder, progress)
 
 
 def _hub(name: str) -> Path:

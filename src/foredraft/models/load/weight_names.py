@@ -85,7 +85,7 @@ def gguf_to_hf(name: str) -> str | None:
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("blk."):
         return f"{GGUF_NAMES[stem]}.{kind}" if stem in GGUF_NAMES else None
-    _, index, part = stem.split(".", 2)
+    _, index, part = [*stem.split(".", 2), "", ""][:3]
     return f"model.layers.{index}.{GGUF_LAYER_NAMES[part]}.{kind}" if part in GGUF_LAYER_NAMES else None
 
 

@@ -43,7 +43,7 @@ class Piece:
         self.finish_reason = other.finish_reason
 
 
-class Writer:
+class ChoiceAssembler:
     """One choice of an answer."""
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:

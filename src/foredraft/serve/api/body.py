@@ -9,6 +9,8 @@ from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
+from ..admission import BODIES, BYTES, BodyBudget
+from ..settings import Limits
 from .api_errors import ApiError, bad_request, invalid_body
 from .schema import Generation
 
@@ -17,20 +19,30 @@ SURPLUS = 8 << 20  # bytes beyond the limit that are read and forgotten
 CLOSE = {"Connection": "close"}  # the rest of the body is not wanted
 
 
-async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The body, if it is not too long. Some of what is too much is still read, and forgotten: a client that is in the
-    middle of sending would not see an answer.
+def check_type(request: Request) -> None:
+    """JSON and nothing else: a browser sends other types to any server, from any web page, without asking."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "send the body as Content-Type: application/json", "unsupported_media_type", headers=CLOSE)
+
+
+async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> bytes:
+    """The body, if it is not too long, too slow, or one too many. Some of what is too much is still read, and
+    forgotten: a client that is in the middle of sending would not see an answer.
     """
+    limit, seconds, client = limits.body_bytes, limits.body_seconds, request.state.client
     too_long = ApiError(413, f"the body exceeds {limit} bytes", "request_too_large", headers=CLOSE)
     told = request.headers.get("content-length", "")
     if told.isdecimal() and int(told) > limit + SURPLUS:
         raise too_long
     data, size = bytearray(), 0
+    budget.take(BODIES, 1, client)
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 size += len(part)
                 if size <= limit:
+                    budget.take(BYTES, len(part), client)
                     data += part
                 elif size > limit + SURPLUS:
                     break
@@ -38,6 +50,9 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
         raise bad_request("the connection was closed within the body") from None
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s", "timeout", headers=CLOSE) from None
+    finally:
+        budget.give_back(BODIES, 1, client)
+        budget.give_back(BYTES, len(data), client)
     if size > limit:
         raise too_long
     return bytes(data)

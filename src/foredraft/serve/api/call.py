@@ -14,27 +14,30 @@ from starlette.responses import Response
 from ...engine import Request
 from ..service import Service
 from .api_errors import ApiError, bad_request
-from .assemble import Piece, Writer, usage
-from .body import parse, read_body
-from .parse import count_answers, echoes, prepare
-from .responses import ChatForm, CompletionForm
+from .assemble import ChoiceAssembler, Piece, usage
+from .body import CLOSE, check_type, parse, read_body
+from .parse import build_requests, count_answers, echoes, wanted_schema
+from .responses import ChatResponse, CompletionResponse
 from .schema import ChatBody, CompletionBody
 from .sse import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
 
+AnyBody = ChatBody | CompletionBody
 DELIVERY = 30.0  # seconds beyond a job's own time in which a reader may fetch what is ready
 CLIENT_CLOSED = 499  # for the log alone
 
 
 async def answer(service: Service, http: HttpRequest, kind: type[ChatBody] | type[CompletionBody]) -> Response:
     """Read, check, queue, and reply whole or in a stream."""
-    arrived = time.monotonic()
-    service.ready()
-    data = await read_body(http, service.limits.body_bytes, service.limits.seconds)
-    body: ChatBody | CompletionBody = await run_in_threadpool(parse, kind, data)
-    service.check_model(body.model)
-    check_sense(body)
-    service.gate.check(count_answers(body))  # before anything costly is done
-    call = Call(service, body, await run_in_threadpool(prepare, service, body, http.state.client), arrived)
+    arrived, client = time.monotonic(), http.state.client
+    body = await receive(service, http, kind)
+    schema = wanted_schema(body)
+    if schema is not None:
+        try:
+            await unless_gone(http.receive, service.grammars.check(schema, client), service.limits.seconds)
+        except (ClientGoneError, TimeoutError):
+            return Response(status_code=CLIENT_CLOSED)
+    requests = await run_in_threadpool(build_requests, service, body, client)
+    call = Call(service, body, requests, client, arrived)
     seconds = call.job.seconds_left + DELIVERY
     if body.stream:
         return EventStream(call.stream(), seconds, call.close)
@@ -48,7 +51,24 @@ async def answer(service: Service, http: HttpRequest, kind: type[ChatBody] | typ
         call.close()
 
 
-def check_sense(body: ChatBody | CompletionBody) -> None:
+async def receive(service: Service, http: HttpRequest, kind: type[ChatBody] | type[CompletionBody]) -> AnyBody:
+    """The checked body of a call that could be admitted; nothing costly is done before that is known."""
+    service.ready()
+    check_type(http)
+    try:
+        service.admission.check(1, http.state.client)
+    except ApiError as error:
+        error.headers |= CLOSE  # its body is not read
+        raise
+    data = await read_body(http, service.limits, service.bodies)
+    body: AnyBody = await run_in_threadpool(parse, kind, data)
+    service.check_model(body.model)
+    check_sense(body)
+    service.admission.check(count_answers(body), http.state.client)
+    return body
+
+
+def check_sense(body: AnyBody) -> None:
     """Refuse what types cannot: options that contradict one another."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is for streams; set stream to true", "stream_options")
@@ -65,14 +85,14 @@ def check_sense(body: ChatBody | CompletionBody) -> None:
 class Call:
     """An admitted call; `close` it, whatever happens."""
 
-    def __init__(
-        self, service: Service, body: ChatBody | CompletionBody, requests: list[Request], arrived: float
-    ) -> None:
+    def __init__(self, service: Service, body: AnyBody, requests: list[Request], client: str, arrived: float) -> None:
         self._service, self._body, self._requests = service, body, requests
         tokenizer = service.ready().tokenizer
-        self._form = ChatForm(body) if isinstance(body, ChatBody) else CompletionForm(body, echoes(body, tokenizer))
-        self._writers = [Writer(index, request, tokenizer) for index, request in enumerate(requests)]
-        self.job = service.admit(requests, arrived)
+        self._response = (
+            ChatResponse(body) if isinstance(body, ChatBody) else CompletionResponse(body, echoes(body, tokenizer))
+        )
+        self._assemblers = [ChoiceAssembler(index, request, tokenizer) for index, request in enumerate(requests)]
+        self.job = service.admit(requests, client, arrived)
 
     def close(self) -> None:
         self._service.release(self.job)
@@ -81,7 +101,7 @@ class Call:
         answers = [Piece(index) for index in range(len(self._requests))]
         async for piece in self._pieces():
             answers[piece.index].add(piece)
-        return self._form.whole(answers, self._usage())
+        return self._response.whole(answers, self._usage())
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
@@ -90,20 +110,20 @@ class Call:
         async for piece in self._pieces():
             if piece.index not in opened:
                 opened.add(piece.index)
-                opening = self._form.opening(piece.index)
+                opening = self._response.opening(piece.index)
                 if opening is not None:
                     yield event(opening | extra)
             if piece.text or piece.finish_reason or piece.scores or piece.steps or self._body.return_token_ids:
-                yield event(self._form.chunk(piece) | extra)
+                yield event(self._response.chunk(piece) | extra)
         if wants_usage:
-            yield event(self._form.closing(self._usage()))
+            yield event(self._response.closing(self._usage()))
         yield LAST_EVENT
 
     async def _pieces(self) -> AsyncIterator[Piece]:
         async for index, written in self.job.events():
             if written.finish_reason not in (None, "stop", "length"):
                 raise failure(self._requests[index], written.finish_reason, self._service.limits.seconds)
-            yield self._writers[index].push(written)
+            yield self._assemblers[index].push(written)
 
     def _usage(self) -> dict[str, Any]:
         prompts = len(self._requests) // (self._body.n or 1)

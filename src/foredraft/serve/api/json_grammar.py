@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -14,58 +15,76 @@ from torch import Tensor
 from ...errors import UsageError
 from ...models import Tokenizer
 from ...types import Constraint
+from .schema_compiler import compile_schema, load_tokens
+from .schema_probe import SchemaProbe
 
-# Between the parts of a document: nothing, a space, or a new line with an indent. Without an end to it, a small model
-# may write white space for ever.
-WHITE_SPACE = r"( |\n {0,16})?"
 ANY_OBJECT = {"type": "object"}
 MAX_SCHEMA = 1 << 16  # characters; longer ones take seconds to compile
-_KEPT = 32  # compiled schemas
+KEPT_BYTES = 256 << 20  # of compiled schemas, as far as the probe tells
+KEPT = 32  # compiled schemas
 
 
 class JsonGrammars:
-    """Compiles schemas for one tokenizer. May be used from several threads."""
+    """Compiles schemas for one tokenizer. May be used from several threads.
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
-        self._source, self._vocab, self._eos = tokenizer, vocab_size, frozenset(eos_ids)
-        self._tokens: LLTokenizer | None = None
+    `check` a schema of a stranger first: it is tried in another process, with a `probe`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], probe: SchemaProbe | None = None
+    ) -> None:
+        self._source, self._vocab, self._eos, self._probe = tokenizer, vocab_size, frozenset(eos_ids), probe
         self._made: OrderedDict[str, JsonGrammar] = OrderedDict()
+        self._bytes: dict[str, int] = {}  # what compiled schemas take, where it is known
         self._lock = Lock()
+
+    async def check(self, schema: dict[str, Any], client: str) -> None:
+        """Refuse a schema that cannot be obeyed in full, or would take too much to compile."""
+        key = self._key(schema)
+        if self._probe is not None and key not in self._made:
+            self._bytes[key] = await self._probe.check(key, client, self._setup)
 
     def of(self, schema: dict[str, Any]) -> JsonGrammar:
         """The grammar of a schema; one that cannot be obeyed in full is refused."""
-        key = json.dumps(schema)  # in its own order: properties are written in the order of the schema
-        if len(key) > MAX_SCHEMA:
-            raise UsageError(f"the schema cannot be used: it has more than {MAX_SCHEMA} characters")
+        key = self._key(schema)
         made = self._made.get(key) or JsonGrammar(self._compile(key), self._eos)
         with self._lock:
             self._made[key] = made
             self._made.move_to_end(key)
-            if len(self._made) > _KEPT:
-                self._made.popitem(last=False)
+            while len(self._made) > KEPT or (len(self._made) > 1 and sum(self._bytes.values()) > KEPT_BYTES):
+                self._bytes.pop(self._made.popitem(last=False)[0], None)
         return made
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+
+    def _key(self, schema: dict[str, Any]) -> str:
+        key = json.dumps(schema)  # in its own order: properties are written in the order of the schema
+        if len(key) > MAX_SCHEMA:
+            raise UsageError(f"the schema cannot be used: it has more than {MAX_SCHEMA} characters")
+        if not self._eos:
+            raise UsageError("this model has no end token, so its output cannot be held to a schema")
+        return key
 
     def _compile(self, schema: str) -> LLMatcher:
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+            return compile_schema(self._tokens, schema)
         except ValueError as error:
             raise UsageError(f"the schema cannot be used: {error}") from None
-        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
-        if matcher.is_error():
-            raise UsageError(f"the schema cannot be used: {_first_line(matcher.get_error())}")
-        return matcher
 
-    def _vocabulary(self) -> LLTokenizer:
-        """The tokenizer as llguidance reads it; that takes a second, so only if somebody wants JSON."""
-        if not self._eos:
-            raise UsageError("this model has no end token, so its output cannot be held to a schema")
-        if self._tokens is None:
-            text, ends = self._source.backend.to_str(), sorted(self._eos)
-            try:
-                self._tokens = LLTokenizer(text, n_vocab=self._vocab, eos_token=ends)
-            except Exception as error:
-                raise UsageError(f"this model's tokenizer cannot be held to a schema: {error}") from None
-        return self._tokens
+    @cached_property
+    def _setup(self) -> dict[str, Any]:
+        text = self._source.backend.to_str()
+        return {"tokenizer": text, "vocab_size": self._vocab, "eos_ids": sorted(self._eos)}
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        """The tokenizer as llguidance reads it, only if somebody wants JSON."""
+        try:
+            return load_tokens(**self._setup)
+        except Exception as error:
+            raise UsageError(f"this model's tokenizer cannot be held to a schema: {error}") from None
 
 
 class JsonGrammar:
@@ -104,7 +123,3 @@ class JsonConstraint:
             if tokens[child] not in self._eos and self._matcher.try_consume_tokens([tokens[child]]):
                 self._visit(child, tokens, children, bits)
                 self._matcher.rollback(1)
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no reason given"])[0]

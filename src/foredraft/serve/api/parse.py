@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from ...engine import Request
 from ...models import Tokenizer
@@ -12,18 +13,19 @@ from ...types import Grammar, SamplingParams
 from ..service import Service
 from .api_errors import ApiError, bad_request
 from .json_grammar import ANY_OBJECT
+from .min_tokens import MinTokens
 from .schema import ChatBody, CompletionBody, Generation
 
 LEAST_MASS = 1e-9  # top_p = 0 means the likeliest token alone
 
 
-def prepare(service: Service, body: ChatBody | CompletionBody, client: str) -> list[Request]:
+def build_requests(service: Service, body: ChatBody | CompletionBody, client: str) -> list[Request]:
     """The requests of a call, prompt after prompt, n for each. Takes time: not for the event loop's thread."""
     llm = service.ready()
     prompts = [chat_ids(llm, body)] if isinstance(body, ChatBody) else completion_ids(llm, body)
     params = sampling(service, body)
     check_trace(service, body)
-    method = service.worker.menu.choose(body.speculation, params.grammar is not None)
+    method = service.worker.methods.choose(body.speculation, params.grammar is not None)
     requests = []
     for ids in prompts:
         for choice in range(body.n or 1):
@@ -101,16 +103,32 @@ def sampling(service: Service, body: ChatBody | CompletionBody) -> SamplingParam
 
 
 def grammar(service: Service, body: Generation) -> Grammar | None:
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if body.ignore_eos:
-        raise bad_request("a response_format ends the text; it cannot go with ignore_eos", "ignore_eos")
-    if wanted.type == "json_object":
-        return service.grammar(ANY_OBJECT)
-    if wanted.json_schema is None:
-        raise bad_request("response_format: json_schema is missing", "response_format")
-    return service.grammar(wanted.json_schema.definition)
+    schema = wanted_schema(body)
+    if not body.min_tokens:
+        return None if schema is None else service.grammars.of(schema)
+    if schema is not None or body.stop:
+        raise bad_request("min_tokens cannot go with a schema or with stop strings here", "min_tokens")
+    eos = frozenset() if body.ignore_eos else service.worker.llm.target.eos_ids
+    ends = eos.union(body.stop_token_ids or ())
+    return MinTokens(body.min_tokens, ends) if ends else None
+
+
+def wanted_schema(body: Generation) -> dict[str, Any] | None:
+    """The schema that an answer is to be held to: OpenAI's `response_format`, or vLLM's names for the same."""
+    wanted, structured = body.response_format, body.structured_outputs
+    named = {"guided_json": body.guided_json}
+    if structured is not None:
+        named |= {"structured_outputs": structured.json_schema or (ANY_OBJECT if structured.json_object else None)}
+    if wanted is not None and wanted.type != "text":
+        if wanted.type == "json_schema" and wanted.json_schema is None:
+            raise bad_request("response_format: json_schema is missing", "response_format")
+        named["response_format"] = ANY_OBJECT if wanted.json_schema is None else wanted.json_schema.definition
+    found = {name: schema for name, schema in named.items() if schema is not None}
+    if len(found) > 1:
+        raise bad_request(f"{' and '.join(found)} ask for the same thing; give one of them", next(iter(found)))
+    if found and body.ignore_eos:
+        raise bad_request(f"a {next(iter(found))} ends the text; it cannot go with ignore_eos", "ignore_eos")
+    return next(iter(found.values()), None)
 
 
 def seed_of(seed: int | None, choice: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The two forms in which the API wants answers: chat and completions, whole or in chunks."""
+"""The two kinds of response of the API: chat and completions, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .schema import ChatBody, CompletionBody, Generation
 Document = dict[str, Any]
 
 
-class ChatForm:
+class ChatResponse:
     """chat.completion and chat.completion.chunk"""
 
     def __init__(self, body: ChatBody) -> None:
@@ -47,7 +47,7 @@ class ChatForm:
         return choice | _extras(piece, self._body)
 
 
-class CompletionForm:
+class CompletionResponse:
     """text_completion, the same whole or in chunks. `echo` holds the prompts' texts, choice by choice, if wanted."""
 
     def __init__(self, body: CompletionBody, echo: list[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 MAX_INT = (1 << 63) - 1
 MAX_STOPS, MAX_STOP_CHARS = 16, 1024
@@ -58,7 +58,52 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-class Generation(Body):
+def refuse(value: Any) -> None:
+    if value:
+        raise ValueError("this server does not support it; leave it out")
+
+
+def refuse_tool_choice(value: Any) -> None:
+    if value not in (None, "none", "auto"):
+        raise ValueError("this server does not call tools; leave it out")
+
+
+Unsupported = Annotated[Any, AfterValidator(refuse)]
+
+
+class StructuredOutputs(Body):
+    """vLLM's field; of its kinds, JSON."""
+
+    json_schema: dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: Unsupported = None
+    choice: Unsupported = None
+    grammar: Unsupported = None
+    structural_tag: Unsupported = None
+
+
+class UnsupportedFields(Body):
+    """Fields of other servers that would change the text: to ignore them in silence would be a wrong answer."""
+
+    grammar: Unsupported = None
+    guided_grammar: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    structural_tag: Unsupported = None
+    logits_processors: Unsupported = None
+    bad_words: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    use_beam_search: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    include_stop_str_in_output: Unsupported = None
+    continue_final_message: Unsupported = None
+    chat_template: Unsupported = None
+    audio: Unsupported = None
+    tool_choice: Annotated[Any, AfterValidator(refuse_tool_choice)] = None
+
+
+class Generation(UnsupportedFields):
     """What chat and completions have in common."""
 
     model: str
@@ -74,6 +119,7 @@ class Generation(Body):
     )
     seed: int | None = Field(default=None, ge=-MAX_INT - 1, le=MAX_INT)
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    min_tokens: int | None = Field(default=None, ge=0, le=MAX_INT, description="No end of the text before so many.")
     stop: Text | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MAX_PROMPTS)] | None = None
     ignore_eos: bool | None = None
@@ -81,6 +127,8 @@ class Generation(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | None = Field(default=None, description="A schema, as in response_format.")
+    structured_outputs: StructuredOutputs | None = None
     speculation: Speculation | None = None
     cache_salt: str | None = Field(
         default=None, min_length=1, max_length=256, description="Share texts and prefixes within this name alone."

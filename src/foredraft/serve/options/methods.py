@@ -19,7 +19,7 @@ from .judges import JUDGE, ServedJudge
 _KEPT = 64  # variants remembered; requests of one variant are verified together
 
 
-class Menu:
+class ServedMethods:
     """The served method, plain decoding, and whatever else the operator allows. Drafters are guarded.
 
     Calls order from several threads.
@@ -118,5 +118,5 @@ def _written(threshold: float) -> str:
 
 
 def untrained() -> tuple[str, ...]:
-    """Methods that need no weights, and so cost nothing to offer."""
+    """Methods that need no weights, and so cost nothing to serve."""
     return tuple(name for name, r in RECIPES.items() if r.kind is None and not r.takes_drafter)

@@ -1,4 +1,4 @@
-"""What a client may choose from, as one document: the methods of the menu and the rules that fit each of them."""
+"""What a client may choose from, as one document: the served methods and the rules that fit each of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .judges import ServedJudge
 Document = dict[str, Any]
 
 
-def offer(service: Service) -> Document:
+def list_options(service: Service) -> Document:
     """Methods in the operator's order; lossy rules only where they are allowed."""
-    llm, menu = service.ready(), service.worker.menu
+    llm, methods = service.ready(), service.worker.methods
     return {
         "model": service.settings.model_name,
         "context": llm.engine.executor.max_length,
-        "served": menu.served.name,
+        "served": methods.served.name,
         "trace": service.settings.traces,
-        "methods": [_method(method, menu.judge, service.settings.allow_lossy) for method in menu.methods],
+        "methods": [_method(method, methods.judge, service.settings.allow_lossy) for method in methods.methods],
     }
 
 

@@ -1,0 +1,81 @@
+"""Tries schemas in another process before this one compiles them: a schema of a kilobyte may ask for gigabytes.
+
+Knows how to talk to `schema_compiler.py`; knows no grammars.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from ..admission import too_busy
+
+SCRIPT = Path(__file__).with_name("schema_compiler.py")
+PENDING = 2  # schemas of one client that may wait to be tried
+KEPT = 1024  # outcomes
+
+
+class SchemaProbe:
+    """One schema at a time, first come, first served, on a thread of its own; used from the event loop."""
+
+    def __init__(self, seconds: int, megabytes: int) -> None:
+        self._limits = {"seconds": seconds, "megabytes": megabytes}
+        self._thread = ThreadPoolExecutor(1, "foredraft-schemas")
+        self._process: subprocess.Popen[str] | None = None
+        self._known: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._pending: Counter[str] = Counter()
+
+    async def check(self, schema: str, client: str, tokens: dict[str, Any]) -> int:
+        """The bytes that the compiled schema takes; a UsageError if it takes too much, or is wrong."""
+        if schema not in self._known:
+            if self._pending[client] >= PENDING:
+                raise too_busy("schemas of this client are being compiled already", self._limits["seconds"])
+            self._pending[client] += 1
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, schema, tokens)
+            finally:
+                self._pending[client] -= 1
+            self._known[schema] = found
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        if "error" in self._known[schema]:
+            raise UsageError(f"the schema cannot be used: {self._known[schema]['error']}")
+        return int(self._known[schema]["kilobytes"]) << 10
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, schema: str, tokens: dict[str, Any]) -> dict[str, Any]:
+        """On the probe's thread. Bounded: the process bounds every attempt itself."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._start(tokens)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(schema) + "\n")
+            self._process.stdin.flush()
+            said: dict[str, Any] = json.loads(self._process.stdout.readline())
+            return said
+        except (OSError, ValueError):
+            self._process.kill()
+            self._process.wait()
+            return {
+                "error": "this model's tokenizer cannot be held to a schema, or the process that tries it was ended"
+            }
+
+    def _start(self, tokens: dict[str, Any]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", str(SCRIPT)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"tokens": tokens} | self._limits) + "\n")
+        return process
