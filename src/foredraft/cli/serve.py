@@ -79,18 +79,16 @@ def serve(
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
     try:
-        from ..serve.listen import allowed_hosts, is_loopback, run
-        from ..serve.service import Service
-        from ..serve.settings import Limits, Settings
+        from ..serve import listen
+        from ..serve.service import Limits, Service, Settings
     except ModuleNotFoundError as error:
         raise UsageError(f"'foredraft serve' needs {error.name}; pip install 'foredraft[serve]'") from None
-    allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
     read_method(method)  # a wrong name should not cost a model load
+    allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
-    check_keys(api_key)
-    shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not is_loopback(host), allow_trace)
-    policy = (open_metrics, numbers("--key-weights", key_weights), allowed_hosts(host, allow_host))
-    settings = Settings(name or model, limits, tuple(api_key or ()), allowed, allow_lossy, *shared, *policy)
+    shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
+    policy = (open_metrics, numbers("--key-weights", key_weights), listen.allowed_hosts(host, allow_host))
+    settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy)
 
     def load() -> LLM:
         with o.LoadingBar() as bar:
@@ -100,13 +98,14 @@ def serve(
                 max_length=max_length, progress=bar,
             )  # fmt: skip
 
-    return run(Service(load, settings), host, port, access_log)
+    return listen.run(Service(load, settings), host, port, access_log)
 
 
-def check_keys(keys: list[str] | None) -> None:
+def checked_keys(keys: list[str] | None) -> tuple[str, ...]:
     """A variable that is set and holds nothing is a mistake of deployment, not a wish to serve everyone."""
     if os.environ.get(KEYS) is not None and not keys:
         raise UsageError(f"{KEYS} holds no key; unset it to serve everyone")
+    return tuple(keys or ())
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:

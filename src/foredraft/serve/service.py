@@ -16,7 +16,9 @@ from .engine_thread import State, Worker
 from .job import Job
 from .keys import KeyRing
 from .metrics import Metrics
-from .settings import Settings
+from .settings import Limits, Settings
+
+__all__ = ["Limits", "Service", "Settings"]
 
 
 class Service:

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 WHITE_SPACE = r"( |\n {0,16})?"
 WALL_FACTOR = 5  # seconds of the clock that a second of processor time may take on a busy machine
 # Work of one row's mask, on the engine's thread: about 7 ms of lexing, 3 ms of parsing. States take 1 to 2 kB each.
-MASK_LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000, "verbose_errors": False}
+MASK_LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 def load_tokens(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
@@ -30,7 +30,7 @@ def load_tokens(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> LLTokeni
 def compile_schema(tokens: LLTokenizer, schema: str) -> LLMatcher:
     """A matcher at the beginning of a document; ValueError says what is wrong with the schema."""
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
-    matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**MASK_LIMITS))
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=MASK_LIMITS)
     if matcher.is_error():
         raise ValueError((matcher.get_error().strip().splitlines() or ["no reason given"])[0])
     return matcher
