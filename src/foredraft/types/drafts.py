@@ -90,7 +90,6 @@ class DraftBatch:
     multiplicity: Tensor | None = None  # [B, N] int64, SAMPLED_IID only
     node_kind: Tensor | None = None  # [B, N] int64, where drafters of several kinds share a batch; one per siblings
     value: Tensor | None = None  # [B, N] float32, estimate of P(node is committed), for schedulers only
-    origin: Tensor | None = None  # [B, N] int64, which of several drafters wrote the node
     source: Tensor | None = None  # [B, N] int64, its drafter's own index of the node, -1 = not its; None = the same
     states: Tensor | None = None  # [B, N, d] the drafter's own state with each node as input, for judges
     started: Started | None = None  # layers of the target that drafting has run already

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...types import Distribution, Distributions, DraftBatch
 
-_COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "origin", "source")
+_COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "source")
 _BATCHED = (*_COLUMNS, "states")
 _WHERE = ("token", "parent", "depth", "order", "source")
 

@@ -24,9 +24,8 @@ _UNKNOWN = -1.0  # the value of a node whose drafter gave none
 def fuse(batches: Seq[DraftBatch], limits: Seq[int]) -> DraftBatch:
     """One trie per sequence of all that the drafters wrote, at most limits[b] nodes.
 
-    `origin` names the first drafter that wrote a node, `value` is the largest that any gave it. Beyond the limit the
-    nodes of least value go first, never before their descendants; nodes without a value count as zero, and equal
-    values go by drafter and by its own order.
+    `value` is the largest that any drafter gave a node. Beyond the limit the nodes of least value go first, never before
+    their descendants; nodes without a value count as zero, and equal values go by drafter and by its own order.
     """
     device = next((b.token.device for b in batches if b.token.device.type != "cpu"), batches[0].token.device)
     batches = [move(replace(b, distributions=None, started=None), device) for b in batches]
@@ -75,10 +74,9 @@ def alike(a: DraftBatch, b: DraftBatch) -> Tensor:
 
 def _side_by_side(batches: Seq[DraftBatch]) -> DraftBatch:
     """All columns concatenated; padding lies between them and carries a token of its own."""
-    parents, origins, begin = [], [], 0
-    for drafter, batch in enumerate(batches):
+    parents, begin = [], 0
+    for batch in batches:
         parents.append(torch.where(batch.parent >= 0, batch.parent + begin, -1))
-        origins.append(torch.full_like(batch.token, drafter))
         begin += batch.width
     token = torch.cat([torch.where(b.used(), b.token, _PADDING) for b in batches], dim=1)
     valued = any(batch.value is not None for batch in batches)
@@ -91,7 +89,6 @@ def _side_by_side(batches: Seq[DraftBatch]) -> DraftBatch:
         branching=sum(batch.branching for batch in batches if batch.width),
         levels=max(batch.levels for batch in batches),
         value=torch.cat([_values(batch) for batch in batches], dim=1) if valued else None,
-        origin=torch.cat(origins, dim=1),
     )
 
 
@@ -117,6 +114,6 @@ def _closed_up(drafts: DraftBatch) -> DraftBatch:
     lengths = tuple(drafts.length.tolist())
     token, parent = (torch.where(drafts.used(), x, fill) for x, fill in ((drafts.token, 0), (drafts.parent, -1)))
     drafts = replace(drafts, token=token, parent=parent, source=None, lengths_host=lengths)
-    names = ("token", "parent", "depth", "order", "value", "origin")
+    names = ("token", "parent", "depth", "order", "value")
     columns = {name: found[:, : max(lengths)] for name in names if (found := getattr(drafts, name)) is not None}
     return replace(drafts, **columns)

@@ -31,7 +31,6 @@ def trees(
     multiplicity: Seq[Seq[int]] | None = None,
     node_kind: Seq[Seq[int]] | None = None,
     value: Seq[Seq[float]] | None = None,
-    origin: Seq[Seq[int]] | None = None,
     distributions: Distributions | None = None,
 ) -> DraftBatch:
     """One padded block from host lists: (tokens, parents) of each sequence.
@@ -65,7 +64,6 @@ def trees(
         multiplicity=None if multiplicity is None else block(multiplicity, 1),
         node_kind=None if node_kind is None else block(node_kind, int(kind)),
         value=None if value is None else block(value, 0, torch.float32),
-        origin=None if origin is None else block(origin, 0),
         lengths_host=lengths,
     )
 
