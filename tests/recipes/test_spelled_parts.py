@@ -8,10 +8,9 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from foredraft.control.draft_timing import DraftTiming
 
 from foredraft.audit.enumerate.table_methods import DRAWN_TREES, TREES, enumerate_method, table_method
-from foredraft.control.cost import CostModel
+from foredraft.control.cost import CostModel, DraftTiming
 from foredraft.core.spec import PartTable
 from foredraft.core.verify import RULES, SPELLINGS
 from foredraft.errors import UsageError
