@@ -56,7 +56,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that this package runs from, `+` behind it where files differ; None = no tree."""
+    """The commit of the source tree that this package runs from, `+` after it where files differ; None = no tree."""
     here = Path(__file__).resolve().parent
     head = _git(here, "rev-parse", "HEAD")
     if head is None:

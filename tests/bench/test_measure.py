@@ -13,8 +13,8 @@ import pytest
 from foredraft.bench import measure as run_module
 from foredraft.bench import pipeline as session
 from foredraft.bench.entries import parse
-from foredraft.bench.lanes import make_lanes
-from foredraft.bench.pipeline import Ears, Order, run_bench
+from foredraft.bench.method_runs import make_runs
+from foredraft.bench.pipeline import Listener, Order, run_bench
 from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.records import Record
 from foredraft.errors import UsageError
@@ -211,12 +211,12 @@ def test_forgetting_drafters_know_no_earlier_question(tiny: Path, tmp_path: Path
 
 def test_a_lossy_method_brings_its_drafter_along(tiny: Path) -> None:
     llm = LLM(str(tiny), "plain", dtype="fp32")
-    lanes = make_lanes(llm, parse("draft-model:drafter=layers:1,rule=typical,suffix"))
-    assert [lane.label for lane in lanes][3:] == ["alone:drafter=layers:1"]
-    assert [lane.target for lane in lanes] == [True, True, True, False]
-    assert not lanes[1].method.exact and lanes[3].engine is not llm.engine
-    exact = make_lanes(llm, parse("draft-model:drafter=layers:1"))
-    assert [lane.label for lane in exact] == ["plain", "draft-model:drafter=layers:1"]
+    runs = make_runs(llm, parse("draft-model:drafter=layers:1,rule=typical,suffix"))
+    assert [run.label for run in runs][3:] == ["alone:drafter=layers:1"]
+    assert [run.target for run in runs] == [True, True, True, False]
+    assert not runs[1].method.exact and runs[3].engine is not llm.engine
+    exact = make_runs(llm, parse("draft-model:drafter=layers:1"))
+    assert [run.label for run in exact] == ["plain", "draft-model:drafter=layers:1"]
 
 
 def test_lossy_rows_are_scored_beside_the_target_and_the_drafter(tiny: Path, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_prompts_that_do_not_fit_are_told_and_skipped(tiny: Path, tmp_path: Path
 def test_methods_that_cannot_be_built_are_named(tiny: Path, tmp_path: Path) -> None:
     told: list[str] = []
     with pytest.raises(UsageError, match="takes no drafter"):
-        run_bench(order(tiny, tmp_path / "x", methods="suffix:drafter=layers:1"), Ears(say=told.append))
+        run_bench(order(tiny, tmp_path / "x", methods="suffix:drafter=layers:1"), Listener(say=told.append))
 
 
 def test_the_harness_costs_little_beside_a_real_pass(finished: tuple[Path, dict[str, Any]]) -> None:

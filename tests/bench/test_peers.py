@@ -19,7 +19,7 @@ from foredraft.bench.peers.llama_binding import abilities
 from foredraft.bench.peers.llama_loop import decode, standing
 from foredraft.bench.peers.vllm_process import interpreter
 from foredraft.bench.peers.worker import Died, Worker, WorkerPeer
-from foredraft.bench.pipeline import Ears, Order
+from foredraft.bench.pipeline import Listener, Order
 from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.totals import totals
 from foredraft.errors import ForedraftError, UsageError
@@ -84,7 +84,7 @@ def test_engines_take_turns_on_the_same_ids(asked: PeerOrder, monkeypatch: pytes
 
     monkeypatch.setattr(compare, "ENGINES", {"a": peers, "b": absent})
     told: list[str] = []
-    document = run_peers(replace(asked, engines="a,b"), Ears(say=told.append))
+    document = run_peers(replace(asked, engines="a,b"), Listener(say=told.append))
     assert told == ["b is left out: not here today"] and document["missing"] == {"b": "not here today"}
     assert document["baseline"] == "transformers"
     rows = {row["method"]: row for row in document["rows"] if row["task"] == "all"}

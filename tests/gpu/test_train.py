@@ -34,10 +34,10 @@ def target() -> Decoder:
 
 def test_every_kind_learns_on_the_gpu(tmp_path: Path) -> None:
     trainer = toys.trainer(target(), tmp_path, toys.DRAFTING, steps=120)
-    before = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
+    before = {s.kind.name: s.loss_module(trainer._held_outputs(0, 8)).item() for s in trainer.students}
     assert trainer.run()
     for student in trainer.students:
-        assert student.learner(trainer._held_lesson(0, 8)).item() < 0.9 * before[student.kind.name]
+        assert student.loss_module(trainer._held_outputs(0, 8)).item() < 0.9 * before[student.kind.name]
 
 
 def test_the_writer_agrees_with_the_engine() -> None:

@@ -32,35 +32,35 @@ def folder(tmp_path: Path) -> Path:
 def test_labels_are_chances_of_acceptance(folder: Path) -> None:
     decoder = toys.target()
     draft, _ = load_head(folder, "fastdraft", decoder, toys.identity(decoder))
-    lesson = toys.lesson(decoder, "fastdraft")
-    own, chance = own_tokens(draft, lesson, 0.0)  # type: ignore[arg-type]
-    target_best = lesson.words[lesson.best.clamp(min=0)][:, :-1]
-    equal = (own[:, 1:] == target_best) & (lesson.best[:, :-1] >= 0)
+    outputs = toys.outputs(decoder, "fastdraft")
+    own, chance = own_tokens(draft, outputs, 0.0)  # type: ignore[arg-type]
+    target_best = outputs.words[outputs.best.clamp(min=0)][:, :-1]
+    equal = (own[:, 1:] == target_best) & (outputs.best[:, :-1] >= 0)
     assert (chance[:, 1:] == equal.float()).all()
     torch.manual_seed(0)
-    own, chance = own_tokens(draft, lesson, 1.0)  # type: ignore[arg-type]
+    own, chance = own_tokens(draft, outputs, 1.0)  # type: ignore[arg-type]
     assert ((chance >= 0) & (chance <= 1)).all() and 0 < float(chance[:, 1:].mean()) < 1
-    assert (own[:, 0] == lesson.ids[:, 0]).all()
+    assert (own[:, 0] == outputs.ids[:, 0]).all()
 
 
 def test_the_head_learns_and_belongs_to_its_drafter(folder: Path, tmp_path: Path) -> None:
     decoder, kind = toys.target(), Accept(drafter=folder)
-    lesson = toys.lesson(decoder, "fastdraft", rows=8)
-    student = Student.enrol(kind, replace(kind.defaults, lr=3e-3), decoder, toys.identity(decoder), lesson)
+    outputs = toys.outputs(decoder, "fastdraft", rows=8)
+    student = Student.create(kind, replace(kind.defaults, lr=3e-3), decoder, toys.identity(decoder), outputs)
     losses = []
     for step in range(40):
         torch.manual_seed(step % 4)
-        losses.append(student.learn(lesson, 0.1).item())
+        losses.append(student.accumulate(outputs, 0.1).item())
         student.update(0.1)
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
-    assert student.try_out(lesson, 3) is None
+    assert student.simulate(outputs, 3) is None
     save_head(tmp_path / "accept", student.head, student.spec, {}, {})  # type: ignore[arg-type]
     again, spec = load_head(tmp_path / "accept", "accept-head", decoder, toys.identity(decoder))
     state = torch.randn(2, 5, 32)
     assert torch.allclose(again(state), student.head(state), atol=0.05)
     assert len(spec.extra["drafter"]) == 64
     with pytest.raises(UsageError, match="--drafter"):
-        Accept().describe(decoder, toys.identity(decoder), kind.defaults, lesson)
+        Accept().describe(decoder, toys.identity(decoder), kind.defaults, outputs)
 
 
 def test_the_rule_stops_when_a_rejection_is_likely() -> None:

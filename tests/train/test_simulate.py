@@ -1,10 +1,10 @@
-"""The walk over held-out text: rounds as the engine would take them."""
+"""The simulation over held-out text: rounds as the engine would take them."""
 
 from __future__ import annotations
 
 import torch
 
-from foredraft.train.simulate import runs, walk
+from foredraft.train.simulate import runs, simulate
 
 TEXT = torch.tensor([[7, 8, 1, 2, 3, 4, 5, 6]])
 
@@ -18,14 +18,14 @@ def test_runs_stop_at_the_first_wrong_guess() -> None:
     assert runs(TEXT, guesses).tolist()[0] == [2, 0, 0, 0, 0, 1, 0, 0]
 
 
-def test_walk() -> None:
+def test_simulation() -> None:
     """Tokens 1..6 at places 2..7. Round 1 (slot 0): two right, then 3 by the target; round 2 (slot 3): none right,
     the target writes 4; round 3 (slot 4): 5 and 6 are right and the text is over."""
     guesses = torch.zeros((1, 8, 3), dtype=torch.int64)
     guesses[0, 0] = torch.tensor([1, 2, 9])
     guesses[0, 4] = torch.tensor([5, 6, 7]) * 0 + torch.tensor([5, 6, 0])
     written = torch.tensor([[False, False, True, True, True, True, True, True]])
-    result = walk(TEXT, written, guesses)
+    result = simulate(TEXT, written, guesses)
     assert (result.tokens, result.rounds) == (6, 3)
     assert result.reached == (2, 2, 0)
     assert result.tokens_per_step == 2.0
@@ -34,5 +34,5 @@ def test_walk() -> None:
 def test_unwritten_text_is_stepped_over() -> None:
     guesses = torch.zeros((1, 8, 2), dtype=torch.int64)
     written = torch.tensor([[False, False, True, False, False, True, True, False]])
-    result = walk(TEXT, written, guesses)
+    result = simulate(TEXT, written, guesses)
     assert (result.tokens, result.rounds) == (3, 3)

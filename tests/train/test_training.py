@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import Identity, load_head, own_parameters, read_spec, save_head
 from foredraft.train.optimizer import schedule
-from foredraft.train.pipeline import TrainOrder, earlier_heads
-from foredraft.train.student import everything
+from foredraft.train.pipeline import TrainOrder, pretrained_heads
+from foredraft.train.student import all_text
 
 from . import toys
 
@@ -25,12 +25,12 @@ from . import toys
 def test_every_kind_learns(tmp_path: Path) -> None:
     decoder = toys.target()
     trainer = toys.trainer(decoder, tmp_path, toys.DRAFTING, steps=60)
-    before = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
+    before = {s.kind.name: s.loss_module(trainer._held_outputs(0, 8)).item() for s in trainer.students}
     assert trainer.run()
-    after = {s.kind.name: s.learner(trainer._held_lesson(0, 8)).item() for s in trainer.students}
+    after = {s.kind.name: s.loss_module(trainer._held_outputs(0, 8)).item() for s in trainer.students}
     for kind in toys.DRAFTING:
         assert after[kind] < 0.9 * before[kind], kind
-    assert all(walk.tokens_per_step >= 1 for walk in trainer.walks.values())
+    assert all(result.tokens_per_step >= 1 for result in trainer.simulations.values())
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_schedule_and_masks() -> None:
     assert schedule(0.0) < 0.1 < schedule(0.02) < schedule(0.03) == pytest.approx(1.0)
     assert schedule(1.0) == pytest.approx(0.02)
     written = torch.tensor([[False, True, False, True, False]])
-    assert everything(written).tolist() == [[True, True, True, True, False]]
+    assert all_text(written).tolist() == [[True, True, True, True, False]]
 
 
 WORKER = """
@@ -140,7 +140,7 @@ def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
     for student in first.students:
         save_head(tmp_path / "heads" / student.kind.name, student.head, student.spec, {}, {}, "bf16")  # type: ignore[arg-type]
     order = TrainOrder(("eagle3", "fastdraft"), "toy", (), tmp_path / "second", begin=tmp_path / "heads")
-    begin = earlier_heads(order, toys.identity(decoder))
+    begin = pretrained_heads(order, toys.identity(decoder))
     second = toys.trainer(decoder, tmp_path / "second", ("eagle3", "fastdraft"), steps=6, begin=begin)
     for old, new in zip(first.students, second.students, strict=True):
         assert new.spec == old.spec
@@ -153,4 +153,4 @@ def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
     save = tmp_path / "heads" / "fastdraft" / "weights.safetensors"
     save_file({name: value.contiguous() for name, value in other.items()}, save)
     with pytest.raises(UsageError, match="different draft vocabularies"):
-        earlier_heads(order, toys.identity(decoder))
+        pretrained_heads(order, toys.identity(decoder))

@@ -14,8 +14,8 @@ from foredraft.models.heads import HeadSpec, Identity
 from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus
 from foredraft.train.kinds import KINDS, Settings
-from foredraft.train.student import Earlier
-from foredraft.train.teacher import Lesson, Teacher
+from foredraft.train.student import Pretrained
+from foredraft.train.teacher import Teacher, TeacherOutputs
 from foredraft.train.trainer import Plan, Trainer
 
 DRAFTING = ("eagle3", "eagle", "griffin", "fastdraft", "medusa", "mlp-speculator", "kangaroo")
@@ -41,12 +41,14 @@ def identity(decoder: Decoder) -> Identity:
     return Identity.of(decoder.config, "a toy's tokenizer")
 
 
-def lesson(decoder: Decoder, kind: str, words: int = 40, rows: int = 3, length: int = 20, seed: int = 0) -> Lesson:
+def outputs(
+    decoder: Decoder, kind: str, words: int = 40, rows: int = 3, length: int = 20, seed: int = 0
+) -> TeacherOutputs:
     """Random texts, all of which count."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, decoder.config.vocab_size, (rows, length), generator=generator)
     teacher = Teacher(decoder, torch.arange(words))
-    return teacher.lesson(ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind)))
+    return teacher.outputs(ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind)))
 
 
 def head(
@@ -54,7 +56,7 @@ def head(
 ) -> tuple[nn.Module, HeadSpec]:
     """An untrained head whose every part has something to say."""
     torch.manual_seed(seed)
-    look = lesson(decoder, kind, words)
+    look = outputs(decoder, kind, words)
     spec = KINDS[kind].describe(decoder, identity(decoder), settings(kind, words, length), look)
     made = KINDS[kind].build(decoder, spec, look.words)
     for name, parameter in made.named_parameters():
@@ -81,7 +83,7 @@ def trainer(
     kinds: tuple[str, ...],
     steps: int = 8,
     rows: int = 8,
-    begin: dict[str, Earlier] | None = None,
+    begin: dict[str, Pretrained] | None = None,
 ) -> Trainer:
     plan = Plan(steps=steps, rows=rows, held_out=8, try_length=3, try_every=4, save_seconds=0.0)
     chosen = [(KINDS[kind], settings(kind)) for kind in kinds]

@@ -77,12 +77,12 @@ class EngineOrder:
 
 
 class HostDrafter(SyntheticDrafter):
-    """The synthetic drafter with the same rolls, worked out on the host: it must not make a GPU wait."""
+    """The synthetic drafter with the same random numbers, worked out on the host: it must not make a GPU wait."""
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        return chains([self._chain(sequence, self._rolls(sequence)) for sequence in sequences])
+        return chains([self._chain(sequence, self._hits(sequence)) for sequence in sequences])
 
-    def _rolls(self, sequence: Sequence) -> list[bool]:
+    def _hits(self, sequence: Sequence) -> list[bool]:
         purpose = int(Purpose.DRAFT)
         return [uniform_of(sequence.seed, sequence.round, i, purpose, 0) < self.rate for i in range(self.nodes)]
 
@@ -140,7 +140,7 @@ class EngineBench:
 
     @torch.inference_mode()
     def passes(self, floor: Floor) -> list[dict[str, Any]]:
-        """Milliseconds of one target pass over n rows of every sequence, behind a text of the context's length."""
+        """Milliseconds of one target pass over n rows of every sequence, after a text of the context's length."""
         slots = list(range(self.order.batch_size))
         self.executor.rollback(slots, [0] * len(slots))
         self.executor.prefill(slots, self.prompts)

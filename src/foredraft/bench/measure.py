@@ -18,9 +18,9 @@ from ..types import SamplingParams
 from .conditions import Settings
 from .data.questions import Question
 from .data.tasks import Loaded
-from .lanes import Lane
 from .machine import MemoryMeter
 from .margins import Reader, find_difference
+from .method_runs import MethodRun
 from .results.record_log import RecordLog
 from .results.records import Difference, Key, Record
 from .timeline import Timeline, follow
@@ -43,10 +43,10 @@ class Prompt:
 
 @dataclass(slots=True)
 class Runner:
-    """Measures lanes on questions and files what it finds."""
+    """Measures runs on questions and files what it finds."""
 
     llm: LLM
-    lanes: list[Lane]  # plain first
+    runs: list[MethodRun]  # plain first
     settings: Settings
     log: RecordLog
     progress: Progress = field(default=lambda done, total, what: None)
@@ -59,31 +59,31 @@ class Runner:
         self._reader = Reader(self.llm.target.executor)
 
     def warm_up(self) -> None:
-        """Let every lane answer, then forget it: caches, threads and kernels are ready, and nothing is known.
+        """Let every run answer, then forget it: caches, threads and kernels are ready, and nothing is known.
 
         Once on a CPU. On a GPU prompts of several lengths, twice each: rounds of every size are recorded when they come
         for the second time, which takes longer than a hundred of them.
         """
-        for lane in self.lanes:
-            for length in LENGTHS if lane.engine.executor.device.type == "cuda" else (1.0,):
-                self._warm_up(lane, (WARM_UP * 2)[: int(length * len(WARM_UP))])
-            lane.forget()
+        for run in self.runs:
+            for length in LENGTHS if run.engine.executor.device.type == "cuda" else (1.0,):
+                self._warm_up(run, (WARM_UP * 2)[: int(length * len(WARM_UP))])
+            run.forget()
 
-    def _warm_up(self, lane: Lane, text: str) -> None:
-        ids = Question("", "", (text,)).prompt(self.llm.tokenizer, 0, ())[: lane.engine.executor.max_length // 2]
-        limit = min(WARM_UP_TOKENS, lane.engine.executor.max_length // 4)
+    def _warm_up(self, run: MethodRun, text: str) -> None:
+        ids = Question("", "", (text,)).prompt(self.llm.tokenizer, 0, ())[: run.engine.executor.max_length // 2]
+        limit = min(WARM_UP_TOKENS, run.engine.executor.max_length // 4)
         params = SamplingParams(temperature=self.settings.temperature, max_new_tokens=limit)
         size = self.settings.batch_size
-        follow(lane.engine, [self.llm.request(ids, params, lane.method) for _ in range(size)])
+        follow(run.engine, [self.llm.request(ids, params, run.method) for _ in range(size)])
 
     def complete(self, tasks: list[Loaded]) -> bool:
         """Whether the record log holds everything already."""
         questions = [question for task in tasks for question in task.questions]
         keys = (
-            self._key_of(lane, question, turn)
-            for lane in self.lanes
+            self._key_of(run, question, turn)
+            for run in self.runs
             for question in questions
-            if wanted(lane, question)
+            if wanted(run, question)
             for turn in range(len(question.turns))
         )
         return all(key in self.log for key in keys)
@@ -91,7 +91,7 @@ class Runner:
     def run(self, tasks: list[Loaded]) -> None:
         """Measure whatever of these tasks the log does not hold yet."""
         questions = [question for task in tasks for question in task.questions]
-        self._total = sum(len(q.turns) for q in questions for lane in self.lanes if wanted(lane, q))
+        self._total = sum(len(q.turns) for q in questions for run in self.runs if wanted(run, q))
         self._done = 0
         self._mark = time.perf_counter()
         number = 0
@@ -101,53 +101,53 @@ class Runner:
                 number += 1
 
     def _ask(self, group: list[Question], number: int) -> None:
-        """All turns of some questions, on all lanes."""
+        """All turns of some questions, on all runs."""
         for turn in range(max(len(question.turns) for question in group)):
             prompts = list(self._prompts(group, turn))
-            for order, lane in enumerate(rotated(self.lanes, number)):
-                mine = [prompt for prompt in prompts if wanted(lane, prompt.question)]
-                missing = [prompt for prompt in mine if self._key(lane, prompt) not in self.log]
+            for order, run in enumerate(rotated(self.runs, number)):
+                mine = [prompt for prompt in prompts if wanted(run, prompt.question)]
+                missing = [prompt for prompt in mine if self._key(run, prompt) not in self.log]
                 for prompt in mine:
                     if prompt not in missing:
-                        self._replay(lane, prompt)
+                        self._replay(run, prompt)
                 self._done += len(mine)
                 if missing:
-                    self._measure(lane, missing, order)
-                    self.progress(self._done, self._total, f"{group[0].task} {lane.label}")
+                    self._measure(run, missing, order)
+                    self.progress(self._done, self._total, f"{group[0].task} {run.label}")
 
     def _prompts(self, group: list[Question], turn: int) -> Iterator[Prompt]:
-        plain = self.lanes[0]
+        plain = self.runs[0]
         for question in group:
             before = [self.log.records.get(self._key_of(plain, question, t)) for t in range(turn)]
             answers = tuple(record.text for record in before if record is not None and record.error is None)
             if turn < len(question.turns) and len(answers) == turn:
                 yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers))
 
-    def _replay(self, lane: Lane, prompt: Prompt) -> None:
-        record = self.log.records[self._key(lane, prompt)]
+    def _replay(self, run: MethodRun, prompt: Prompt) -> None:
+        record = self.log.records[self._key(run, prompt)]
         if record.error is None and not self.settings.forget:
-            lane.replay(prompt.ids, record.ids)
+            run.replay(prompt.ids, record.ids)
 
-    def _measure(self, lane: Lane, prompts: list[Prompt], order: int) -> None:
-        """One batch on one lane; its records are filed before the next lane begins."""
+    def _measure(self, run: MethodRun, prompts: list[Prompt], order: int) -> None:
+        """One batch on one run; its records are filed before the next run begins."""
         if self.settings.forget:
-            lane.forget()
-        room = lane.engine.executor.max_length
+            run.forget()
+        room = run.engine.executor.max_length
         fitting = [prompt for prompt in prompts if len(prompt.ids) < room]
-        requests = [self._request(lane, prompt) for prompt in fitting]
-        meter = MemoryMeter(lane.engine.executor.device)
+        requests = [self._request(run, prompt) for prompt in fitting]
+        meter = MemoryMeter(run.engine.executor.device)
         meter.start()
-        lines = follow(lane.engine, requests) if requests else []
+        lines = follow(run.engine, requests) if requests else []
         memory = (meter.host(), meter.device())
         ran = sum(sum(line.seconds) for line in lines)
-        records = [self._record(lane, *row, order, memory) for row in zip(fitting, requests, lines, strict=True)]
+        records = [self._record(run, *row, order, memory) for row in zip(fitting, requests, lines, strict=True)]
         for prompt in prompts:
             if prompt not in fitting:
-                records.append(self._refused(lane, prompt, room, order))
+                records.append(self._refused(run, prompt, room, order))
         self._file(records, ran)
 
-    def _request(self, lane: Lane, prompt: Prompt) -> Request:
-        return self.llm.request(prompt.ids, self.settings.params(prompt.question, prompt.turn), lane.method)
+    def _request(self, run: MethodRun, prompt: Prompt) -> Request:
+        return self.llm.request(prompt.ids, self.settings.params(prompt.question, prompt.turn), run.method)
 
     def _file(self, records: list[Record], ran: float) -> None:
         """Add the harness's own time, shared by the batch, and write the records."""
@@ -157,55 +157,55 @@ class Runner:
             self.log.add(_with_times(record, round(own, 6), len(records)))
 
     def _record(
-        self, lane: Lane, prompt: Prompt, request: Request, line: Timeline, order: int, memory: tuple[int, int]
+        self, run: MethodRun, prompt: Prompt, request: Request, line: Timeline, order: int, memory: tuple[int, int]
     ) -> Record:
         ids = request.sequence.output
         return Record(
-            key=self._key(lane, prompt),
+            key=self._key(run, prompt),
             prompt_tokens=len(prompt.ids),
             ids=ids,
             text=self.llm.tokenizer.decode(ids),
             finish=request.finish_reason or "",
             line=line,
             loop=find_loop(ids, request.stop_ids),
-            difference=self._difference(lane, prompt, ids),
+            difference=self._difference(run, prompt, ids),
             error=request.error,
             order=order,
             peak_bytes=memory[0],
             device_bytes=memory[1],
         )
 
-    def _difference(self, lane: Lane, prompt: Prompt, ids: list[int]) -> Difference | None:
+    def _difference(self, run: MethodRun, prompt: Prompt, ids: list[int]) -> Difference | None:
         """For exact greedy methods: the first token that is not plain decoding's."""
-        plain = self.log.records.get(self._key(self.lanes[0], prompt))
-        comparable = lane.target and lane.method.exact and self.settings.temperature == 0
+        plain = self.log.records.get(self._key(self.runs[0], prompt))
+        comparable = run.target and run.method.exact and self.settings.temperature == 0
         if plain is None or not comparable or plain.error is not None:
             return None
         return find_difference(self._reader, prompt.ids, plain.ids, ids)
 
-    def _refused(self, lane: Lane, prompt: Prompt, room: int, order: int) -> Record:
+    def _refused(self, run: MethodRun, prompt: Prompt, room: int, order: int) -> Record:
         why = f"the prompt has {len(prompt.ids)} tokens, but the context holds {room}"
-        return Record(self._key(lane, prompt), len(prompt.ids), [], "", "error", Timeline(), error=why, order=order)
+        return Record(self._key(run, prompt), len(prompt.ids), [], "", "error", Timeline(), error=why, order=order)
 
-    def _key(self, lane: Lane, prompt: Prompt) -> Key:
-        return self._key_of(lane, prompt.question, prompt.turn)
+    def _key(self, run: MethodRun, prompt: Prompt) -> Key:
+        return self._key_of(run, prompt.question, prompt.turn)
 
-    def _key_of(self, lane: Lane, question: Question, turn: int) -> Key:
-        return Key(question.task, question.id, turn, lane.label, self.settings.key)
+    def _key_of(self, run: MethodRun, question: Question, turn: int) -> Key:
+        return Key(question.task, question.id, turn, run.label, self.settings.key)
 
 
 def _with_times(record: Record, harness: float, mates: int) -> Record:
     return replace(record, harness=harness, mates=mates, time=round(time.time(), 3))
 
 
-def wanted(lane: Lane, question: Question) -> bool:
-    """Lanes that stand for quality alone answer only what can be scored."""
-    return bool(question.scorer) or not lane.scored_only
+def wanted(run: MethodRun, question: Question) -> bool:
+    """Runs that stand for quality alone answer only what can be scored."""
+    return bool(question.scorer) or not run.scored_only
 
 
-def rotated(lanes: list[Lane], number: int) -> list[Lane]:
+def rotated(runs: list[MethodRun], number: int) -> list[MethodRun]:
     """Plain first, then the others, beginning one further on at every question."""
-    plain, others = lanes[:1], lanes[1:]
+    plain, others = runs[:1], runs[1:]
     shift = number % len(others) if others else 0
     return plain + others[shift:] + others[:shift]
 

@@ -22,9 +22,9 @@ from ..recipes.loading import Place
 from .conditions import Settings
 from .data.tasks import Loaded, find_tasks, load
 from .entries import ALL, Entry, every_method, parse
-from .lanes import Lane, make_lanes
 from .machine import copy_bandwidth, weight_bytes
 from .measure import Progress, Runner
+from .method_runs import MethodRun, make_runs
 from .results import folder as files
 from .results.record_log import RecordLog
 from .results.records import Record
@@ -89,7 +89,7 @@ def _silent(message: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
+class Listener:
     """Who listens while a run goes on."""
 
     say: Callable[[str], None] = _silent  # one line for a person
@@ -97,33 +97,33 @@ class Ears:
     progress: Progress = field(default=lambda done, total, what: None)
 
 
-def run_bench(order: Order, ears: Ears | None = None) -> dict[str, Any]:
+def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
     """Measure, mark, sum up; returns the document that is printed last."""
-    ears = ears or Ears()
+    listener = listener or Listener()
     entries, tasks, settings = order.entries(), order.load_tasks(), order.settings()  # errors before a model is loaded
     folder = files.choose(order.out, order.name())
     llm = LLM(
         order.model, "plain", dtype=settings.dtype, device=settings.device, batch_size=settings.batch_size,
-        max_length=settings.max_length, progress=ears.loading,
+        max_length=settings.max_length, progress=listener.loading,
     )  # fmt: skip
-    lanes = make_lanes(llm, entries, ears.say if order.methods == ALL else None)
-    run = _open(folder, settings, lanes, tasks, llm)
+    runs = make_runs(llm, entries, listener.say if order.methods == ALL else None)
+    run = _open(folder, settings, runs, tasks, llm)
     with RecordLog(folder / files.RECORDS) as log:
         if log.records:
-            ears.say(f"{len(log.records)} answers of {folder} are kept")
-        runner = Runner(llm, lanes, settings, log, ears.progress)
+            listener.say(f"{len(log.records)} answers of {folder} are kept")
+        runner = Runner(llm, runs, settings, log, listener.progress)
         if not runner.complete(tasks):
             runner.warm_up()
             runner.run(tasks)
         records = list(log.records.values())
     questions = [question for task in tasks for question in task.questions]
-    ears.say("marking scored answers")
+    listener.say("scoring answers")
     scores = score_all(records, questions, folder / files.SCORES)
     floor = Floor(**run["floor"])
     document = {
         "rows": table(records, scores, floor),
         "settings": asdict(settings),
-        "methods": [lane.describe() for lane in lanes],
+        "methods": [run.describe() for run in runs],
         "differences": differences(records),
         "errors": [{**r.key._asdict(), "error": r.error} for r in records if r.error is not None],
         "overhead_share": overhead(records),
@@ -134,14 +134,14 @@ def run_bench(order: Order, ears: Ears | None = None) -> dict[str, Any]:
     return document
 
 
-def _open(folder: Path, settings: Settings, lanes: list[Lane], tasks: list[Loaded], llm: LLM) -> dict[str, Any]:
+def _open(folder: Path, settings: Settings, runs: list[MethodRun], tasks: list[Loaded], llm: LLM) -> dict[str, Any]:
     """Open the folder before anything is measured; returns its run.json."""
     executor = llm.target.executor
     hashes = {task.task.name: task.sha256 for task in tasks}
     run = {
         "kind": "run",
         "settings": asdict(settings),
-        "methods": [lane.describe() for lane in lanes],
+        "methods": [run.describe() for run in runs],
         "tasks": hashes,
         "floor": {"bandwidth": copy_bandwidth(executor.device), "weights": weight_bytes(executor)},
         "executor": executor.name,

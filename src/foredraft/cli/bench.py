@@ -19,7 +19,7 @@ from ..errors import ForedraftError, UsageError
 from . import options as o
 
 if TYPE_CHECKING:
-    from ..bench.pipeline import Ears
+    from ..bench.pipeline import Listener
 
 
 class RunByDefault(TyperGroup):
@@ -78,17 +78,17 @@ def run(
         batch_size=batch_size, seed=seed, max_new_tokens=max_new_tokens, max_length=max_length, dtype=dtype,
         device=device, forget=forget,
     )  # fmt: skip
-    with listening() as ears:
-        document = run_bench(order, ears)
+    with listening() as listener:
+        document = run_bench(order, listener)
     if not as_json:
         show(document, f"{model} {document['settings']['dtype']}, T={temperature:g}, against plain decoding")
     return finish(document)
 
 
 @contextmanager
-def listening() -> Iterator[Ears]:
+def listening() -> Iterator[Listener]:
     """Progress on stderr; an interrupted run says how to go on."""
-    from ..bench.pipeline import Ears
+    from ..bench.pipeline import Listener
     from ..bench.report import terminal
 
     loading = o.LoadingBar()
@@ -105,7 +105,7 @@ def listening() -> Iterator[Ears]:
 
     try:
         with loading:
-            yield Ears(lambda text: o.errors.print(text, style="dim", markup=False), loading, progress)
+            yield Listener(lambda text: o.errors.print(text, style="dim", markup=False), loading, progress)
     except KeyboardInterrupt:
         raise ForedraftError("interrupted; the same command goes on where it stopped") from None
     finally:
@@ -166,8 +166,8 @@ def engine(
         shape, numbers(rate, float, "--rate"), numbers(length, int, "--length"), context, max_new_tokens, batch_size,
         rounds, dtype, device, seed, out, weights,
     )  # fmt: skip
-    with listening() as ears:
-        document = run_engine(order, ears.progress)
+    with listening() as listener:
+        document = run_engine(order, listener.progress)
     if not as_json:
         show(document, f"engine alone, shape {shape} {document['settings']['dtype']}")
         passes = [f"{p['rows']}: {p['ms']:.1f} ms" for p in document["passes"]]
@@ -202,8 +202,8 @@ def peers(
         model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, max_new_tokens=max_new_tokens,
         dtype=dtype, device=device,
     )  # fmt: skip
-    with listening() as ears:
-        document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python), ears)
+    with listening() as listener:
+        document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python), listener)
     if not as_json:
         show(document, f"{model} {document['settings']['dtype']}")
     return finish(document)

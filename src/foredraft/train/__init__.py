@@ -1,1 +1,1 @@
-"""Training of drafters: texts that the target writes, lessons from its states, one loop for every kind."""
+"""Training of drafters: texts that the target writes, teacher outputs from its states, one loop for every kind."""

@@ -25,7 +25,7 @@ class Task:
 
     prompt: list[int]
     temperature: float = 0.0
-    min_p: float = 0.0  # drops tokens below this share of the likeliest one
+    min_p: float = 0.0  # drops tokens below this share of the most likely one
 
 
 class Columns:
@@ -76,7 +76,7 @@ def write(
     seed: int = 0,
     tell: Callable[[int], None] = lambda tokens: None,
 ) -> list[list[int]]:
-    """What the target writes behind each prompt, its closing token included. All tasks run as one batch."""
+    """What the target writes after each prompt, its closing token included. All tasks run as one batch."""
     device = decoder.device
     generator = torch.Generator(device).manual_seed(seed)
     width = max(len(task.prompt) for task in tasks)
@@ -110,7 +110,7 @@ def write(
 
 
 def _read(decoder: Decoder, cache: Columns, tasks: Sequence[Task], width: int) -> Tensor:
-    """Read all prompts; returns the features behind each."""
+    """Read all prompts; returns the features after each."""
     found = []
     at_once = max(1, PREFILL_TOKENS // width)
     for begin in range(0, len(tasks), at_once):
@@ -127,7 +127,7 @@ def _read(decoder: Decoder, cache: Columns, tasks: Sequence[Task], width: int) -
 
 
 def _choose(logits: Tensor, heat: Tensor, floor: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row: the likeliest at temperature 0, else drawn (by Gumbel noise) from what min-p leaves."""
+    """One token per row: the most likely at temperature 0, else drawn (by Gumbel noise) from what min-p leaves."""
     scores = logits.float()
     best = scores.argmax(-1)
     scaled = scores / heat.clamp(min=1e-3)[:, None]

@@ -34,7 +34,7 @@ class Corpus:
     temperature: np.ndarray  # [N] float32, of what was written
     digest: str = ""
     times: np.ndarray = field(default_factory=lambda: np.ones(0, dtype=np.int64))  # [N] comings in a pass; [] = once
-    lengths: np.ndarray = field(init=False)  # [N] tokens up to the last written one; what lies behind teaches nothing
+    lengths: np.ndarray = field(init=False)  # [N] tokens up to the last written one; what follows teaches nothing
 
     def __post_init__(self) -> None:
         last = self.written.shape[1] - self.written[:, ::-1].argmax(axis=1)

@@ -31,7 +31,7 @@ class DataOrder:
     prompts: tuple[Path, ...] = ()
     texts: tuple[Path, ...] = ()
     per_text: int = 1000
-    longest: int = 1200  # letters of a passage
+    longest: int = 1200  # characters of a passage
     own: int = 0  # user turns that the target writes
     documents: int = 0  # documents that the target writes, to be asked about
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)  # taken in turns

@@ -37,5 +37,5 @@ def smoothed(before: float, value: float) -> float:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bf16 products on a GPU; everything else stays in float32."""
+    """bf16 products on a GPU; all_text else stays in float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -21,8 +21,8 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Accept, Kind
-from .simulate import Walk
-from .student import Earlier, Student
+from .simulate import Simulation
+from .student import Pretrained, Student
 from .trainer import Plan, Trainer
 from .training_loop import Listener, ignore
 
@@ -58,7 +58,7 @@ def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
     place = Place(order.dtype, own_device(order.device), slots=8, max_length=2048, packed=False)
     target = load(order.target, place)
     corpus = load_corpus(order.data, target.tokenizer)
-    begin = earlier_heads(order, identity(target))
+    begin = pretrained_heads(order, identity(target))
     trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out, begin)
     if not trainer.run(listen, order.limit_seconds):
         return {"step": trainer.loop.step, "steps": order.plan.steps, "done": False}
@@ -70,14 +70,14 @@ def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
     return results
 
 
-def earlier_heads(order: TrainOrder, target: Identity) -> dict[str, Earlier]:
+def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretrained]:
     """Heads by kind that training goes on from; their draft vocabularies must be the same."""
-    found: dict[str, Earlier] = {}
+    found: dict[str, Pretrained] = {}
     for name in order.kinds if order.begin is not None else ():
         folder = Path(order.begin or "") / name
         spec = read_spec(folder)
         check_target(spec, target, folder.name)
-        found[name] = Earlier(spec, read_weights(folder))
+        found[name] = Pretrained(spec, read_weights(folder))
     words = [earlier.weights["ids"] for earlier in found.values()]
     if any(not torch.equal(words[0].sort().values, other.sort().values) for other in words[1:]):
         raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
@@ -97,12 +97,12 @@ def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student
     """Save a head, load it back as a user would, let the engine draft with it, and write down both figures."""
     name = student.kind.name
     folder = order.out / name
-    walk = trainer.walks.get(name)
+    result = trainer.simulations.get(name)
     card: dict[str, Any] = {"steps": order.plan.steps, "coverage": round(trainer.coverage, 4)}
     record = provenance(seed=order.plan.seed, data={"corpus": trainer.corpus.digest}, target=order.target)
     save_head(folder, student.head, student.spec, record, card, order.storage)  # type: ignore[arg-type]
-    if walk is not None:
-        card["held_out"] = _figures(walk)
+    if result is not None:
+        card["held_out"] = _figures(result)
         head, spec = load_head(folder, name, decoder_of(target), identity(target))
         ready = attach(head, spec, target)
         if order.measure:
@@ -127,16 +127,16 @@ def measure(target: Loaded, ready: Trained, student: Student, trainer: Trainer, 
     while any(request.finish_reason is None for request in requests):
         engine.step()
     steps, tokens = (sum(getattr(r.stats, name) for r in requests) for name in ("steps", "emitted"))
-    walk = _simulate(trainer, student, [r.sequence for r in requests], length)
+    result = _simulate(trainer, student, [r.sequence for r in requests], length)
     return {
         "engine": {"prompts": len(prompts), "tokens": tokens, "tokens_per_step": round(tokens / max(steps, 1), 4)},
-        "simulated_on_the_same": {"tokens_per_step": round(walk.tokens_per_step, 4)},
+        "simulated_on_the_same": {"tokens_per_step": round(result.tokens_per_step, 4)},
     }
 
 
-def _simulate(trainer: Trainer, student: Student, texts: list[Sequence], length: int) -> Walk:
+def _simulate(trainer: Trainer, student: Student, texts: list[Sequence], length: int) -> Simulation:
     """The simulation over finished texts, a few at a time."""
-    total = Walk(0, 0, (0,) * length)
+    total = Simulation(0, 0, (0,) * length)
     width = max(len(text.tokens) for text in texts)
     for begin in range(0, len(texts), 8):
         part = texts[begin : begin + 8]
@@ -144,10 +144,10 @@ def _simulate(trainer: Trainer, student: Student, texts: list[Sequence], length:
         place = torch.arange(width)[None, :]
         first = torch.tensor([text.prompt_length for text in part])[:, None]
         last = torch.tensor([len(text.tokens) for text in part])[:, None]
-        lesson = trainer.teacher.lesson(ids, (place >= first) & (place < last), trainer.taps)
-        walk = student.try_out(lesson, length)
-        assert walk is not None
-        total += walk
+        outputs = trainer.teacher.outputs(ids, (place >= first) & (place < last), trainer.taps)
+        result = student.simulate(outputs, length)
+        assert result is not None
+        total += result
     return total
 
 
@@ -157,6 +157,6 @@ def _prompts(held: Corpus, count: int) -> list[list[int]]:
     return [ids[:begin].tolist() for ids, begin in rows if begin >= 2][:count]
 
 
-def _figures(walk: Walk) -> dict[str, Any]:
-    survival = [round(share, 4) for share in walk.survival]
-    return {"tokens_per_step": round(walk.tokens_per_step, 4), "survival": survival, "tokens": walk.tokens}
+def _figures(result: Simulation) -> dict[str, Any]:
+    survival = [round(share, 4) for share in result.survival]
+    return {"tokens_per_step": round(result.tokens_per_step, 4), "survival": survival, "tokens": result.tokens}

@@ -81,7 +81,7 @@ def from_text(path: Path, count: int, seed: int = 0, longest: int = 1200) -> lis
     paragraphs = [" ".join(p.split()) for p in re.split(r"\n\s*\n", _text(path))]
     paragraphs = [p for p in paragraphs if len(p) > 80]
     if not paragraphs:
-        raise UsageError(f"{path} has no paragraph of 80 letters or more; prompts need passages")
+        raise UsageError(f"{path} has no paragraph of 80 characters or more; prompts need passages")
     found = []
     for _ in range(count):
         size, at = chosen.randrange(200, longest), chosen.randrange(len(paragraphs))

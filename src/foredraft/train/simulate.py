@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class Simulation:
     """Rounds that decoding held-out text would take."""
 
     tokens: int
@@ -29,9 +29,9 @@ class Walk:
     def survival(self) -> list[float]:
         return [n / max(self.rounds, 1) for n in self.reached]
 
-    def __add__(self, other: Walk) -> Walk:
+    def __add__(self, other: Simulation) -> Simulation:
         both = tuple(a + b for a, b in zip(self.reached, other.reached, strict=True))
-        return Walk(self.tokens + other.tokens, self.rounds + other.rounds, both)
+        return Simulation(self.tokens + other.tokens, self.rounds + other.rounds, both)
 
 
 def runs(ids: Tensor, guesses: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def runs(ids: Tensor, guesses: Tensor) -> Tensor:
     return (guesses == truth).cumprod(dim=2).sum(dim=2)
 
 
-def walk(ids: Tensor, written: Tensor, guesses: Tensor) -> Walk:
+def simulate(ids: Tensor, written: Tensor, guesses: Tensor) -> Simulation:
     """Decode the written stretches of texts [B, T] with drafts of which guesses [B, T, L] are known everywhere."""
     right = runs(ids, guesses).tolist()
     length = guesses.shape[2]
@@ -58,7 +58,7 @@ def walk(ids: Tensor, written: Tensor, guesses: Tensor) -> Walk:
                     reached[i] += 1
                 rounds += 1
                 at += accepted + 1
-    return Walk(tokens, rounds, tuple(reached))
+    return Simulation(tokens, rounds, tuple(reached))
 
 
 def _stretches(mask: list[bool]) -> list[tuple[int, int]]:

@@ -13,13 +13,13 @@ from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
 from .kinds import Kind, Settings
-from .optimizer import adamw, autocast
-from .simulate import Walk, walk
-from .teacher import Lesson
+from .optimizer import adamw, apply_gradients, autocast
+from .simulate import Simulation, simulate
+from .teacher import TeacherOutputs
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class Pretrained:
     """A trained head that training goes on from."""
 
     spec: HeadSpec
@@ -28,29 +28,29 @@ class Earlier:
 
 @dataclass(slots=True)
 class Student:
-    """A head of some kind with its optimiser. `learner` is what is called: the loss as a module, perhaps spread."""
+    """A head of some kind with its optimiser. `loss_module` is what is called: the loss as a module, perhaps spread."""
 
     kind: Kind
     settings: Settings
     spec: HeadSpec
     head: nn.Module
-    learner: nn.Module
+    loss_module: nn.Module
     optimizer: torch.optim.Optimizer
     recent: float = field(default=math.nan)  # smoothed loss
 
     @classmethod
-    def enrol(
+    def create(
         cls,
         kind: Kind,
         settings: Settings,
         target: Decoder,
         identity: Identity,
-        lesson: Lesson,
-        begin: Earlier | None = None,
+        outputs: TeacherOutputs,
+        begin: Pretrained | None = None,
     ) -> Student:
-        """A fresh head, or one that goes on from weights; `lesson` is a first look at the data."""
-        spec = kind.describe(target, identity, settings, lesson) if begin is None else begin.spec
-        head = kind.build(target, spec, lesson.words)
+        """A fresh head, or one that goes on from weights; `outputs` is a first look at the data."""
+        spec = kind.describe(target, identity, settings, outputs) if begin is None else begin.spec
+        head = kind.build(target, spec, outputs.words)
         words = getattr(head, "head", None)
         if words is not None:  # a frozen copy of the target's rows, in the precision of training
             words.weight.data = words.weight.data.float()
@@ -61,24 +61,28 @@ class Student:
             parameter.requires_grad_(False)
         for parameter in own.values():
             parameter.requires_grad_(True)
-        return cls(kind, settings, spec, head, Learner(kind, head, settings), adamw(own.values(), settings.lr))
+        return cls(kind, settings, spec, head, LossModule(kind, head, settings), adamw(own.values(), settings.lr))
 
-    def learn(self, lesson: Lesson, progress: float, share: float = 1.0) -> Tensor:
-        """Gather the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,
+    def accumulate(self, outputs: TeacherOutputs, progress: float, share: float = 1.0) -> Tensor:
+        """Add the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,
         still on the device; `progress` runs from 0 to 1 over the training."""
         if progress < self.settings.pretrain:
-            lesson = replace(lesson, written=everything(lesson.written))
-        with autocast(lesson.ids.device):
-            loss: Tensor = self.learner(lesson) * share
+            outputs = replace(outputs, written=all_text(outputs.written))
+        with autocast(outputs.ids.device):
+            loss: Tensor = self.loss_module(outputs) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
+    def update(self, progress: float) -> None:
+        """One step along the accumulated gradient."""
+        apply_gradients(self.optimizer, self.settings.lr, progress)
+
     @torch.no_grad()
-    def try_out(self, lesson: Lesson, length: int) -> Walk | None:
-        """How decoding the lesson's texts with its drafts would go; None for kinds that draft nothing."""
-        with autocast(lesson.ids.device):
-            guesses = self.kind.guess(self.head, lesson, length)
-        return None if guesses is None else walk(lesson.ids, lesson.written, guesses)
+    def simulate(self, outputs: TeacherOutputs, length: int) -> Simulation | None:
+        """How decoding the outputs's texts with its drafts would go; None for kinds that draft nothing."""
+        with autocast(outputs.ids.device):
+            guesses = self.kind.guess(self.head, outputs, length)
+        return None if guesses is None else simulate(outputs.ids, outputs.written, guesses)
 
     def state_dict(self) -> dict[str, Any]:
         own = own_parameters(self.head)  # type: ignore[arg-type]
@@ -91,18 +95,18 @@ class Student:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class Learner(nn.Module):
+class LossModule(nn.Module):
     """A kind's loss as a module, so that `DistributedDataParallel` can stand around it."""
 
     def __init__(self, kind: Kind, head: nn.Module, settings: Settings) -> None:
         super().__init__()
         self.kind, self.head, self.settings = kind, head, settings
 
-    def forward(self, lesson: Lesson) -> Tensor:
-        return self.kind.loss(self.head, lesson, self.settings)
+    def forward(self, outputs: TeacherOutputs) -> Tensor:
+        return self.kind.loss(self.head, outputs, self.settings)
 
 
-def everything(written: Tensor) -> Tensor:
-    """All text up to the last token that was written; what lies behind may be padding."""
+def all_text(written: Tensor) -> Tensor:
+    """All text up to the last token that was written; what follows may be padding."""
     last = written.flip(1).to(torch.int8).cummax(dim=1).values.flip(1)
     return last.bool()

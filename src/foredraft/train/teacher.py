@@ -14,7 +14,7 @@ from .batch_attention import Causal
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TeacherOutputs:
     """B texts of T tokens as the target sees them. Position t's distribution is about token t + 1."""
 
     ids: Tensor  # [B, T] int64
@@ -22,7 +22,7 @@ class Lesson:
     states: dict[int, Tensor]  # tap -> [B, T, d]
     words: Tensor  # [Vd] target ids of the draft vocabulary, the most frequent first
     rows: Tensor  # [Vd, d] the target's output rows of the draft vocabulary
-    best: Tensor  # [B, T] int64: draft id of the target's likeliest next token; -1 where the vocabulary lacks it
+    best: Tensor  # [B, T] int64: draft id of the target's most likely next token; -1 where the vocabulary lacks it
     _slots: dict[int, Tensor] = field(init=False, default_factory=dict)
 
     def embed(self, embedding: Tensor, shift: int) -> Tensor:
@@ -61,7 +61,7 @@ class Lesson:
         begin = torch.minimum(first, torch.full_like(first, length - width))
         return begin[:, None] + torch.arange(width, device=self.ids.device)
 
-    def teacher(self, slots: Tensor, ahead: int) -> Tensor:
+    def logits(self, slots: Tensor, ahead: int) -> Tensor:
         """[N, Vd] target logits about token t + ahead at packed slots."""
         features = self.states[FINAL].flatten(0, 1)[slots + (ahead - 1)]  # counted slots never leave their row
         return features @ self.rows.T
@@ -92,7 +92,7 @@ class Teacher:
         self.index[self.words] = torch.arange(len(words), device=target.device)
 
     @torch.no_grad()
-    def lesson(self, ids: Tensor, written: Tensor, taps: Collection[int]) -> Lesson:
+    def outputs(self, ids: Tensor, written: Tensor, taps: Collection[int]) -> TeacherOutputs:
         """One pass of the target over ids [B, T]."""
         target = self.target
         ids = ids.to(target.device)
@@ -104,6 +104,6 @@ class Teacher:
         best = torch.cat([target.logits(part).argmax(-1) for part in torch.split(features, 16384)])
         states[FINAL] = features
         shaped = {tap: state.view(batch, length, -1) for tap, state in states.items()}
-        return Lesson(
+        return TeacherOutputs(
             ids, written.to(target.device), shaped, self.words, self.rows, self.index[best].view(batch, length)
         )

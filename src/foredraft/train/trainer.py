@@ -18,9 +18,9 @@ from ..models.heads import Identity
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
-from .optimizer import apply_gradients, smoothed
-from .simulate import Walk
-from .student import Earlier, Student
+from .optimizer import smoothed
+from .simulate import Simulation
+from .student import Pretrained, Student
 from .teacher import Teacher
 from .training_loop import Listener, StepTrainer, TrainingLoop, ignore
 
@@ -72,7 +72,7 @@ class Trainer(StepTrainer):
         kinds: list[tuple[Kind, Settings]],
         plan: Plan,
         folder: Path,
-        begin: dict[str, Earlier] | None = None,
+        begin: dict[str, Pretrained] | None = None,
     ) -> None:
         """`begin`: heads by kind to go on from; their draft vocabulary is kept."""
         torch.manual_seed(plan.seed)
@@ -85,15 +85,15 @@ class Trainer(StepTrainer):
             self.coverage = self.corpus.share(words)
         self.teacher = Teacher(target, words)
         self.taps = {tap for kind, settings in kinds for tap in kind.taps(target, settings)}
-        look = self._held_lesson(0, min(8, len(self.held)))
+        look = self._held_outputs(0, min(8, len(self.held)))
         self.students = [
-            Student.enrol(kind, settings, target, identity, look, (begin or {}).get(kind.name))
+            Student.create(kind, settings, target, identity, look, (begin or {}).get(kind.name))
             for kind, settings in kinds
         ]
         if self.process.world > 1:
             for student in self.students:
-                student.learner = DistributedDataParallel(student.learner)
-        self.walks: dict[str, Walk] = {}
+                student.loss_module = DistributedDataParallel(student.loss_module)
+        self.simulations: dict[str, Simulation] = {}
         self.loop = TrainingLoop(
             self, plan.steps, eval_every=plan.try_every, checkpoint=folder / CHECKPOINT,
             save_seconds=plan.save_seconds, primary=self.process.first,
@@ -110,35 +110,35 @@ class Trainer(StepTrainer):
         tokens = [int(written.sum()) for _, written in parts]
         losses = {student.kind.name: torch.zeros((), device=self.teacher.target.device) for student in self.students}
         for (ids, written), count in zip(parts, tokens, strict=True):
-            lesson = self.teacher.lesson(ids, written, self.taps)
+            outputs = self.teacher.outputs(ids, written, self.taps)
             for student in self.students:
-                losses[student.kind.name] += student.learn(lesson, progress, count / max(sum(tokens), 1))
+                losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
         for student in self.students:
-            apply_gradients(student.optimizer, student.settings.lr, progress)
+            student.update(progress)
             if step % 20 == 0:  # reading a loss waits for the device
                 student.recent = smoothed(student.recent, float(losses[student.kind.name]))
 
     @any_length
     def evaluate(self) -> None:
         """Simulate decoding of the held-out texts with every student."""
-        self.walks = {}
+        self.simulations = {}
         for begin in range(0, len(self.held), self.plan.rows):
-            lesson = self._held_lesson(begin, begin + self.plan.rows)
+            outputs = self._held_outputs(begin, begin + self.plan.rows)
             for student in self.students:
-                result, name = student.try_out(lesson, self.plan.try_length), student.kind.name
+                result, name = student.simulate(outputs, self.plan.try_length), student.kind.name
                 if result is not None:
-                    self.walks[name] = self.walks[name] + result if name in self.walks else result
+                    self.simulations[name] = self.simulations[name] + result if name in self.simulations else result
 
-    def _held_lesson(self, begin: int, end: int) -> Any:
+    def _held_outputs(self, begin: int, end: int) -> Any:
         ids = torch.from_numpy(self.held.ids[begin:end].astype("int64"))
-        return self.teacher.lesson(ids, torch.from_numpy(self.held.written[begin:end]), self.taps)
+        return self.teacher.outputs(ids, torch.from_numpy(self.held.written[begin:end]), self.taps)
 
     def losses(self) -> dict[str, float]:
         return {student.kind.name: student.recent for student in self.students}
 
     def scores(self) -> dict[str, float]:
         """Simulated tokens per target pass."""
-        return {name: result.tokens_per_step for name, result in self.walks.items()}
+        return {name: result.tokens_per_step for name, result in self.simulations.items()}
 
     def fingerprint(self) -> dict[str, Any]:
         kinds = {student.kind.name: asdict(student.settings) for student in self.students}

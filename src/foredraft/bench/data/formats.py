@@ -117,7 +117,7 @@ def _choice(task: str, name: str, question: str, choices: list[str], right: str)
 
 
 def _final_number(row: Row) -> str:
-    """The number behind `####` in a one-turn row's reference; "" = it has none."""
+    """The number after `####` in a one-turn row's reference; "" = it has none."""
     reference = row.get("reference") or [""]
     return _after_hashes(str(reference[0])) if len(row["turns"]) == 1 else ""
 

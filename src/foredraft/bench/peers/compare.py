@@ -23,9 +23,9 @@ from ..conditions import Settings
 from ..data.questions import Question
 from ..data.tasks import Loaded
 from ..entries import PLAIN, Entry
-from ..lanes import make_lanes
 from ..measure import WARM_UP
-from ..pipeline import Ears, Order
+from ..method_runs import make_runs
+from ..pipeline import Listener, Order
 from ..results import folder as files
 from ..results.record_log import RecordLog
 from ..results.records import Key, Record
@@ -66,16 +66,16 @@ class PeerOrder:
         return found
 
 
-def run_peers(asked: PeerOrder, ears: Ears | None = None) -> dict[str, Any]:
+def run_peers(asked: PeerOrder, listener: Listener | None = None) -> dict[str, Any]:
     """Compare; returns the document that is printed last."""
-    ears, order, names = ears or Ears(), asked.order, asked.names()
+    listener, order, names = listener or Listener(), asked.order, asked.names()
     entries, tasks, settings = order.entries(), order.load_tasks(), order.settings()
     folder = files.choose(order.out, order.name().replace("bench", "peers"))
-    llm = LLM(order.model, PLAIN, dtype=settings.dtype, device=settings.device, progress=ears.loading)
+    llm = LLM(order.model, PLAIN, dtype=settings.dtype, device=settings.device, progress=listener.loading)
     prompts = _prompts(llm, tasks, settings)
     warm = Question("", "", (WARM_UP,)).prompt(llm.tokenizer, 0, ())[: llm.target.executor.max_length // 2]
     job = _job(asked, llm, settings, max(len(ids) for ids in [warm, *(ids for _, ids in prompts)]))
-    peers, missing = _gather(llm, job, entries, names, ears)
+    peers, missing = _gather(llm, job, entries, names, listener)
     try:
         hashes = {task.task.name: task.sha256 for task in tasks}
         labels = [{"label": peer.name, "weights": peer.weights, "version": peer.version} for peer in peers]
@@ -84,7 +84,7 @@ def run_peers(asked: PeerOrder, ears: Ears | None = None) -> dict[str, Any]:
         files.note_session(folder, provenance(seed=settings.seed, data=hashes, packages=VERSIONS))
         with RecordLog(folder / files.RECORDS) as log:
             _warm_up(peers, warm)
-            _measure(peers, prompts, settings, log, job, ears)
+            _measure(peers, prompts, settings, log, job, listener)
             records = list(log.records.values())
     finally:
         for peer in peers:
@@ -139,11 +139,11 @@ def _job(asked: PeerOrder, llm: LLM, settings: Settings, longest: int) -> Job:
 
 
 def _gather(
-    llm: LLM, job: Job, entries: list[Entry], names: list[str], ears: Ears
+    llm: LLM, job: Job, entries: list[Entry], names: list[str], listener: Listener
 ) -> tuple[list[Peer], dict[str, str]]:
     """Everyone who can take part, and why the others cannot."""
-    lanes = make_lanes(llm, entries)
-    peers: list[Peer] = [OwnPeer(llm, lane, job.max_new_tokens) for lane in lanes if lane.target]
+    runs = make_runs(llm, entries)
+    peers: list[Peer] = [OwnPeer(llm, run, job.max_new_tokens) for run in runs if run.target]
     missing = {}
     for name in names:
         try:
@@ -153,7 +153,7 @@ def _gather(
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
         if name in missing:
-            ears.say(f"{name} is left out: {missing[name]}")
+            listener.say(f"{name} is left out: {missing[name]}")
     return peers, missing
 
 
@@ -163,7 +163,7 @@ def _measure(
     settings: Settings,
     log: RecordLog,
     job: Job,
-    ears: Ears,
+    listener: Listener,
 ) -> None:
     done = 0
     for number, (question, ids) in enumerate(prompts):
@@ -174,7 +174,7 @@ def _measure(
                 time.sleep(SILENCE)
                 log.add(_record(key, ids, _ask(peer, ids).cut(job.stop_ids, job.max_new_tokens), order, job))
             done += 1
-            ears.progress(done, len(prompts) * len(peers), f"{question.task} {peer.name}")
+            listener.progress(done, len(prompts) * len(peers), f"{question.task} {peer.name}")
 
 
 def _warm_up(peers: list[Peer], ids: list[int]) -> None:

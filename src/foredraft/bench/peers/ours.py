@@ -1,26 +1,26 @@
-"""Our own engine as one of the peers: the lanes of `foredraft bench`, timed the way the others are."""
+"""Our own engine as one of the peers: the runs of `foredraft bench`, timed the way the others are."""
 
 from __future__ import annotations
 
 from ... import provenance
 from ...recipes import LLM
 from ...types import SamplingParams
-from ..lanes import Lane
+from ..method_runs import MethodRun
 from ..timeline import follow
 from .base import Answer
 
 
 class OwnPeer:
-    """One lane; its drafter keeps what it wrote itself."""
+    """One run; its drafter keeps what it wrote itself."""
 
-    def __init__(self, llm: LLM, lane: Lane, max_new_tokens: int) -> None:
-        self.name, self.weights = f"foredraft-{lane.label}", llm.target.dtype
+    def __init__(self, llm: LLM, run: MethodRun, max_new_tokens: int) -> None:
+        self.name, self.weights = f"foredraft-{run.label}", llm.target.dtype
         self.version = (provenance.commit() or "-")[:12]
-        self._llm, self._lane, self._limit = llm, lane, max_new_tokens
+        self._llm, self._run, self._limit = llm, run, max_new_tokens
 
     def answer(self, prompt: list[int]) -> Answer:
-        request = self._llm.request(prompt, SamplingParams(max_new_tokens=self._limit), self._lane.method)
-        line = follow(self._lane.engine, [request])[0]
+        request = self._llm.request(prompt, SamplingParams(max_new_tokens=self._limit), self._run.method)
+        line = follow(self._run.engine, [request])[0]
         answer, seconds, output = Answer(), 0.0, request.sequence.output
         for took, count in zip(line.seconds, line.emitted, strict=True):
             seconds += took
@@ -28,4 +28,4 @@ class OwnPeer:
         return answer
 
     def close(self) -> None:
-        self._lane.forget()
+        self._run.forget()

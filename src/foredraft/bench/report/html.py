@@ -84,7 +84,7 @@ def html_table(table: Table) -> str:
 
 
 def _cell(tag: str, text: str, claim: bool) -> str:
-    """A cell; long names of methods may break behind a comma or a colon."""
+    """A cell; long names of methods may break after a comma or a colon."""
     mark = ' class="claim"' if claim else ""
     inner = escape(text)
     if " " not in text:

@@ -111,9 +111,7 @@ def differences(run: Run) -> Table | None:
         for d in worst[:WORST]
     ]
     largest = worst[0]["margin"]
-    note = (
-        f"{len(found)} in all, by margin; the widest margin between the target's two likeliest tokens is {largest:.4f}."
-    )
+    note = f"{len(found)} in all, by margin; the widest margin between the target's top two tokens is {largest:.4f}."
     return Table("Greedy answers that differ from plain decoding", heads, rows, note=note)
 
 

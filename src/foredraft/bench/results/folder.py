@@ -3,7 +3,7 @@
     run.json         kind of run, settings, methods, tasks with the hashes of their data, the memory floor
     provenance.json  command, commit, versions, device; of this session and of earlier ones
     records.jsonl    one line per measured answer
-    scores.jsonl     marks of scored answers
+    scores.jsonl     scores of scored answers
     summary.json     the document that was printed last
 
 It knows files and whether two runs may share them, and measures nothing.

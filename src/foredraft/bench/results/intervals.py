@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 def ratio_of_rates(pairs: Array, seed: int = 0) -> tuple[float, float, float]:
     """(tokens / seconds) of a method over that of plain decoding: the value, and its interval.
 
-    pairs: [questions, 4] method tokens, method seconds, plain tokens, plain seconds. Whole questions are drawn anew,
+    pairs: [questions, 4] method tokens, method seconds, plain tokens, plain seconds. Whole questions are resampled,
     both sides together. A single question has no interval: both ends are the value itself.
     """
     point = float(_rates(pairs.sum(axis=0)))

@@ -28,7 +28,7 @@ class Difference:
     position: int
     plain_id: int | None  # None = that side had ended
     method_id: int | None
-    margin: float  # the target's logit of its likeliest token less that of the second, after the common text
+    margin: float  # the target's logit of its most likely token less that of the second, after the common text
     gap: float | None  # logit of plain's token less that of the method's
 
 

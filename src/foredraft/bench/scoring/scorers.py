@@ -27,7 +27,7 @@ LETTER = re.compile(r"(?:^|[\s(*\"'])([A-H])(?=[\s.):,*\"']|$)")
 
 
 def number(question: Question, text: str) -> Score:
-    """The number behind `####` or `answer is`, else the last one."""
+    """The number after `####` or `answer is`, else the last one."""
     for mark in ("####", "answer is", "answer:"):
         if mark in text.lower():
             tail = text[text.lower().rindex(mark) + len(mark) :]

@@ -1,7 +1,7 @@
 """Text to learn program-checked problems from: solutions in mixed styles, with slips that nobody is taught to make.
 
 A batch says of each token whether it is taught. Slips are read, so that states can tell that something is wrong, but
-never learnt; behind a mended slip the mending is taught, behind one that stays what would have been right.
+never learnt; after a corrected slip the mending is taught, after one that stays what would have been right.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ DRAFTER = Manner(style=1, slip=0.0, choose=False)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A written solution; tokens that touch a silent span of letters are not taught."""
+    """A written solution; tokens that touch a masked span of characters are not taught."""
 
     text: str
     silent: tuple[tuple[int, int], ...]
 
 
 def compose(problem: Problem, chance: random.Random, manner: Manner) -> Text:
-    """A solution whose wording is chosen anew at every place."""
+    """A solution whose wording is chosen at every place."""
     text, silent = "", []
     for place in problem.places:
         mine = min(manner.style, len(place.styles) - 1)
@@ -59,7 +59,7 @@ def compose(problem: Problem, chance: random.Random, manner: Manner) -> Text:
         right = chance.choice(place.styles[chance.choice(others) if strange else mine])
         if place.slips and chance.random() < manner.slip:
             wrong, mended = chance.choice(place.slips), chance.random() < manner.mended
-            # Behind a slip that stays, the next token is silent too: mending is what is taught there.
+            # After a slip that stays, the next token is silent too: mending is what is taught there.
             silent.append((len(text), len(text) + len(wrong) + (0 if mended else 1)))
             right = wrong + MEND + right if mended else wrong
         text += right

@@ -1,4 +1,4 @@
-"""What judges learn from: the numbers behind every counted token of labelled texts.
+"""What judges learn from: the features of every counted token of labelled texts.
 
 Texts are read by the very executor that serves the target (and the drafter), in its precision and with its kernels, as
 known text: the state of a token is the one with that token as input, its evidence is that of the row before.

@@ -1,7 +1,7 @@
 """A terminal annotator: shows an answer with numbered tokens and asks which one is the first wrong one.
 
 The answer goes into the file at once, so that a session can end at any time; the next one begins at the first line that
-has no label yet. Tokens are those of the model's tokenizer, but the file keeps letters (see `notes.py`).
+has no label yet. Tokens are those of the model's tokenizer, but the file counts characters (see `annotations.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Annotator:
         elif said == "e":
             note.mark(len(note.answer))
         elif said.isdecimal():
-            note.mark(first_letter(spelling, int(said)))
+            note.mark(first_character(spelling, int(said)))
         return said
 
     def _command(self, count: int) -> str:
@@ -75,7 +75,7 @@ class Annotator:
 
 
 def numbered(spelling: Spelling) -> Text:
-    """The answer with each token's number before it. A token that finishes no letter shows as a dot."""
+    """The answer with each token's number before it. A token that finishes no character shows as a dot."""
     shown, begin = Text(), 0
     for i, end in enumerate(spelling.done):
         piece = spelling.text[begin:end] or "·"
@@ -85,6 +85,6 @@ def numbered(spelling: Spelling) -> Text:
     return shown
 
 
-def first_letter(spelling: Spelling, token: int) -> int:
-    """The letter at which a token begins."""
+def first_character(spelling: Spelling, token: int) -> int:
+    """The character at which a token begins."""
     return spelling.done[token - 1] if token else 0

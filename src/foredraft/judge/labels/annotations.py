@@ -1,7 +1,7 @@
 """Your own file of labels: JSON lines with `question`, `answer` and `first_wrong`.
 
-`first_wrong` is the place of the first wrong letter, counted from 0 in characters of the answer, so that the file fits
-any tokenizer; the answer's length means that it stops too early; null or -1 means that all of it is right. A line with
+`first_wrong` is the index of the first wrong character in the answer, counted from 0, so that the file fits any
+tokenizer; the answer's length means that it stops too early; null or -1 means that all of it is right. A line with
 `"unit": "token"` counts tokens of the target's tokenizer instead. `domain` and `group` are optional. Lines without
 `first_wrong` are still to be annotated.
 """
@@ -20,7 +20,7 @@ from ...models import Tokenizer
 from .record import LabelledText
 from .token_labels import Spelling, ask, closing_token, spell
 
-UNITS = ("letter", "token")
+UNITS = ("character", "letter", "token")  # "letter" is the old name of a character
 
 
 @dataclass(slots=True)
@@ -51,9 +51,9 @@ class Note:
     def by_token(self) -> bool:
         return self.raw.get("unit") == "token"
 
-    def mark(self, letter: int | None) -> None:
-        """Set the first wrong letter."""
-        self.raw["first_wrong"] = letter
+    def mark(self, character: int | None) -> None:
+        """Set the first wrong character."""
+        self.raw["first_wrong"] = character
         self.raw.pop("unit", None)
 
     def check(self) -> str:
@@ -66,7 +66,7 @@ class Note:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
             return "needs a whole number or null as `first_wrong`"
         if value is not None and not self.by_token and value > len(self.answer):
-            return f"names letter {value} of {len(self.answer)}"
+            return f"names character {value} of {len(self.answer)}"
         return ""
 
 

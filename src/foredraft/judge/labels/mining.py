@@ -5,7 +5,7 @@ put in and the target goes on from it. If the final answer stays what it was, th
 goes on in the new text; otherwise it mattered and the old text stays. Every decision is final (semi-greedy).
 
 `search` is that and nothing else: it asks for what it needs (a continuation, the drafter's guesses) and is sent the
-reply, so that many questions can be searched at a time (`pool.py`) and a test can answer by hand.
+reply, so that many questions can be searched at a time (`searches.py`) and a test can answer by hand.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the target wrote, its closing token included; with log-probabilities of the likeliest tokens if asked."""
+    """What the target wrote, its closing token included; with log-probabilities of the most likely tokens if asked."""
 
     tokens: list[int]
     distributions: list[dict[int, float]]
@@ -121,7 +121,7 @@ def _mismatch(text: Sequence[int], guesses: Sequence[int], left: int) -> int | N
 def _records(quest: Quest, text: list[int], swaps: list[int], matters: list[list[int]]) -> list[LabelledText]:
     """The final response with its swaps right, and for each mismatch that matters the text up to it, its end wrong.
 
-    Later swaps stand behind that text, so it is a beginning of the final response but for its last token.
+    Later swaps follow that text, so it is a beginning of the final response but for its last token.
     """
     found = []
     if swaps:

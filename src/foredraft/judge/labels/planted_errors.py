@@ -11,7 +11,7 @@ DIGITS = "0123456789"
 
 
 def plant(problem: Problem, chance: random.Random, style: int, other: float = 0.0) -> str:
-    """A solution with one mistake at a random place; behind it the text goes on as if nothing had happened."""
+    """A solution with one mistake at a random place; after it the text goes on as if nothing had happened."""
     parts = [replace(problem, places=(place,)).write(chance, style, other) for place in problem.places]
     at = chance.randrange(len(parts))
     parts[at] = _slip(problem, chance, parts, at)
@@ -21,12 +21,12 @@ def plant(problem: Problem, chance: random.Random, style: int, other: float = 0.
 def _slip(problem: Problem, chance: random.Random, parts: list[str], at: int) -> str:
     """A step left out, a part of another place, a slip that the problem knows, or a digit taken for another."""
     found = ["", chance.choice(parts), *problem.places[at].slips]
-    if any(letter in DIGITS for letter in parts[at]):
+    if any(char in DIGITS for char in parts[at]):
         found += [_misread(parts[at], chance) for _ in range(4)]  # looks most like a real mistake
     return chance.choice(found)
 
 
 def _misread(text: str, chance: random.Random) -> str:
     """One digit is another one."""
-    at = chance.choice([i for i, letter in enumerate(text) if letter in DIGITS])
+    at = chance.choice([i for i, char in enumerate(text) if char in DIGITS])
     return text[:at] + chance.choice(DIGITS.replace(text[at], "")) + text[at + 1 :]

@@ -1,4 +1,4 @@
-"""Labels by a program: models and the program itself write solutions, the checker finds the first wrong letter.
+"""Labels by a program: models and the program itself write solutions, the checker finds the first wrong character.
 
 The drafter's texts show what will be judged, the target's own what it takes for right, the program's the other styles;
 mistakes that are planted at random places make sure that wrong tokens are not only where models happen to go wrong.
@@ -90,7 +90,7 @@ class CheckedLabels:
         return [spell(self.tokenizer, text, self.closing) for text in texts]
 
     def label(self, exercise: Exercise, prompt: Sequence[int], answer: Sequence[int]) -> LabelledText:
-        """The record of one answer. An end before the solution's end is wrong, and so is anything behind it."""
+        """The record of one answer. An end before the solution's end is wrong, and so is anything after it."""
         spelling = Spelling.of(self.tokenizer, answer, self.ends)
         check = exercise.problem.check(spelling.text)
         labels = spelling.labels(check.right, check.whole)

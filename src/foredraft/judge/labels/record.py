@@ -1,6 +1,6 @@
 """One labelled text: the record that every source of labels writes and that judges learn from.
 
-Labels belong to the answer's tokens: RIGHT, WRONG, or UNCOUNTED (behind the first error nobody can tell any more; where
+Labels belong to the answer's tokens: RIGHT, WRONG, or UNCOUNTED (after the first error nobody can tell any more; where
 drafter and target agree there is nothing to judge). Records lie in JSON lines, one text a line.
 """
 

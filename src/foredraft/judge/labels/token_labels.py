@@ -1,7 +1,7 @@
-"""From letters to tokens: which tokens of an answer are right when its first so many letters are.
+"""From characters to tokens: which tokens of an answer are right when its first characters are.
 
-Tokens do not end where letters do. One token may hold right and wrong letters (it is wrong then), and one letter may be
-spread over several tokens, of which only the last one shows what it is.
+Tokens do not end where characters do. One token may hold right and wrong characters (it is wrong then), and one
+character may be spread over several tokens, of which only the last one shows what it is.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Spelling:
     """An answer's text and how its tokens spell it. A closing token is no part of the text."""
 
     text: str
-    done: tuple[int, ...]  # letters of the text that are finished behind each token
-    half: tuple[bool, ...]  # whether the token begins a letter that it does not finish
-    closed: bool  # a closing token stands behind the text
+    done: tuple[int, ...]  # characters of the text that are finished after each token
+    half: tuple[bool, ...]  # whether the token begins a character that it does not finish
+    closed: bool  # a closing token follows the text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, answer: Sequence[int], ends: Collection[int]) -> Spelling:
         closed = bool(answer) and answer[-1] in ends
         ids = list(answer[:-1] if closed else answer)
         text = tokenizer.decode(ids, skip_special=False)
-        if not closed:  # the answer was cut off: the rest of its last letter may still have come
+        if not closed:  # the answer was cut off: the rest of its last character may still have come
             text = text.rstrip(HALF)
         begun = [tokenizer.decode(ids[: i + 1], skip_special=False) for i in range(len(ids))]
         done = tuple(_alike(text, part) for part in begun)
@@ -39,9 +39,9 @@ class Spelling:
         return cls(text, done, half, closed)
 
     def labels(self, right: int, whole: bool) -> tuple[int, ...]:
-        """Labels of the answer's tokens if `right` letters of the text are right; `whole` = it may end here.
+        """Labels of the answer's tokens if `right` characters of the text are right; `whole` = it may end here.
 
-        The first token that finishes a wrong letter is wrong. Of tokens that only begin that letter nobody can tell.
+        The first token that finishes a wrong character is wrong. Tokens that only begin that character are not counted.
         """
         found: list[int] = []
         for done, half in zip(self.done, self.half, strict=True):
@@ -57,7 +57,7 @@ class Spelling:
 
 
 def _alike(a: str, b: str) -> int:
-    """Letters that two texts begin with alike."""
+    """Characters that two texts begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -69,7 +69,7 @@ def ask(tokenizer: Tokenizer, question: str) -> list[int]:
 
 
 def closing_token(tokenizer: Tokenizer, ends: Collection[int]) -> int:
-    """The token that ends an answer: what the chat template writes behind one, else the model's first stop token."""
+    """The token that ends an answer: what the chat template writes after one, else the model's first stop token."""
     if not ends:
         raise ForedraftError("this model names no stop token, so nobody can say where its answers end")
     if tokenizer.chat_template is not None:

@@ -1,7 +1,7 @@
-"""Families of problems: sums in stories, bills, units, lists, words, tables, dates. Every line is worded anew.
+"""Families of problems: sums in stories, bills, units, lists, words, tables, dates. Every line has many wordings.
 
 Style 0 is the target's, style 1 the drafter's. A line has three free places: how it begins, how its step is put, and
-what stands behind the result; the order of operands is free too, so that a digit may be right and yet unexpected.
+what follows the result; the order of operands is free too, so that a digit may be right and yet unexpected.
 Every solution ends with a line "Answer: ...".
 """
 

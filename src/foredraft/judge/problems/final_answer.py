@@ -13,7 +13,7 @@ ANSWER = "Answer:"
 
 
 def answer_line(text: str) -> str | None:
-    """What stands behind `Answer:` in the last line that has it, without the full stop."""
+    """What follows `Answer:` in the last line that has it, without the full stop."""
     for line in reversed(text.split("\n")):
         if ANSWER in line:
             return line.rpartition(ANSWER)[2].strip().rstrip(".").rstrip() or None

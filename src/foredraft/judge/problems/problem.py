@@ -1,8 +1,8 @@
-"""Problems whose written solutions a program can check, letter by letter.
+"""Problems whose written solutions a program can check, character by character.
 
 A solution is a row of places. Wherever wording is free, a place has several phrases, all right, and each style of
 writing prefers its own; where a result stands, one text alone is right. A text is right as far as some right solution
-begins with it. So the first wrong letter is known exactly, however the text was made.
+begins with it. So the first wrong character is known exactly, however the text was made.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def wording(*styles: Sequence[str]) -> Place:
 class Check:
     """How far a text is right."""
 
-    right: int  # letters
+    right: int  # characters
     whole: bool  # the text is a solution from beginning to end
     begun: bool  # it is the beginning of one, or the whole of it
 
@@ -71,7 +71,7 @@ class Problem:
     answer: str
 
     def write(self, chance: random.Random, style: int, other: float = 0.0, slip: float = 0.0) -> str:
-        """A solution, its wording chosen anew at every place: of `style`, or with chance `other` of any other style.
+        """A solution, its wording chosen at every place: of `style`, or with chance `other` of any other style.
 
         With chance `slip` a result is first written wrong and mended at once.
         """
@@ -87,7 +87,7 @@ class Problem:
         return "".join(parts)
 
     def check(self, text: str) -> Check:
-        """Follow all right solutions at once; `right` letters are what the text shares with the nearest of them."""
+        """Follow all right solutions at once; `right` characters are what the text shares with the nearest of them."""
         ends, right = {0}, 0
         for place in self.places:
             after: set[int] = set()
@@ -109,7 +109,7 @@ class Problem:
 
 
 def _shared(phrase: str, text: str, at: int) -> int:
-    """Letters that a phrase and the text from `at` on begin with alike."""
+    """Characters that a phrase and the text from `at` on begin with alike."""
     count = 0
     for a, b in zip(phrase, text[at : at + len(phrase)], strict=False):
         if a != b:

@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...models import Decoder
 from ...models.heads import AcceptHead, FastDraft, HeadSpec, Identity, load_head, weights_digest
 from ..batch_attention import Causal
-from ..teacher import Lesson
+from ..teacher import TeacherOutputs
 from .base import Settings
 from .language import positions
 
@@ -23,7 +23,7 @@ from .language import positions
 class Accept:
     """Trained on texts in which most tokens are the draft model's own guesses.
 
-    Text X was written by the target. Y_i is what the draft model would put at place i behind the true text; it is
+    Text X was written by the target. Y_i is what the draft model would put at place i after the true text; it is
     accepted with P_i = min(1, p / q), at temperature 0 if it is the target's best. The head reads texts Z, each token
     of which is X_i with probability `mix`, else Y_i, and learns P_i where Z_i = Y_i.
     """
@@ -37,7 +37,7 @@ class Accept:
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return ()
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         if self.drafter is None:
             raise UsageError("an accept-head belongs to a drafter; name it: --drafter FOLDER of a fastdraft head")
         extra = {"drafter": weights_digest(self.drafter)}
@@ -50,21 +50,21 @@ class Accept:
         head.follow(cast(FastDraft, draft))
         return head
 
-    def loss(self, head: AcceptHead, lesson: Lesson, settings: Settings) -> Tensor:
+    def loss(self, head: AcceptHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
         options = settings.extra
         with torch.no_grad():
-            own, chance = own_tokens(head.draft, lesson, options["temperature"])
+            own, chance = own_tokens(head.draft, outputs, options["temperature"])
             kept = torch.rand(own.shape, device=own.device) < options["mix"]
-            guessed = lesson.written & ~kept
+            guessed = outputs.written & ~kept
             guessed[:, 0] = False  # nothing stands before the first token
-            state = features(head.draft, torch.where(guessed, own, lesson.ids))
+            state = features(head.draft, torch.where(guessed, own, outputs.ids))
         score, label = head(state)[guessed], chance[guessed]
         rejected = options["reject_weight"] * (1 - label)
         # -log(1 - a) = softplus(score) and -log a = softplus(-score) for a = sigmoid(score)
         each = rejected * F.softplus(score) + label * F.softplus(-score)
         return each.sum() / (rejected + label).sum().clamp(min=1e-6)
 
-    def guess(self, head: AcceptHead, lesson: Lesson, length: int) -> None:
+    def guess(self, head: AcceptHead, outputs: TeacherOutputs, length: int) -> None:
         return None
 
 
@@ -74,21 +74,21 @@ def features(draft: Decoder, ids: Tensor) -> Tensor:
     return draft.finish(stream).view(*ids.shape, -1)
 
 
-def own_tokens(draft: FastDraft, lesson: Lesson, temperature: float) -> tuple[Tensor, Tensor]:
-    """[B, T] what the draft model would put at each place behind the true text, and its chance to be accepted."""
-    behind = features(draft, lesson.ids)[:, :-1]
-    where = lesson.written[:, 1:]
-    logits = draft.logits(behind[where]).float()
-    own, chance = lesson.ids.clone(), torch.ones(lesson.ids.shape, device=lesson.ids.device)
+def own_tokens(draft: FastDraft, outputs: TeacherOutputs, temperature: float) -> tuple[Tensor, Tensor]:
+    """[B, T] what the draft model would put at each place after the true text, and its chance to be accepted."""
+    states = features(draft, outputs.ids)[:, :-1]
+    where = outputs.written[:, 1:]
+    logits = draft.logits(states[where]).float()
+    own, chance = outputs.ids.clone(), torch.ones(outputs.ids.shape, device=outputs.ids.device)
     if temperature == 0:
         best = logits.argmax(-1)
-        ratio = (best == lesson.best[:, :-1][where]).float()
+        ratio = (best == outputs.best[:, :-1][where]).float()
     else:
         q = (logits / temperature).softmax(-1)
         best = torch.multinomial(q, 1)[:, 0]
         slots = torch.cat((where, torch.zeros_like(where[:, :1])), dim=1).flatten().nonzero()[:, 0]
-        p = (lesson.teacher(slots, 1).float() / temperature).softmax(-1)
+        p = (outputs.logits(slots, 1).float() / temperature).softmax(-1)
         ratio = (p.gather(1, best[:, None]) / q.gather(1, best[:, None]))[:, 0].clamp(max=1)
-    own[:, 1:][where] = lesson.words[best]
+    own[:, 1:][where] = outputs.words[best]
     chance[:, 1:][where] = ratio
     return own, chance

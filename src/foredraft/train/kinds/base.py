@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...models import Decoder
 from ...models.heads import HeadSpec, Identity
 from ..objectives import OBJECTIVES
-from ..teacher import Lesson, pull
+from ..teacher import TeacherOutputs, pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +55,37 @@ class Kind(Protocol):
     def defaults(self) -> Settings: ...
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
-        """Target states that its lessons must hold, besides FINAL."""
+        """Target states that its teacher outputs must hold, besides FINAL."""
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        """The head that will be built; `lesson` is a first look at the data, for scales."""
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
+        """The head that will be built; `outputs` is a first look at the data, for scales."""
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> nn.Module:
         """A fresh head."""
 
-    def loss(self, head: Any, lesson: Lesson, settings: Settings) -> Tensor:
+    def loss(self, head: Any, outputs: TeacherOutputs, settings: Settings) -> Tensor:
         """What training makes small."""
 
-    def guess(self, head: Any, lesson: Lesson, length: int) -> Tensor | None:
-        """[B, T, length] target ids that it would draft behind slot t, had all before been right; None = no drafter."""
+    def guess(self, head: Any, outputs: TeacherOutputs, length: int) -> Tensor | None:
+        """[B, T, length] target ids that it would draft after slot t, had all before been right; None = no drafter."""
 
 
-def typical_size(lesson: Lesson, tap: int) -> float:
+def typical_size(outputs: TeacherOutputs, tap: int) -> float:
     """Median over the written tokens of the root mean square of a state. The mean would not do: the states of a text's
     first tokens and of padding are a hundred times larger in many models."""
-    states = lesson.states[tap][lesson.written].float()
+    states = outputs.states[tap][outputs.written].float()
     return round(float(states.pow(2).mean(-1).sqrt().median()), 4)
 
 
-def distribution_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], settings: Settings) -> Tensor:
+def distribution_loss(head: Any, outputs: TeacherOutputs, passes: Iterator[Pass], settings: Settings) -> Tensor:
     """Weighted mean over the passes of the distance between the drafter's distribution and the target's."""
     objective = OBJECTIVES[settings.objective]
-    total, weights = torch.zeros((), device=lesson.ids.device), 0.0
+    total, weights = torch.zeros((), device=outputs.ids.device), 0.0
     for j, one in enumerate(passes):
-        slots = lesson.slots(one.ahead)
+        slots = outputs.slots(one.ahead)
         if one.where is not None:
             slots = slots[one.where.flatten()[slots]]
-        part = objective(head.logits(one.features.flatten(0, 1)[slots]), lesson.teacher(slots, one.ahead))
+        part = objective(head.logits(one.features.flatten(0, 1)[slots]), outputs.logits(slots, one.ahead))
         value = part.sum() / max(len(part), 1)
         if one.penalty is not None:
             value = settings.extra.get("distribution_weight", 1.0) * value + one.penalty
@@ -95,18 +95,18 @@ def distribution_loss(head: Any, lesson: Lesson, passes: Iterator[Pass], setting
 
 
 @torch.no_grad()
-def best_words(head: Any, lesson: Lesson, features: Tensor) -> Tensor:
-    """[B, T] target ids that features [B, T, d] make likeliest."""
+def best_words(head: Any, outputs: TeacherOutputs, features: Tensor) -> Tensor:
+    """[B, T] target ids that features [B, T, d] make most likely."""
     best = torch.cat([head.logits(part).argmax(-1) for part in torch.split(features.flatten(0, 1), 16384)])
-    return lesson.words[best].view(features.shape[:2])
+    return outputs.words[best].view(features.shape[:2])
 
 
-def stepwise_guess(head: Any, lesson: Lesson, passes: Iterator[Pass]) -> Tensor:
+def stepwise_guess(head: Any, outputs: TeacherOutputs, passes: Iterator[Pass]) -> Tensor:
     """Guesses of kinds whose j-th pass is about the j-th drafted token."""
-    return torch.stack([best_words(head, lesson, one.features) for one in passes], dim=2)
+    return torch.stack([best_words(head, outputs, one.features) for one in passes], dim=2)
 
 
-def language_guess(head: Any, lesson: Lesson, one: Pass, length: int) -> Tensor:
+def language_guess(head: Any, outputs: TeacherOutputs, one: Pass, length: int) -> Tensor:
     """Guesses of language models: place t + 1 + j says what comes next."""
-    next_word = best_words(head, lesson, one.features)
+    next_word = best_words(head, outputs, one.features)
     return torch.stack([pull(next_word, 1 + j, -1) for j in range(length)], dim=2)

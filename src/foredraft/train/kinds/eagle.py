@@ -14,32 +14,32 @@ from ...models.decoder import FINAL
 from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
 from ..batch_attention import Unrolled
 from ..objectives import smooth_l1
-from ..teacher import Lesson, pull
+from ..teacher import TeacherOutputs, pull
 from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
 
 PLAUSIBLE = 3  # GRIFFIN: tokens that a drafter might have drafted itself; of 1, 3, 5 and 10 the paper found 3 best
 
 
 def unroll(
-    head: FeatureHead, lesson: Lesson, steps: int, detach: bool = False, noise: float = 0.0
+    head: FeatureHead, outputs: TeacherOutputs, steps: int, detach: bool = False, noise: float = 0.0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(features for the target's head, features handed back), [B, T, d] each, of every drafted token.
 
     Slot t starts with the target's state at t and token t + 1; step j reads token t + 1 + j and its own last answer.
     The first step reads whole texts, the others only slots that somebody drafts from; what they leave out is zero.
     """
-    batch, length = lesson.ids.shape
-    slots = torch.arange(length, device=lesson.ids.device).expand(batch, -1)
+    batch, length = outputs.ids.shape
+    slots = torch.arange(length, device=outputs.ids.device).expand(batch, -1)
     attend = Unrolled(batch)
-    feature = head.feature([lesson.states[tap].float() for tap in head.taps])
+    feature = head.feature([outputs.states[tap].float() for tap in head.taps])
     if noise:
         feature = feature + (torch.rand_like(feature) * 2 - 1) * noise
     for j in range(steps):
         if j == 1:
-            slots = attend.slots = lesson.window()
+            slots = attend.slots = outputs.window()
             feature = take(feature, slots)
         position = (slots + j).clamp(max=head.config.max_position - 1).flatten()
-        embeds = take(lesson.embed(head.embedding, 1 + j), slots)
+        embeds = take(outputs.embed(head.embedding, 1 + j), slots)
         stream, _ = head.run(head.join(embeds, feature).flatten(0, 1), position, attend)
         feature = head.back(stream).view(*slots.shape, -1)
         shaped = head.finish(stream).view(*slots.shape, -1)
@@ -77,25 +77,25 @@ class Eagle3:
         depth = target.config.num_layers
         return tuple(settings.extra.get("taps", (2, depth // 2, depth - 3)))
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         taps = self.taps(target, settings)
-        extra: dict[str, object] = {"scales": [typical_size(lesson, tap) for tap in taps]} | narrowed(settings)
-        return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
+        extra: dict[str, object] = {"scales": [typical_size(outputs, tap) for tap in taps]} | narrowed(settings)
+        return HeadSpec(self.name, identity, len(outputs.words), taps, settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> Eagle3Head:
         head = Eagle3Head(target, spec, words)
         head.begin_as(target)
         return head
 
-    def loss(self, head: Eagle3Head, lesson: Lesson, settings: Settings) -> Tensor:
-        return distribution_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
+    def loss(self, head: Eagle3Head, outputs: TeacherOutputs, settings: Settings) -> Tensor:
+        return distribution_loss(head, outputs, self._passes(head, outputs, settings.length), settings)
 
     @torch.no_grad()
-    def guess(self, head: Eagle3Head, lesson: Lesson, length: int) -> Tensor:
-        return stepwise_guess(head, lesson, self._passes(head, lesson, length))
+    def guess(self, head: Eagle3Head, outputs: TeacherOutputs, length: int) -> Tensor:
+        return stepwise_guess(head, outputs, self._passes(head, outputs, length))
 
-    def _passes(self, head: Eagle3Head, lesson: Lesson, steps: int) -> Iterator[Pass]:
-        for j, (features, _) in enumerate(unroll(head, lesson, steps)):
+    def _passes(self, head: Eagle3Head, outputs: TeacherOutputs, steps: int) -> Iterator[Pass]:
+        for j, (features, _) in enumerate(unroll(head, outputs, steps)):
             yield Pass(2 + j, features)
 
 
@@ -115,33 +115,35 @@ class Eagle:
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return (FINAL,)
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        size, extra = len(lesson.words), {"scale": typical_size(lesson, FINAL)} | narrowed(settings)
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
+        size, extra = len(outputs.words), {"scale": typical_size(outputs, FINAL)} | narrowed(settings)
         return HeadSpec(self.name, identity, size, (FINAL,), settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> EagleHead:
         return self.head(target, spec, words)
 
-    def loss(self, head: EagleHead, lesson: Lesson, settings: Settings) -> Tensor:
+    def loss(self, head: EagleHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
         noise = settings.extra.get("noise", 0.0)
-        passes = self._passes(head, lesson, settings.length, noise)
-        return distribution_loss(head, lesson, passes, settings)
+        passes = self._passes(head, outputs, settings.length, noise)
+        return distribution_loss(head, outputs, passes, settings)
 
     @torch.no_grad()
-    def guess(self, head: EagleHead, lesson: Lesson, length: int) -> Tensor:
-        return stepwise_guess(head, lesson, (Pass(2, f) for f, _ in unroll(head, lesson, length)))
+    def guess(self, head: EagleHead, outputs: TeacherOutputs, length: int) -> Tensor:
+        return stepwise_guess(head, outputs, (Pass(2, f) for f, _ in unroll(head, outputs, length)))
 
-    def _passes(self, head: EagleHead, lesson: Lesson, steps: int, noise: float) -> Iterator[Pass]:
-        for j, (features, back) in enumerate(unroll(head, lesson, steps, noise=noise)):
-            yield Pass(2 + j, features, regression(head, lesson, back, j))
+    def _passes(self, head: EagleHead, outputs: TeacherOutputs, steps: int, noise: float) -> Iterator[Pass]:
+        for j, (features, back) in enumerate(unroll(head, outputs, steps, noise=noise)):
+            yield Pass(2 + j, features, regression(head, outputs, back, j))
 
 
-def regression(head: EagleHead, lesson: Lesson, back: Tensor, step: int, where: Tensor | None = None) -> Tensor:
+def regression(
+    head: EagleHead, outputs: TeacherOutputs, back: Tensor, step: int, where: Tensor | None = None
+) -> Tensor:
     """Smooth L1 between what a step hands back and the target's true feature, where the slot counts."""
-    slots = lesson.slots(2 + step)
+    slots = outputs.slots(2 + step)
     if where is not None:
         slots = slots[where.flatten()[slots]]
-    truth = lesson.states[FINAL].flatten(0, 1)[slots + 1 + step] / head.scale
+    truth = outputs.states[FINAL].flatten(0, 1)[slots + 1 + step] / head.scale
     return smooth_l1(back.flatten(0, 1)[slots], truth).sum() / max(len(slots), 1)
 
 
@@ -149,7 +151,7 @@ def regression(head: EagleHead, lesson: Lesson, back: Tensor, step: int, where: 
 class Griffin(Eagle):
     """EAGLE trained only where the tokens before were ones that the drafter might have drafted itself.
 
-    A slot stays in step j's loss if each of its earlier tokens was among the drafter's likeliest `PLAUSIBLE`.
+    A slot stays in step j's loss if each of its earlier tokens was among the drafter's most likely `PLAUSIBLE`.
     """
 
     name: str = "griffin"
@@ -158,18 +160,18 @@ class Griffin(Eagle):
     )
     head: type[EagleHead] = GriffinHead
 
-    def _passes(self, head: EagleHead, lesson: Lesson, steps: int, noise: float) -> Iterator[Pass]:
-        aligned = torch.ones_like(lesson.written)
-        for j, (features, back) in enumerate(unroll(head, lesson, steps, detach=True, noise=noise)):
-            yield Pass(2 + j, features, regression(head, lesson, back, j, aligned), aligned)
-            aligned = aligned & self._predictable(head, lesson, features, j)
+    def _passes(self, head: EagleHead, outputs: TeacherOutputs, steps: int, noise: float) -> Iterator[Pass]:
+        aligned = torch.ones_like(outputs.written)
+        for j, (features, back) in enumerate(unroll(head, outputs, steps, detach=True, noise=noise)):
+            yield Pass(2 + j, features, regression(head, outputs, back, j, aligned), aligned)
+            aligned = aligned & self._predictable(head, outputs, features, j)
 
     @torch.no_grad()
-    def _predictable(self, head: EagleHead, lesson: Lesson, features: Tensor, step: int) -> Tensor:
-        """[B, T] bool: token t + 2 + step is among the likeliest few that this step gives."""
-        truth = pull(lesson.ids, 2 + step, -1)
-        inside = torch.zeros_like(lesson.written)
-        where = lesson.counts(2 + step)
+    def _predictable(self, head: EagleHead, outputs: TeacherOutputs, features: Tensor, step: int) -> Tensor:
+        """[B, T] bool: token t + 2 + step is among the most likely few that this step gives."""
+        truth = pull(outputs.ids, 2 + step, -1)
+        inside = torch.zeros_like(outputs.written)
+        where = outputs.counts(2 + step)
         top = head.logits(features[where].detach()).topk(PLAUSIBLE, dim=-1).indices
-        inside[where] = (lesson.words[top] == truth[where][:, None]).any(dim=1)
+        inside[where] = (outputs.words[top] == truth[where][:, None]).any(dim=1)
         return inside

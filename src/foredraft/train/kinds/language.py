@@ -11,7 +11,7 @@ from torch import Tensor
 from ...models import Decoder
 from ...models.heads import FastDraft, HeadSpec, Identity, KangarooHead
 from ..batch_attention import Causal
-from ..teacher import Lesson
+from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, language_guess
 
 
@@ -30,36 +30,36 @@ class Fast:
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return ()
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         depth = target.config.num_layers
         sources = [round(i * (depth - 1) / max(settings.layers - 1, 1)) for i in range(settings.layers)]
         extra = {"begun_as": list(settings.extra.get("begun_as", sources))}
-        return HeadSpec(self.name, identity, len(lesson.words), (), settings.layers, settings.length, extra)
+        return HeadSpec(self.name, identity, len(outputs.words), (), settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> FastDraft:
         head = FastDraft(target, spec, words)
         head.copy_layers(target, spec.extra["begun_as"])
         return head
 
-    def loss(self, head: FastDraft, lesson: Lesson, settings: Settings) -> Tensor:
-        return distribution_loss(head, lesson, self._passes(head, lesson), settings)
+    def loss(self, head: FastDraft, outputs: TeacherOutputs, settings: Settings) -> Tensor:
+        return distribution_loss(head, outputs, self._passes(head, outputs), settings)
 
     @torch.no_grad()
-    def guess(self, head: FastDraft, lesson: Lesson, length: int) -> Tensor:
-        return language_guess(head, lesson, next(self._passes(head, lesson)), length)
+    def guess(self, head: FastDraft, outputs: TeacherOutputs, length: int) -> Tensor:
+        return language_guess(head, outputs, next(self._passes(head, outputs)), length)
 
-    def _passes(self, head: FastDraft, lesson: Lesson) -> Iterator[Pass]:
-        yield Pass(1, self.features(head, lesson))
+    def _passes(self, head: FastDraft, outputs: TeacherOutputs) -> Iterator[Pass]:
+        yield Pass(1, self.features(head, outputs))
 
-    def features(self, head: FastDraft, lesson: Lesson) -> Tensor:
-        embeds = lesson.embed(head.embedding, 0).flatten(0, 1)
-        stream, _ = head.run(embeds, positions(lesson.ids), Causal(len(lesson.ids)))
-        return head.finish(stream).view(*lesson.ids.shape, -1)
+    def features(self, head: FastDraft, outputs: TeacherOutputs) -> Tensor:
+        embeds = outputs.embed(head.embedding, 0).flatten(0, 1)
+        stream, _ = head.run(embeds, positions(outputs.ids), Causal(len(outputs.ids)))
+        return head.finish(stream).view(*outputs.ids.shape, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Kangaroo:
-    """An adapter behind the target's first layers."""
+    """An adapter after the target's first layers."""
 
     name: str = "kangaroo"
     defaults: Settings = field(default_factory=lambda: Settings(extra={"mlp": True}))
@@ -67,8 +67,8 @@ class Kangaroo:
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return (settings.exit_layer,)
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
-        size, extra = len(lesson.words), {"mlp": bool(settings.extra.get("mlp"))}
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
+        size, extra = len(outputs.words), {"mlp": bool(settings.extra.get("mlp"))}
         return HeadSpec(self.name, identity, size, (settings.exit_layer,), 1, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> KangarooHead:
@@ -76,15 +76,15 @@ class Kangaroo:
         head.begin_as(target)
         return head
 
-    def loss(self, head: KangarooHead, lesson: Lesson, settings: Settings) -> Tensor:
-        return distribution_loss(head, lesson, self._passes(head, lesson), settings)
+    def loss(self, head: KangarooHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
+        return distribution_loss(head, outputs, self._passes(head, outputs), settings)
 
     @torch.no_grad()
-    def guess(self, head: KangarooHead, lesson: Lesson, length: int) -> Tensor:
-        return language_guess(head, lesson, next(self._passes(head, lesson)), length)
+    def guess(self, head: KangarooHead, outputs: TeacherOutputs, length: int) -> Tensor:
+        return language_guess(head, outputs, next(self._passes(head, outputs)), length)
 
-    def _passes(self, head: KangarooHead, lesson: Lesson) -> Iterator[Pass]:
-        state = lesson.states[head.taps[0]].flatten(0, 1).float()
-        cos, sin = head.rotation(positions(lesson.ids))
-        stream = head.adapter(state, cos, sin, Causal(len(lesson.ids)), head.taps[0])
-        yield Pass(1, head.finish(stream).view(*lesson.ids.shape, -1))
+    def _passes(self, head: KangarooHead, outputs: TeacherOutputs) -> Iterator[Pass]:
+        state = outputs.states[head.taps[0]].flatten(0, 1).float()
+        cos, sin = head.rotation(positions(outputs.ids))
+        stream = head.adapter(state, cos, sin, Causal(len(outputs.ids)), head.taps[0])
+        yield Pass(1, head.finish(stream).view(*outputs.ids.shape, -1))

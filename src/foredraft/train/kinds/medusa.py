@@ -11,7 +11,7 @@ from torch import Tensor
 from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
-from ..teacher import Lesson
+from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
 
 
@@ -28,26 +28,26 @@ class Recurrent:
         depth = target.config.num_layers
         return tuple(settings.extra.get("taps", (*sorted({depth // 4, depth // 2, 3 * depth // 4}), FINAL)))
 
-    def describe(self, target: Decoder, identity: Identity, settings: Settings, lesson: Lesson) -> HeadSpec:
+    def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         taps = self.taps(target, settings)
-        extra: dict[str, object] = {"scales": [typical_size(lesson, tap) for tap in taps]}
+        extra: dict[str, object] = {"scales": [typical_size(outputs, tap) for tap in taps]}
         extra |= {name: value for name, value in settings.extra.items() if name == "width"}
-        return HeadSpec(self.name, identity, len(lesson.words), taps, settings.layers, settings.length, extra)
+        return HeadSpec(self.name, identity, len(outputs.words), taps, settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> RecurrentHead:
         return self.head(target, spec, words)
 
-    def loss(self, head: RecurrentHead, lesson: Lesson, settings: Settings) -> Tensor:
-        return distribution_loss(head, lesson, self._passes(head, lesson, settings.length), settings)
+    def loss(self, head: RecurrentHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
+        return distribution_loss(head, outputs, self._passes(head, outputs, settings.length), settings)
 
     @torch.no_grad()
-    def guess(self, head: RecurrentHead, lesson: Lesson, length: int) -> Tensor:
-        return stepwise_guess(head, lesson, self._passes(head, lesson, min(length, head.length)))
+    def guess(self, head: RecurrentHead, outputs: TeacherOutputs, length: int) -> Tensor:
+        return stepwise_guess(head, outputs, self._passes(head, outputs, min(length, head.length)))
 
-    def _passes(self, head: RecurrentHead, lesson: Lesson, steps: int) -> Iterator[Pass]:
-        state = head.begin(head.feature([lesson.states[tap].float() for tap in head.taps]))
+    def _passes(self, head: RecurrentHead, outputs: TeacherOutputs, steps: int) -> Iterator[Pass]:
+        state = head.begin(head.feature([outputs.states[tap].float() for tap in head.taps]))
         for i in range(steps):
-            state, feature = head.step(state, lesson.embed(head.embedding, 1 + i), i)
+            state, feature = head.step(state, outputs.embed(head.embedding, 1 + i), i)
             yield Pass(2 + i, feature)
 
 

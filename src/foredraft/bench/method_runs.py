@@ -1,6 +1,6 @@
-"""A lane is one method of a run on its engine, with a drafter of its own.
+"""A run is one method of a run on its engine, with a drafter of its own.
 
-A drafter may keep what its own lane wrote for earlier questions, never what plain decoding or another lane wrote.
+A drafter may keep what its own run wrote for earlier questions, never what plain decoding or another run wrote.
 It knows no questions and no clock.
 """
 
@@ -19,7 +19,7 @@ from .entries import ALONE, PLAIN, Entry
 
 
 @dataclass(slots=True)
-class Lane:
+class MethodRun:
     """A method under measurement."""
 
     label: str
@@ -38,7 +38,7 @@ class Lane:
         self.method = self.build()
 
     def replay(self, prompt: list[int], output: list[int]) -> None:
-        """Show the drafter a text that this lane wrote before the process was started anew.
+        """Show the drafter a text that this run wrote before the process was started again.
 
         What drafters take from finished texts is restored thereby; what they learn from verification is not.
         """
@@ -56,8 +56,8 @@ class Lane:
         return about | {"title": recipe.card.title, "paper": recipe.card.paper, "claim": recipe.card.claim}
 
 
-def make_lane(llm: LLM, entry: Entry) -> Lane:
-    """The lane of an entry; raises what the recipe raises."""
+def make_run(llm: LLM, entry: Entry) -> MethodRun:
+    """The run of an entry; raises what the recipe raises."""
     if entry.method == ALONE:
         return _alone(llm, entry)
     options = entry.options
@@ -65,32 +65,32 @@ def make_lane(llm: LLM, entry: Entry) -> Lane:
     def build() -> Method:
         return llm.build_fresh(entry.method, options)
 
-    return Lane(entry.label, llm.engine, build, build())
+    return MethodRun(entry.label, llm.engine, build, build())
 
 
-def make_lanes(llm: LLM, entries: list[Entry], lenient: Callable[[str], None] | None = None) -> list[Lane]:
+def make_runs(llm: LLM, entries: list[Entry], lenient: Callable[[str], None] | None = None) -> list[MethodRun]:
     """Plain decoding first, then the entries; after every lossy method with a draft model, that model alone.
 
     `lenient` is told of methods that cannot be built here, which are then left out; without it they are errors.
     """
-    lanes = [make_lane(llm, Entry(PLAIN))]
+    runs = [make_run(llm, Entry(PLAIN))]
     wanted = list(entries)
     for entry in wanted:  # grows as it goes
         try:
-            lane = make_lane(llm, entry)
+            run = make_run(llm, entry)
         except ForedraftError as error:
             if lenient is None:
                 raise
             lenient(f"{entry.label} is left out: {error}")
             continue
-        lanes.append(lane)
+        runs.append(run)
         company = Entry(ALONE, Options(drafter=entry.options.drafter))
-        if not lane.method.exact and isinstance(lane.method.drafter, ModelDrafter) and company not in wanted:
+        if not run.method.exact and isinstance(run.method.drafter, ModelDrafter) and company not in wanted:
             wanted.append(company)
-    return lanes
+    return runs
 
 
-def _alone(llm: LLM, entry: Entry) -> Lane:
+def _alone(llm: LLM, entry: Entry) -> MethodRun:
     """Plain decoding on the model that `draft-model` would draft with."""
     if entry.options != Options(drafter=entry.options.drafter):
         raise UsageError(f"{ALONE!r} takes no option but drafter=MODEL")
@@ -101,4 +101,4 @@ def _alone(llm: LLM, entry: Entry) -> Lane:
     def build() -> Method:
         return llm.build_fresh(PLAIN)
 
-    return Lane(entry.label, Engine(drafter.executor), build, build(), scored_only=True)
+    return MethodRun(entry.label, Engine(drafter.executor), build, build(), scored_only=True)
