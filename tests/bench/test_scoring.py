@@ -129,5 +129,6 @@ def test_threads_may_run_in_the_jail() -> None:
 
 def test_a_flood_of_output_is_not_heard() -> None:
     """1.5 GB on whatever descriptor leads out: the program is ended after a page of it."""
-    flood = "import os\nfor fd in range(1, 32):\n    try:\n        while True:\n            os.write(fd, b'x' * 1_000_000)\n"
+    flood = "import os\nfor fd in range(1, 32):\n    try:\n"
+    flood += "        while True:\n            os.write(fd, b'x' * 1_000_000)\n"
     assert not passes(flood + "    except OSError:\n        pass")
