@@ -92,7 +92,7 @@ def test_expected_length_of_the_spec() -> None:
 
 
 def test_the_tree_of_lantern() -> None:
-    drafts = grown(StaticTree(), dirichlet(9, seed=1))
+    drafts = grown(StaticTree(LANTERN_PATHS), dirichlet(9, seed=1))
     assert len(LANTERN_PATHS) == drafts.lengths()[0] == 25
     assert np.bincount(drafts.depth[0])[1:].tolist() == [4, 8, 8, 3, 2]
 
@@ -286,7 +286,7 @@ def test_a_drawn_tree_has_no_gaps() -> None:
 
 def test_leaves_are_not_read() -> None:
     stepper = TableStepper(dirichlet(9, seed=1))
-    shape = StaticTree()
+    shape = StaticTree(LANTERN_PATHS)
     shape.grow(stepper, [PLENTY], rng_for(1))
     assert (stepper.reads, stepper.calls) == (shape.reads, 4) == (4 + 4 + 1 + 1, 4)
     stepper = TableStepper(dirichlet(9, seed=1))
