@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .engine import Engine, Method, Request
     from .models.heads import RecurrentHead
     from .recipes import LLM
-    from .recipes.extend import attach_head, draft_model
-    from .train.extend import add_head
+    from .recipes.attach import attach_head, draft_model
+    from .train.register import add_head
     from .types.drafts import chains
 
 __version__ = "0.1.0"
@@ -57,11 +57,11 @@ _LATER = {
     "Shape": "core.shapes.base",
     "Stop": "core.shapes.base",
     "WrappedDrafter": "draft",
-    "add_head": "train.extend",
-    "attach_head": "recipes.extend",
+    "add_head": "train.register",
+    "attach_head": "recipes.attach",
     "chains": "types.drafts",
     "check_exact": "audit.enumerate.check",
-    "draft_model": "recipes.extend",
+    "draft_model": "recipes.attach",
     "find_rule": "core.verify",
     "node_rule": "core.verify",
     "trees": "core.trees.layout",
