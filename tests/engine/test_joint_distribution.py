@@ -26,7 +26,7 @@ from .runs import one
 TOKENS = 3
 TARGET = dirichlet(3, seed=1)
 NEAR = mixed(TARGET, dirichlet(3, seed=2), 0.5)
-NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration of trees short
+NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration short
 
 
 def model_drafter(shape: Shape, model: TableModel = NEAR) -> Callable[[], Drafter]:
@@ -36,15 +36,21 @@ def model_drafter(shape: Shape, model: TableModel = NEAR) -> Callable[[], Drafte
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "plain": lambda: None,
     "chain of 1": model_drafter(Chain(1)),
-    "chain of 2": model_drafter(Chain(2)),
+    "chain of 2": model_drafter(Chain(2), NARROW),
     "drawn tree": model_drafter(StaticTree((2, 1), drawn=True), NARROW),
     "chosen tree": model_drafter(StaticTree((2, 2))),
-    "chain that stops": model_drafter(Chain(3, Confidence(0.45))),
-    "chain that stops by its path": model_drafter(Chain(3, PathConfidence(0.3))),
+    "chain that stops": model_drafter(Chain(3, Confidence(0.6)), NARROW),
+    "chain that stops by its path": model_drafter(Chain(3, PathConfidence(0.3)), NARROW),
     "value tree": model_drafter(Eagle2Tree(nodes=4, width=2, depth=3)),
     "lookup": lambda: PromptLookup(max_nodes=2),
     "suffix": lambda: SuffixDrafter(max_nodes=2),
     "suffix tree": lambda: SuffixDrafter(max_nodes=3, per_match=3, tree=True),
+}
+# The same chains from drafters that can draw any token: three to five seconds a rule.
+LONG: dict[str, Callable[[], Drafter | None]] = {
+    "long chain of 2": model_drafter(Chain(2)),
+    "long chain that stops": model_drafter(Chain(3, Confidence(0.45))),
+    "long chain that stops by its path": model_drafter(Chain(3, PathConfidence(0.3))),
 }
 
 
@@ -59,10 +65,10 @@ def distribution_of_texts(target: TableModel, build: Callable[[], Method], token
     return distribution
 
 
-def pairs() -> list[tuple[str, str]]:
+def pairs(drafters: dict[str, Callable[[], Drafter | None]] = DRAFTERS) -> list[tuple[str, str]]:
     """Every drafter with every rule that it may be used with."""
     found = []
-    for name, build in DRAFTERS.items():
+    for name, build in drafters.items():
         drafter = build()
         if drafter is None:
             found.append((name, "sample-and-match"))
@@ -72,12 +78,15 @@ def pairs() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("drafter", "rule"), pairs())
+SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs(LONG)]
+
+
+@pytest.mark.parametrize(("drafter", "rule"), [*pairs(), *SLOW])
 def test_texts_follow_the_target(drafter: str, rule: str) -> None:
     """After a prompt of two tokens, the distribution of the next three is the product of the target's own."""
 
     def build() -> Method:
-        return Method("m", RULES[rule], DRAFTERS[drafter]())
+        return Method("m", RULES[rule], (DRAFTERS | LONG)[drafter]())
 
     distribution = distribution_of_texts(TARGET, build, TOKENS)
     assert np.abs(distribution - TARGET.joint(TOKENS, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
