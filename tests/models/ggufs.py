@@ -23,12 +23,14 @@ SHAPE: dict[str, Any] = {
 TEMPLATE = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
 
 
-def write_gguf(path: Path, architecture: str, tied: bool = False, rope_factors: torch.Tensor | None = None) -> Any:
+def write_gguf(
+    path: Path, architecture: str, tied: bool = False, rope_factors: torch.Tensor | None = None, head_dim: int = 16
+) -> Any:
     """Write a random model of an architecture; returns the Hugging Face model it was made from."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(4)
-    config = AutoConfig.for_model(architecture, tie_word_embeddings=tied, **SHAPE)
+    config = AutoConfig.for_model(architecture, tie_word_embeddings=tied, **SHAPE | {"head_dim": head_dim})
     model = AutoModelForCausalLM.from_config(config).eval()
     tensors = {name: value for name, value in model.state_dict().items() if not (tied and name == "lm_head.weight")}
     writer = _writer(path, architecture, config)
@@ -53,8 +55,8 @@ def _writer(path: Path, architecture: str, config: Any) -> Any:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(SHAPE["head_dim"])
-    writer.add_value_length(SHAPE["head_dim"])
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     pieces, kinds = _pieces()

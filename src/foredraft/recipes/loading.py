@@ -5,17 +5,32 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..errors import ForedraftError, UsageError, unknown_name
-from ..models import Progress, Tokenizer, load_decoder, native, pack, resolve, runs_natively
+from ..models import (
+    MODELS,
+    Decoder,
+    Progress,
+    Tokenizer,
+    load_decoder,
+    native,
+    pack,
+    resolve,
+    runs_natively,
+    source_file,
+)
 from ..models.config import read_json
 from ..models.heads.delta import load_tuned
 from ..models.load.names import tuned_folder
+from ..models.load.quantised import FILE as TILES
+from ..models.load.quantised import load_quantised
 from ..runtime import Executor, executor_for
 
 log = logging.getLogger("foredraft")
@@ -101,17 +116,7 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     if place.dtype == "auto" and device.type == "cpu" and not runs_natively(raw):
         dtype = fastest_in_torch()  # the model runs through its own torch code
     if runs_natively(raw):
-        tuned = tuned_folder(name)
-        precision = DTYPES[dtype]
-        if place.packed and raw.get("torch_dtype", raw.get("dtype")) == "float32":
-            precision = torch.float32  # packing looks at what the file holds
-        decoder = (
-            load_decoder(folder, precision, device)
-            if tuned is None
-            else load_tuned(folder, tuned / "target", precision, device)
-        )
-        if place.packed:
-            pack(decoder, DTYPES[dtype])
+        decoder = _decoder(name, folder, raw, DTYPES[dtype], device, place.packed)
         executor = executor_for(decoder, place.slots, place.max_length)
     else:
         from ..runtime.hf.executor import HFExecutor
@@ -120,6 +125,35 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     log.info("%s: %s passes by %s%s", name, dtype, executor.name, " (chosen)" if place.dtype == "auto" else "")
     tokenizer = Tokenizer.from_folder(folder)
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
+
+
+def _decoder(
+    name: str, folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, packed: bool
+) -> Decoder:
+    """Our own decoder with a folder's weights; packed for inference if so asked."""
+    tuned, stored = tuned_folder(name), raw.get("torch_dtype", raw.get("dtype"))
+    if packed and tuned is None and dtype == torch.bfloat16 and device.type == "cpu" and stored == "bfloat16":
+        quantised = load_quantised(folder, _gguf_source(name, folder))
+        if quantised is not None:
+            return quantised
+    precision = torch.float32 if packed and stored == "float32" else dtype  # packing looks at what the file holds
+    if tuned is None:
+        decoder = load_decoder(folder, precision, device)
+    else:
+        decoder = load_tuned(folder, tuned / "target", precision, device)
+    if packed:
+        pack(decoder, dtype)
+    return decoder
+
+
+def _gguf_source(name: str, folder: Path) -> Path | None:
+    """The GGUF file that a folder was converted from, where its tiles still have to be written."""
+    if (folder / TILES).exists():
+        return None
+    if name in MODELS:
+        return source_file(name) if MODELS[name].format == "gguf" else None
+    path = Path(name).expanduser()
+    return path if path.is_file() else None
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:

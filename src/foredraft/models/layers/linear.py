@@ -7,6 +7,8 @@ A runtime may put other stand-ins (quantised ones, say) in their place: whatever
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -61,6 +63,8 @@ class TiledLinear(nn.Module):
     The weight may come in float32: only there can it be seen to lie on a grid, which saves bytes and changes nothing.
     """
 
+    rest: tuple[native.Tiles, ...] = ()  # further columns, in another format
+
     def __init__(self, linear: Linear, wide: bool = False) -> None:
         super().__init__()
         code = native.compiled()
@@ -71,10 +75,25 @@ class TiledLinear(nn.Module):
         self.tiles = native.Tiles.of(linear.weight, not level.bf16_products, level.rounds)
         self.struct = self.tiles.struct
 
+    @classmethod
+    def of_tiles(cls, parts: Sequence[native.Tiles], bias: Tensor | None = None, wide: bool = False) -> TiledLinear:
+        """Of weights that are tiled already: columns of one part after those of another, each in its own format."""
+        code = native.compiled()
+        assert code is not None
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.code, made.wide, made.bias, made.tiles = code, wide, bias, parts[0]
+        structs = [part.struct for part in parts]
+        for struct, after in zip(structs, structs[1:], strict=False):
+            struct.more = ctypes.addressof(after)
+        structs[0].columns = sum(part.columns for part in parts)
+        made.struct, made.rest, made.held = structs[0], tuple(parts[1:]), structs  # what addresses point at
+        return made
+
     @property
     def weight(self) -> Tensor:
-        """The plain rows in bf16, made anew at every call."""
-        return self.tiles.dense()
+        """The plain rows in bf16, made at every call."""
+        return torch.cat([part.dense() for part in (self.tiles, *self.rest)])
 
     def chosen(self, columns: Tensor) -> TiledLinear:
         """Some columns of it, stored as here."""

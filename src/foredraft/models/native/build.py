@@ -35,7 +35,8 @@ def built(level: Level) -> Path:
     about = repr((FLAGS, level, compiler, features_of_processor()))
     key = hashlib.sha256(text + about.encode()).hexdigest()[:16]
     folder = own_folder()
-    return find(folder, key) or _build(folder, key, [*compiler, *FLAGS, *level.flags])
+    flags = _for_zig(level.flags) if "ziglang" in compiler else level.flags
+    return find(folder, key) or _build(folder, key, [*compiler, *FLAGS, *flags])
 
 
 def find_compiler() -> list[str]:
@@ -49,6 +50,14 @@ def find_compiler() -> list[str]:
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]
     raise OSError("no C++ compiler; install g++ or clang++, or pip install foredraft[compiler]")
+
+
+def _for_zig(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """-march=x86-64-v4 -mavx512vnni -> -mcpu=x86_64_v4+avx512vnni; without it zig compiles for the machine that it is on."""
+    if not flags:
+        return ()
+    parts = [flags[0].removeprefix("-march="), *(flag.removeprefix("-m") for flag in flags[1:])]
+    return ("-mcpu=" + "+".join(part.replace("-", "_") for part in parts),)
 
 
 def own_folder() -> Path:

@@ -17,7 +17,7 @@ def _fields(ints: str, pointers: str = "") -> list[tuple[str, type]]:
 
 
 class Weight(ctypes.Structure):
-    _fields_ = _fields("format columns depth none", "codes scales")
+    _fields_ = _fields("format columns depth own", "codes scales more")
 
 
 class Layer(ctypes.Structure):

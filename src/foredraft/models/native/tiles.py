@@ -8,15 +8,20 @@ and multiplies by the very same numbers. Whether they do is checked on every wei
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .structs import Weight
 
+if TYPE_CHECKING:
+    from .super_blocks import SuperBlocks
+
 COLUMNS, DEPTH = 16, 32  # of a tile
 _SHIFTS = torch.tensor([[0], [4], [8], [12]], dtype=torch.int16)
-BF16, GRID8, GRID4, EIGHT, NIBBLES = range(5)
+BF16, GRID8, GRID4, EIGHT, NIBBLES, SUPER4, SUPER8 = range(7)
+LANES = (torch.bfloat16, torch.int8, torch.uint8, torch.uint8, torch.int16, torch.int16, torch.int8)  # by format
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +47,20 @@ class Tiles:
             found = _grid8(blocks)
         if found is not None:
             return replace(found, rounds=rounds)
-        plain = _in_order(blocks.to(torch.bfloat16))
+        plain = in_order(blocks.to(torch.bfloat16))
         none = torch.empty((*plain.shape[:2], 0, COLUMNS))
         return cls(BF16, len(weight), weight.shape[1], plain.flatten(2).view(torch.uint8), none)
 
     @property
     def struct(self) -> Weight:
-        return Weight(self.format, self.columns, self.depth, 0, self.codes.data_ptr(), self.scales.data_ptr())
+        return Weight(
+            self.format, self.columns, self.depth, self.columns, self.codes.data_ptr(), self.scales.data_ptr()
+        )
 
     def dense(self) -> Tensor:
         """[columns, depth] in bf16, from the stored form alone."""
+        if self.format in (SUPER4, SUPER8):
+            return self._blocks().dense().to(torch.bfloat16)
         codes, scales = self._picked(torch.arange(self.columns))
         scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
         if self.format in (GRID8, EIGHT):
@@ -62,9 +71,11 @@ class Tiles:
 
     def chosen(self, columns: Tensor) -> Tiles:
         """Some columns, in whole blocks of 16, stored as here."""
+        if self.format in (SUPER4, SUPER8):
+            return self._blocks().rows(columns).tiles()
         picked, scales = self._picked(columns)
-        codes, blocks = _in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
-        pack = {GRID4: _halves, NIBBLES: _nibbles}.get(self.format, _bytes)
+        codes, blocks = in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
+        pack = {GRID4: _halves, NIBBLES: pack_nibbles}.get(self.format, pack_bytes)
         form = GRID8 if self.format == EIGHT else self.format
         scales = blocks.permute(0, 2, 3, 1).contiguous()
         found = Tiles(form, len(columns), self.depth, pack(codes), scales, self.rounds)
@@ -81,22 +92,31 @@ class Tiles:
         fours = pairs.transpose(3, 4).contiguous().flatten(2) ^ 128  # as code + 128
         return Tiles(EIGHT, self.columns, self.depth, fours, self.scales)
 
-    def _picked(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of columns as they are stored, [n, k-blocks, 32], and their scales [n, k-blocks, kinds]."""
+    def lanes(self, columns: Tensor) -> Tensor:
+        """Numbers of columns as they are stored, [n, k-blocks, 32]."""
         block, own = columns // COLUMNS, columns % COLUMNS
-        lanes = self.codes.view((torch.bfloat16, torch.int8, torch.uint8, torch.uint8, torch.int16)[self.format])
+        lanes = self.codes.view(LANES[self.format])
         if self.format == EIGHT:
             fours = lanes.view(*lanes.shape[:2], DEPTH // 4, COLUMNS, 4)[block, :, :, own]
             pairs = (fours ^ 128).view(torch.int8)
         elif self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
             both = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS // 2, 2)[block, :, :, own % (COLUMNS // 2)]
             pairs = both >> (own // (COLUMNS // 2) * 4).to(torch.uint8)[:, None, None, None] & 15
-        elif self.format == NIBBLES:
+        elif self.format in (NIBBLES, SUPER4):
             lines = lanes.view(*lanes.shape[:2], 4, 1, COLUMNS, 2)[block, :, :, :, own]
             pairs = (lines >> _SHIFTS) & 15  # [n, k-blocks, line, nibble, 2]
         else:
             pairs = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS, 2)[block, :, :, own]
-        return pairs.reshape(len(columns), -1, DEPTH), self.scales[block, :, :, own]
+        return pairs.reshape(len(columns), -1, DEPTH)
+
+    def _picked(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and their scales [n, k-blocks, kinds]."""
+        return self.lanes(columns), self.scales[columns // COLUMNS, :, :, columns % COLUMNS]
+
+    def _blocks(self) -> SuperBlocks:
+        from .super_blocks import SuperBlocks
+
+        return SuperBlocks.of(self)
 
 
 def fits(weight: Tensor) -> bool:
@@ -104,18 +124,18 @@ def fits(weight: Tensor) -> bool:
     return weight.dim() == 2 and weight.shape[0] % COLUMNS == 0 and weight.shape[1] % DEPTH == 0
 
 
-def _in_order(blocks: Tensor) -> Tensor:
+def in_order(blocks: Tensor) -> Tensor:
     """[columns, k-blocks, 32] -> [column blocks, k-blocks, 16 pairs, 16 columns, 2]."""
     columns, depth, _ = blocks.shape
     cut = blocks.view(columns // COLUMNS, COLUMNS, depth, DEPTH // 2, 2)
     return cut.permute(0, 2, 3, 1, 4).contiguous()
 
 
-def _bytes(order: Tensor) -> Tensor:
+def pack_bytes(order: Tensor) -> Tensor:
     return order.flatten(2).view(torch.uint8)
 
 
-def _nibbles(order: Tensor) -> Tensor:
+def pack_nibbles(order: Tensor) -> Tensor:
     """Codes from 0 to 15 in order, four a word: pairs 4 q .. 4 q + 3 of line q."""
     lines = order.to(torch.int32).view(*order.shape[:2], 4, 4, COLUMNS, 2)
     words = (lines << _SHIFTS[..., None, :].to(torch.int32)).sum(dim=3, dtype=torch.int32)
@@ -139,7 +159,7 @@ def _grid8(blocks: Tensor) -> Tiles | None:
     for step in ((most / 127).half().float(), (most.amax(dim=1, keepdim=True) / 127).expand_as(most).contiguous()):
         codes = (blocks / step.clamp(min=1e-30)[..., None]).round().clamp_(-127, 127)
         if _same(codes * step[..., None], blocks):
-            order = _in_order(codes.to(torch.int8)).flatten(2).view(torch.uint8)
+            order = in_order(codes.to(torch.int8)).flatten(2).view(torch.uint8)
             return Tiles(GRID8, len(blocks), blocks[0].numel(), order, _beside(step)[:, :, None])
     return None
 
@@ -153,9 +173,9 @@ def _grid4(blocks: Tensor, words: bool) -> Tiles | None:
     codes = ((blocks - least[..., None]) / step.clamp(min=1e-30)[..., None]).round_().clamp_(0, 15)
     if not _same(codes * step[..., None] + least[..., None], blocks):
         return None
-    order = _in_order(codes.to(torch.uint8))
+    order = in_order(codes.to(torch.uint8))
     scales = torch.stack((_beside(step), _beside(least)), dim=2).half()
-    form, packed = (NIBBLES, _nibbles(order)) if words else (GRID4, _halves(order))
+    form, packed = (NIBBLES, pack_nibbles(order)) if words else (GRID4, _halves(order))
     return Tiles(form, len(blocks), blocks[0].numel(), packed, scales)
 
 

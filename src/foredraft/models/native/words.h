@@ -50,26 +50,53 @@ struct WordRows {
     }
 };
 
-// A format of weights: where the codes and scales of a k-block lie, the scales as floats, and a quarter of its codes (four
-// pairs of k for every column) as words.
+// A format of weights (formats.h): bytes of a k-block's codes, bytes of a column block's scales, and by k-block the scales as
+// floats and a quarter of the codes (four pairs of k for every column) as words. GROUPS: scales a k-block has.
 struct Grid8 {
-    static constexpr int CODES = TILE, SCALES = 4 * COLUMNS;
+    static constexpr int CODES = TILE, GROUPS = 1;
     static constexpr bool HAS_LEAST = false;
-    static Floats step(const uint8_t* scales) { return load((const float*)scales); }
-    static Floats least(const uint8_t*) { return all(0.0f); }
+    static long scale_bytes(int blocks) { return blocks * 64L; }
+    static Floats step(const uint8_t* scales, int k, int) { return load((const float*)(scales + k * 64)); }
+    static Floats least(const uint8_t*, int) { return all(0.0f); }
     static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) {
         for (int m = 0; m < 4; m++) w[m] = words_of_bytes(codes + (4 * quarter + m) * 32);
     }
 };
 struct Nibbles {
-    static constexpr int CODES = TILE / 2, SCALES = 4 * COLUMNS;
+    static constexpr int CODES = TILE / 2, GROUPS = 1;
     static constexpr bool HAS_LEAST = true;
-    static Floats step(const uint8_t* scales) { return halves(scales); }
-    static Floats least(const uint8_t* scales) { return halves(scales + 2 * COLUMNS); }
+    static long scale_bytes(int blocks) { return blocks * 64L; }
+    static Floats step(const uint8_t* scales, int k, int) { return halves(scales + k * 64); }
+    static Floats least(const uint8_t* scales, int k) { return halves(scales + k * 64 + 32); }
     static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) {
         const Words line = load_words((const int16_t*)codes + quarter * 32);
         w[0] = masked(line, 15), w[1] = masked(down<4>(line), 15), w[2] = masked(down<8>(line), 15), w[3] = down<12>(line);
     }
+};
+struct Super4 {
+    static constexpr int CODES = TILE / 2, GROUPS = 1;
+    static constexpr bool HAS_LEAST = true;
+    static long scale_bytes(int blocks) { return blocks / 8 * 320L; }
+    static Floats step(const uint8_t* scales, int k, int) {
+        const uint8_t* at = scales + k / 8 * 320;
+        return mul(halves(at), bytes(at + 64 + k % 8 * 32));
+    }
+    static Floats least(const uint8_t* scales, int k) {
+        const uint8_t* at = scales + k / 8 * 320;
+        return sub(all(0.0f), mul(halves(at + 32), bytes(at + 80 + k % 8 * 32)));
+    }
+    static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) { Nibbles::widen(codes, quarter, w); }
+};
+struct Super8 {
+    static constexpr int CODES = TILE, GROUPS = 2;
+    static constexpr bool HAS_LEAST = false;
+    static long scale_bytes(int blocks) { return blocks / 8 * 288L; }
+    static Floats step(const uint8_t* scales, int k, int group) {
+        const uint8_t* at = scales + k / 8 * 288;
+        return mul(halves(at), signed_bytes(at + 32 + (k % 8 * 2 + group) * 16));
+    }
+    static Floats least(const uint8_t*, int) { return all(0.0f); }
+    static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) { Grid8::widen(codes, quarter, w); }
 };
 
 // Sums of the first R rows of a panel against one block of columns, over the whole depth; asks memory for the codes `ahead`
@@ -81,24 +108,30 @@ void add_words(const WordRows& x, int panel, int blocks, const uint8_t* codes, c
     const float *unit = &x.step[size_t(panel) * blocks * MANY], *total = &x.total[size_t(panel) * blocks * MANY];
     Floats found[R];
     for (int r = 0; r < R; r++) found[r] = all(0.0f);
-    for (int k = 0; k < blocks; k++, codes += Form::CODES, scales += Form::SCALES, unit += MANY, total += MANY) {
-        Ints whole[R][CHAINS];
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < CHAINS; c++) whole[r][c] = no_ints();
+    for (int k = 0; k < blocks; k++, codes += Form::CODES, unit += MANY, total += MANY) {
         for (int line = 0; line < Form::CODES; line += 64) prefetch(codes + ahead + line);
+#pragma GCC unroll 2
+        for (int group = 0; group < Form::GROUPS; group++) {
+            constexpr int QUARTERS = 4 / Form::GROUPS;
+            Ints whole[R][CHAINS];
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < CHAINS; c++) whole[r][c] = no_ints();
 #pragma GCC unroll 4
-        for (int quarter = 0; quarter < 4; quarter++, pairs += 4 * MANY) {
-            Words w[4];
-            Form::widen(codes, quarter, w);
-            for (int m = 0; m < 4; m++)
-                for (int r = 0; r < R; r++) whole[r][m % CHAINS] = add_pairs(whole[r][m % CHAINS], w[m], pairs[m * MANY + r]);
+            for (int q = 0; q < QUARTERS; q++, pairs += 4 * MANY) {
+                Words w[4];
+                Form::widen(codes, group * QUARTERS + q, w);
+                for (int m = 0; m < 4; m++)
+                    for (int r = 0; r < R; r++) whole[r][m % CHAINS] = add_pairs(whole[r][m % CHAINS], w[m], pairs[m * MANY + r]);
+            }
+            const Floats step = Form::step(scales, k, group);
+            for (int r = 0; r < R; r++) {
+                for (int c = 1; c < CHAINS; c++) whole[r][0] = plus(whole[r][0], whole[r][c]);
+                found[r] = fma(to_floats(whole[r][0]), mul(step, all(unit[r])), found[r]);
+            }
         }
-        const Floats step = Form::step(scales), least = Form::least(scales);
-        for (int r = 0; r < R; r++) {
-            for (int c = 1; c < CHAINS; c++) whole[r][0] = plus(whole[r][0], whole[r][c]);
-            found[r] = fma(to_floats(whole[r][0]), mul(step, all(unit[r])), found[r]);
-            if (Form::HAS_LEAST) found[r] = fma(least, all(total[r]), found[r]);
-        }
+        if (!Form::HAS_LEAST) continue;
+        const Floats least = Form::least(scales, k);
+        for (int r = 0; r < R; r++) found[r] = fma(least, all(total[r]), found[r]);
     }
     for (int r = 0; r < R; r++) sums[r] = found[r];
 }
@@ -128,7 +161,7 @@ void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, i
             for (int j = pair; j < end && j < pair + 2; j++) {
                 const long at = long(block(j)) * blocks, ahead = j + 2 < end ? long(block(j + 2)) * blocks - at : 0;
                 panel_by_words<Form>(x, row / MANY, rows - row < MANY ? rows - row : MANY, blocks, w.codes + at * Form::CODES,
-                                     w.scales + at * Form::SCALES, row ? 0 : ahead * Form::CODES,
+                                     w.scales + block(j) * Form::scale_bytes(blocks), row ? 0 : ahead * Form::CODES,
                                      [&](int r, Floats sums) { emit(row + r, j, sums); });
             }
 }
@@ -169,9 +202,9 @@ struct Room {  // where a thread works
     bool rounds = true;  // of use in product.h
 };
 
-// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end: emit(row, j, 16 sums).
+// Columns of a [rows, depth] times a weight of one format.
 template <class Block, class Emit>
-void product(const act* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
+void product_of_one(const act* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
     if (w.format == BF16) return product_by_floats(a, lda, rows, w, begin, end, block, emit);
 #if defined(__AVX512VNNI__)
     if (w.format == EIGHT) {  // of many rows too: eight bits are the quickest here
@@ -182,4 +215,20 @@ void product(const act* a, long lda, int rows, const Weight& w, int begin, int e
     room.words.take(a, lda, rows, w.depth);
     if (w.format == GRID8) product_by_words<Grid8>(room.words, rows, w, begin, end, block, emit);
     if (w.format == NIBBLES) product_by_words<Nibbles>(room.words, rows, w, begin, end, block, emit);
+    if (w.format == SUPER4) product_by_words<Super4>(room.words, rows, w, begin, end, block, emit);
+    if (w.format == SUPER8) product_by_words<Super8>(room.words, rows, w, begin, end, block, emit);
+}
+
+// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end: emit(row, j, 16 sums).
+// A weight of several parts has its columns in order: block(j) is j.
+template <class Block, class Emit>
+void product(const act* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
+    if (!w.more) return product_of_one(a, lda, rows, w, begin, end, block, room, emit);
+    int first = 0;
+    for (const Weight* part = &w; part; first += part->own / COLUMNS, part = part->more) {
+        const int from = begin > first ? begin - first : 0, here = part->own / COLUMNS, left = end - first;
+        const int upto = left < here ? left : here;
+        auto moved = [&](int row, int j, Floats sums) { emit(row, first + j, sums); };
+        if (from < upto) product_of_one(a, lda, rows, *part, from, upto, [](int j) { return j; }, room, moved);
+    }
 }
