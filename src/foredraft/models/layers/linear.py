@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from copy import copy
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,7 @@ class TiledLinear(nn.Module):
         nn.Module.__init__(made)
         made.code, made.wide, made.bias, made.tiles = code, wide, bias, parts[0]
         structs = [part.struct for part in parts]
-        for struct, after in zip(structs, structs[1:], strict=False):
+        for struct, after in pairwise(structs):
             struct.more = ctypes.addressof(after)
         structs[0].columns = sum(part.columns for part in parts)
         made.struct, made.rest, made.held = structs[0], tuple(parts[1:]), structs  # what addresses point at

@@ -1,4 +1,4 @@
-"""GGUF weights that stay as they are stored: their blocks become tiles of the native library, about as large as the file.
+"""GGUF weights that stay quantised: their blocks become tiles of the native library, about as large as the file.
 
 The tiles lie in one file beside the converted model and are mapped into memory, so that a second start reads nothing.
 The numbers are those that `gguf` dequantises to. Knows nothing of other file formats or of how passes are made.

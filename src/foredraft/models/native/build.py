@@ -1,4 +1,4 @@
-"""Builds the library and keeps it: once per source, level and compiler, in a folder of the cache that is the user's alone.
+"""Builds the library and keeps it: once per source, level and compiler, in a folder that is the user's alone.
 
 What is loaded was built by this user and is as it was built: a file's name holds the hash of its content, and neither
 file nor folder may be writable by others. A build appears whole or not at all, and nothing is ever deleted, so several
@@ -53,7 +53,7 @@ def find_compiler() -> list[str]:
 
 
 def _for_zig(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """-march=x86-64-v4 -mavx512vnni -> -mcpu=x86_64_v4+avx512vnni; without it zig compiles for the machine that it is on."""
+    """-march=x86-64-v4 -mavx512vnni -> -mcpu=x86_64_v4+avx512vnni; zig's default is the machine that it is on."""
     if not flags:
         return ()
     parts = [flags[0].removeprefix("-march="), *(flag.removeprefix("-m") for flag in flags[1:])]

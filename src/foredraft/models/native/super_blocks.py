@@ -18,7 +18,7 @@ SUPER = 256  # weights that share d
 
 @dataclass(frozen=True, slots=True)
 class SuperBlocks:
-    """w = d * sub * code - dmin * sub_min; without dmin: no least value, and codes of 8 bits with a sub for every 16."""
+    """w = d * sub * code - dmin * sub_min; without dmin: no minimum, codes of 8 bits, and a sub for every 16."""
 
     codes: Tensor  # [rows, depth] uint8 below 16, or int8
     d: Tensor  # [rows, depth / 256] half

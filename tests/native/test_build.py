@@ -1,0 +1,91 @@
+"""The cache of built libraries: built once, checked before it is loaded, and honest about failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foredraft.errors import UsageError
+from foredraft.models.native import LEVELS, build
+from foredraft.models.native.levels import SWITCH, Level, levels, possible
+
+AVX2 = LEVELS["avx2"]
+COMPILER = """#!/bin/sh
+echo built >> {home}/count
+for word; do last=$word; done
+echo library > "$last"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a compiler that counts its calls."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER.format(home=tmp_path))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    return tmp_path
+
+
+def calls(home: Path) -> int:
+    return len((home / "count").read_text().splitlines())
+
+
+def test_a_library_is_built_once(home: Path) -> None:
+    first = build.built(AVX2)
+    assert build.built(AVX2) == first and calls(home) == 1
+    assert build.built(LEVELS["avx512"]) != first and calls(home) == 2
+    assert [path.name for path in first.parent.iterdir() if path.is_dir()] == [], "no working folder is left"
+
+
+@pytest.mark.parametrize("harm", ["content", "writable", "link"])
+def test_a_foreign_or_changed_library_is_not_loaded(home: Path, harm: str) -> None:
+    path = build.built(AVX2)
+    if harm == "content":
+        path.write_text("something else")
+    elif harm == "writable":
+        path.chmod(0o777)
+    else:
+        other = home / "other.so"
+        other.write_bytes(path.read_bytes())
+        path.unlink()
+        path.symlink_to(other)
+    again = build.built(AVX2)
+    assert calls(home) == 2 and again.read_text() == "library\n"
+    assert not again.is_symlink() and again.stat().st_mode & 0o022 == 0
+
+
+def test_a_folder_that_others_may_write_to_is_refused(home: Path) -> None:
+    folder = build.built(AVX2).parent
+    folder.chmod(0o777)
+    with pytest.raises(OSError, match="not this user's alone"):
+        build.built(AVX2)
+
+
+def test_the_error_of_a_failed_build_goes_to_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = home / "failing"
+    failing.write_text("#!/bin/sh\necho 'line 1: error: what is this' >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(failing))
+    with pytest.raises(OSError, match=r"the build failed, see .*build\.log") as error:
+        build.built(AVX2)
+    assert "\n" not in str(error.value)
+    assert "what is this" in (home / "cache" / "native" / build.LOG).read_text()
+
+
+def test_levels_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "")
+    assert levels() == possible()
+    monkeypatch.setenv(SWITCH, "avx2")
+    assert levels() == [level for level in possible() if level.name == "avx2"]
+    monkeypatch.setenv(SWITCH, "sse9")
+    with pytest.raises(UsageError, match="none of 0, amx"):
+        levels()
+
+
+def test_zig_is_told_the_same_level() -> None:
+    told = build._for_zig(LEVELS["amx"].flags)
+    assert told == ("-mcpu=x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8",)
+    assert build._for_zig(()) == () and isinstance(AVX2, Level)
