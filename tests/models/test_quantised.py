@@ -89,7 +89,7 @@ def test_parts_of_several_formats_are_one_product(code: native.Compiled) -> None
 def test_a_quantised_file_runs_as_its_widened_folder(
     code: native.Compiled, tmp_path: Path, architecture: str, tied: bool
 ) -> None:
-    """The same logits as the folder's own weights give, which were dequantised from the file; a second load needs no file."""
+    """The same logits as from the dequantised weights; the second load needs no file."""
     write_gguf(tmp_path / "model.gguf", architecture, tied, head_dim=32)
     folder = convert_gguf(tmp_path / "model.gguf", tmp_path / "out")
     assert quantised.load_quantised(folder, None) is None

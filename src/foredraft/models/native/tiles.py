@@ -53,9 +53,8 @@ class Tiles:
 
     @property
     def struct(self) -> Weight:
-        return Weight(
-            self.format, self.columns, self.depth, self.columns, self.codes.data_ptr(), self.scales.data_ptr()
-        )
+        sizes = self.format, self.columns, self.depth, self.columns
+        return Weight(*sizes, self.codes.data_ptr(), self.scales.data_ptr())
 
     def dense(self) -> Tensor:
         """[columns, depth] in bf16, from the stored form alone."""
