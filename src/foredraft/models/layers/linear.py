@@ -65,6 +65,7 @@ class TiledLinear(nn.Module):
     """
 
     rest: tuple[native.Tiles, ...] = ()  # further columns, in another format
+    held: list[native.Weight]  # what addresses in `struct` point at
 
     def __init__(self, linear: Linear, wide: bool = False) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class TiledLinear(nn.Module):
         for struct, after in pairwise(structs):
             struct.more = ctypes.addressof(after)
         structs[0].columns = sum(part.columns for part in parts)
-        made.struct, made.rest, made.held = structs[0], tuple(parts[1:]), structs  # what addresses point at
+        made.struct, made.rest, made.held = structs[0], tuple(parts[1:]), structs
         return made
 
     @property
