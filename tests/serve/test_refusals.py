@@ -40,7 +40,7 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         (b'{"model": "\xff\xfe"}', "not valid JSON"),
         (b"\x80\x81", "not valid JSON"),
         (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}', "not valid JSON"),
-        (b'{"model": ' + b"[" * 100_000, "not valid JSON"),
+        (b'{"model": ' + b"[" * 100_000, "lists and objects"),
         (b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
         (b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "seed": 1' + b"0" * 5000 + b"}", "number"),
     ],
@@ -164,10 +164,11 @@ def test_smaller_limits(tiny: Path) -> None:
 
 def test_a_body_that_does_not_come(tiny: Path) -> None:
     with (
-        serving(tiny_llm(tiny), Limits(seconds=0.5)) as server,
+        serving(tiny_llm(tiny), Limits(body_seconds=0.5)) as server,
         closing(socket.create_connection(server.url.removeprefix("http://").split(":"))) as trickle,
     ):
-        trickle.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        kind = b"Content-Type: application/json\r\n"
+        trickle.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + kind + b"Content-Length: 9\r\n\r\n{")
         assert trickle.recv(100).startswith(b"HTTP/1.1 408")
 
 
@@ -182,8 +183,8 @@ def test_a_full_server_says_when_to_come_back(tiny: Path) -> None:
             said = error(refused, 429)
             assert said["code"] == "rate_limit_exceeded"
             assert 1 <= int(refused.headers["retry-after"]) <= 60
-            assert "3 answers" in error(server.post("completions", prompt="x", n=3), 400)["message"]
         server.wait(lambda: server.service.admission.held == 0)
+        assert "3 answers" in error(server.post("completions", prompt="x", n=3), 400)["message"]
         assert server.post("completions", prompt="x", max_tokens=1).status_code == 200
 
 

@@ -61,7 +61,7 @@ async def receive(service: Service, http: HttpRequest, kind: type[ChatBody] | ty
         error.headers |= CLOSE  # its body is not read
         raise
     data = await read_body(http, service.limits, service.bodies)
-    body: AnyBody = await run_in_threadpool(parse, kind, data)
+    body: AnyBody = await run_in_threadpool(parse, kind, data, service.limits.body_bytes)
     service.check_model(body.model)
     check_sense(body)
     service.admission.check(count_answers(body), http.state.client)
