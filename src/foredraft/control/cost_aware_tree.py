@@ -35,7 +35,7 @@ class CostAwareTree(Eagle2Tree):
     sequences have ended.
     """
 
-    costs: Costs = field(kw_only=True)
+    costs: Costs = field(kw_only=True, repr=False)
     timing: DraftTiming = field(kw_only=True)
     calibration: Calibration | None = field(default=None, kw_only=True)  # None = draft probabilities are right
 
