@@ -30,25 +30,30 @@ from .types import (
 
 if TYPE_CHECKING:
     from .audit.enumerate.check import check_exact
+    from .core.distributions.tensors import DenseDistribution, TableDistributions
     from .core.rng.keyed import Purpose
     from .core.shapes.base import Chain, Shape, Stop
     from .core.trees.layout import trees
     from .core.verify import Rule, find_rule, node_rule
+    from .core.verify.tree_walk import Child, Node
     from .draft import Drafter, Round, WrappedDrafter
     from .engine import Engine, Method, Request
     from .models.heads import RecurrentHead
     from .recipes import LLM
     from .recipes.attach import attach_head, draft_model
     from .train.register import add_head
-    from .types.drafts import chains
+    from .types.drafts import chain_batch, chains
 
 __version__ = "0.1.0"
 _LATER = {
     "LLM": "recipes",
     "Chain": "core.shapes.base",
+    "Child": "core.verify.tree_walk",
+    "DenseDistribution": "core.distributions.tensors",
     "Drafter": "draft",
     "Engine": "engine",
     "Method": "engine",
+    "Node": "core.verify.tree_walk",
     "Purpose": "core.rng.keyed",
     "RecurrentHead": "models.heads",
     "Request": "engine",
@@ -56,9 +61,11 @@ _LATER = {
     "Rule": "core.verify",
     "Shape": "core.shapes.base",
     "Stop": "core.shapes.base",
+    "TableDistributions": "core.distributions.tensors",
     "WrappedDrafter": "draft",
     "add_head": "train.register",
     "attach_head": "recipes.attach",
+    "chain_batch": "types.drafts",
     "chains": "types.drafts",
     "check_exact": "audit.enumerate.check",
     "draft_model": "recipes.attach",
@@ -71,7 +78,9 @@ __all__ = [
     "BiasedPairError",
     "Budget",
     "Chain",
+    "Child",
     "Completion",
+    "DenseDistribution",
     "DraftBatch",
     "DraftTree",
     "Drafter",
@@ -80,6 +89,7 @@ __all__ = [
     "ForedraftError",
     "Kind",
     "Method",
+    "Node",
     "Purpose",
     "Reason",
     "RecurrentHead",
@@ -91,6 +101,7 @@ __all__ = [
     "Shape",
     "Stats",
     "Stop",
+    "TableDistributions",
     "Topology",
     "UsageError",
     "Verdict",
@@ -98,6 +109,7 @@ __all__ = [
     "__version__",
     "add_head",
     "attach_head",
+    "chain_batch",
     "chains",
     "check_exact",
     "draft_model",
@@ -111,3 +123,7 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -29,7 +29,7 @@ from .request import Request
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
-from .validation import check_request
+from .validation import check_drafts, check_request
 
 RngMaker = Callable[[Seq[Sequence]], Rng]
 
@@ -106,7 +106,7 @@ class Engine:
         for drafter, members in groups_by_drafter(groups):
             sequences = [s for group in members for s in group.sequences]
             started, begin = self._clock.now(), 0
-            drafts = drafter.propose(sequences, self._rng(sequences))
+            drafts = check_drafts(drafter, drafter.propose(sequences, self._rng(sequences)), len(sequences))
             for group in members:
                 index = range(begin, begin + len(group.requests))
                 group.drafts = move(part(drafts, index), self.executor.device)

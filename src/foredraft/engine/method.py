@@ -12,7 +12,7 @@ from ..types import Kind, Topology
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Method:
-    """Refuses at construction a pair that would change the target's distribution (DESIGN invariant 1)."""
+    """Refuses at construction a pair that would change the target's distribution."""
 
     name: str
     rule: Rule
@@ -21,6 +21,9 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.drafter is not None:
+            lacking = [name for name in ("name", "nodes", "kinds", "topology") if not hasattr(self.drafter, name)]
+            if lacking:
+                raise UsageError(f"drafter {type(self.drafter).__name__} does not say its {', '.join(lacking)}")
             check_pair(self.rule, self.drafter.kinds, self.drafter.topology)
         else:
             check_pair(self.rule, frozenset({Kind.CHOSEN}), Topology.CHAIN)

@@ -1,10 +1,24 @@
-"""What a request must satisfy before it may run: everything that would otherwise fail in the middle of a step."""
+"""What requests and drafts must satisfy before they go on: what would otherwise fail in the middle of a step.
+
+Nothing here waits for a device: drafts are checked by what the host knows of them.
+"""
 
 from __future__ import annotations
 
+from ..draft import Drafter
 from ..errors import UsageError
 from ..runtime import Executor
+from ..types import DraftBatch, Topology
 from .request import Request
+
+
+def check_drafts(drafter: Drafter, drafts: DraftBatch, sequences: int) -> DraftBatch:
+    """The drafts themselves, or a UsageError that names the drafter."""
+    if drafts.batch != sequences:
+        raise UsageError(f"drafter {drafter.name!r} was asked for {sequences} sequences and drafted for {drafts.batch}")
+    if drafts.branching > 1 and drafter.topology is Topology.CHAIN:
+        raise UsageError(f"drafter {drafter.name!r} declares chains and drafted a tree; declare Topology.TREE")
+    return drafts
 
 
 def check_request(request: Request, executor: Executor) -> None:

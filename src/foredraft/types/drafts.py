@@ -18,7 +18,7 @@ from .distributions import Distributions
 
 
 class Kind(IntEnum):
-    """How the children of one node came about: it decides which rules are exact on them (DESIGN invariant 1)."""
+    """How the children of one node came about: it decides which rules are exact on them."""
 
     CHOSEN = 0  # without drawing the tokens: top-k, retrieval, pruning after the fact
     SAMPLED_WITHOUT_REPLACEMENT = 1  # drawn one after another from the draft distribution, each token at most once

@@ -24,7 +24,7 @@ _UNKNOWN = -1.0  # the value of a node whose drafter gave none
 def fuse(batches: Seq[DraftBatch], limits: Seq[int]) -> DraftBatch:
     """One trie per sequence of all that the drafters wrote, at most limits[b] nodes.
 
-    `value` is the largest that any drafter gave a node. Beyond the limit the nodes of least value go first, never before
+    `value` is the largest that any drafter gave a node. Beyond the limit nodes of least value go first, never before
     their descendants; nodes without a value count as zero, and equal values go by drafter and by its own order.
     """
     device = next((b.token.device for b in batches if b.token.device.type != "cpu"), batches[0].token.device)

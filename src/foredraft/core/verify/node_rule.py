@@ -5,13 +5,15 @@ That is slower than a batched solver and just as exact. `core.verify.exact` show
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ...types import Kind, Topology, Verdict
+from ...errors import UsageError
+from ...types import Kind, Reason, Topology, Verdict
 from .base import ANY_TOPOLOGY, BatchCase, Rule, pairs, tree_case
-from .tree_walk import Solver, walk
+from .tree_walk import Node, Solver, Step, walk
 
 
 def node_rule(
@@ -24,10 +26,17 @@ def node_rule(
 ) -> Rule:
     """`solve(node)` returns node.accept(child) or node.emit(token).
 
-    exact_for: kinds of drafts with which the text keeps the target's distribution; none = the rule is lossy. Prove it:
-    `foredraft.check_exact(rule, kind)` enumerates all outcomes on small models.
+    exact_for: kinds of drafts with which the text keeps the target's distribution; none = the rule is lossy, and what
+    it accepts is reported as RELAXED. Prove it: `foredraft.check_exact(rule, kind)` enumerates all outcomes.
     """
-    verify = partial(walk, solve)
+
+    def checked(node: Node) -> Step:
+        step = solve(node)
+        if not isinstance(step, Step):
+            raise UsageError(f"rule {name!r} returned {step!r}; return node.accept(child) or node.emit(token)")
+        return step if exact_for or step.reason != Reason.STANDARD else replace(step, reason=Reason.RELAXED)
+
+    verify = partial(walk, checked)
 
     def verify_batch(case: BatchCase) -> Verdict:
         found = [verify(tree_case(case, b)) for b in range(case.drafts.batch)]

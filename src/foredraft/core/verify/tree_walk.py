@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...errors import UsageError
 from ...types import Distribution, DraftBatch, Kind, Reason, TreeVerdict, Verdict
 from ..rng.keyed import Rng
 from .base import Array, BatchCase, PlainRng, TreeCase
@@ -41,6 +42,8 @@ class Node:
 
     def accept(self, child: Child, reason: Reason = Reason.STANDARD) -> Step:
         """Go down to a child."""
+        if not isinstance(child, Child):
+            raise UsageError(f"node.accept was given {child!r}; it takes one of node.children")
         return Step(child, child.token, reason)
 
     def emit(self, token: int) -> Step:
