@@ -237,9 +237,9 @@ def test_prompts_that_do_not_fit_are_told_and_skipped(tiny: Path, tmp_path: Path
 
 
 def test_methods_that_cannot_be_built_are_named(tiny: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(UsageError, match="takes no drafter"):
-        run_bench(order(tiny, tmp_path / "x", methods="suffix:drafter=layers:1"), Listener(say=told.append))
+        run_bench(order(tiny, tmp_path / "x", methods="suffix:drafter=layers:1"), Listener(say=reported.append))
 
 
 def test_the_harness_costs_little_beside_a_real_pass(finished: tuple[Path, dict[str, Any]]) -> None:

@@ -83,9 +83,9 @@ def test_engines_take_turns_on_the_same_ids(asked: PeerOrder, monkeypatch: pytes
         raise Absent("not here today")
 
     monkeypatch.setattr(compare, "ENGINES", {"a": peers, "b": absent})
-    told: list[str] = []
-    document = run_peers(replace(asked, engines="a,b"), Listener(say=told.append))
-    assert told == ["b is left out: not here today"] and document["missing"] == {"b": "not here today"}
+    reported: list[str] = []
+    document = run_peers(replace(asked, engines="a,b"), Listener(say=reported.append))
+    assert reported == ["b is left out: not here today"] and document["missing"] == {"b": "not here today"}
     assert document["baseline"] == "transformers"
     rows = {row["method"]: row for row in document["rows"] if row["task"] == "all"}
     assert set(rows) == {"foredraft-plain", "foredraft-prompt-lookup", "transformers", "echo"}

@@ -102,9 +102,9 @@ def test_nothing_is_marked_twice(tmp_path: Path) -> None:
     first = score_all(records, [question], path)
     assert [mark.correct for mark in first.values()] == [True, False]
     path.write_text(path.read_text() + '["t", "1", 0')  # a kill in the middle of a line
-    told: list[int] = []
-    assert score_all(records, [question], path, lambda: told.append(1)) == first
-    assert not told
+    reported: list[int] = []
+    assert score_all(records, [question], path, lambda: reported.append(1)) == first
+    assert not reported
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from .texts import LOOPING, TARGET, run, text_of
 
 
 def next_by_hand(text: list[int], ahead: list[int], bigrams: Bigrams) -> int | None:
-    """Behind the first place of the longest end of text + ahead that stands earlier, ending inside the text."""
+    """After the first place of the longest end of text + ahead that stands earlier, ending inside the text."""
     whole = text + ahead
     for length in range(len(whole) - 1, 0, -1):
         for end in range(length, min(len(text), len(whole) - 1) + 1):
@@ -48,7 +48,7 @@ def test_it_goes_on_behind_its_own_copy() -> None:
     drafter = MaxGram()
     sequence = text_of([1, 2, 3, 1, 2], nodes=7)
     drafter.begin([sequence])
-    drafts = drafter.propose([sequence], None)  # type: ignore[arg-type]  # it rolls no rng
+    drafts = drafter.propose([sequence], None)  # type: ignore[arg-type]  # it draws nothing
     assert drafts.tree(0).token == [3, 1, 2, 3, 1, 2, 3]
 
 

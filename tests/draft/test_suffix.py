@@ -12,7 +12,7 @@ from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.draft.retrieval.suffix_automaton import SuffixAutomaton
 from foredraft.types import Budget, SamplingParams, Sequence
 
-NO_RNG: KeyedRng = None  # type: ignore[assignment]  # retrieval drafters roll none
+NO_RNG: KeyedRng = None  # type: ignore[assignment]  # retrieval drafters draw nothing
 
 
 def letters(text: str) -> list[int]:

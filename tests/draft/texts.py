@@ -18,7 +18,7 @@ PROMPTS = [[0], [1, 2, 3, 0, 1], [3, 3]]
 
 
 def greedy(model: TableModel, text: list[int], count: int) -> list[int]:
-    """The model's likeliest text."""
+    """The model's most likely text."""
     out: list[int] = []
     for _ in range(count):
         out.append(int(model.next_distribution(text + out).argmax()))

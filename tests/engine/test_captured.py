@@ -179,7 +179,7 @@ def test_judged_rounds_are_those_of_the_steps(reads: tuple[str, ...], shape: Sha
         rule = lenient(reads, threshold)
         by_level = replace(
             rule, second_chance=None
-        )  # the walk level by level: nobody knows that opinions can be had ahead
+        )  # the walk level by level: nobody knows that second_chances can be had ahead
         (expected, before, _), (host, between, _) = texts(eager, by_level), texts(eager, rule)
         found, after, engine = texts(taped, rule)
         assert expected == host == found
@@ -241,18 +241,18 @@ def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
 def test_rounds_that_are_recorded_teach_no_costs() -> None:
     """The first round of a shape is called, the second captured, and all others are played."""
 
-    told: list[float] = []
+    reported: list[float] = []
 
     class Watched(BudgetPlanner):
         def observe(self, groups: Sequence[MethodGroup], seconds: float) -> None:
-            told.append(seconds)
+            reported.append(seconds)
 
     torch.manual_seed(5)
     planner = Watched(CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),))))
     engine = Engine(taped(toys.target()), sharing=Sharing(planner=planner))
     method = Method("plain", RULES["sample-and-match"])
     finish(engine, *(request(text, method, i, max_new_tokens=12) for i, text in enumerate(PROMPTS[:2])))
-    assert told[:2] == [0.0, 0.0] and min(told[2:]) > 0 and len(told) == 12
+    assert reported[:2] == [0.0, 0.0] and min(reported[2:]) > 0 and len(reported) == 12
 
 
 def test_rounds_too_large_for_one_recording_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,8 +279,8 @@ def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("twins", [False, True])
-def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: bool) -> None:
+@pytest.mark.parametrize("duplicates", [False, True])
+def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, duplicates: bool) -> None:
     """Also where siblings carry the same token: the first of them counts."""
     rng = torch.Generator().manual_seed(seed)
     batch, nodes, vocab = 3, 7, 4
@@ -293,7 +293,7 @@ def test_the_verdict_is_that_of_the_rules_at_temperature_0(seed: int, twins: boo
             parent, token = (
                 int(torch.randint(low, high, (1,), generator=rng)) for low, high in ((-1, len(tokens)), (0, vocab))
             )
-            if twins or (parent, token) not in zip(parents, tokens, strict=True):
+            if duplicates or (parent, token) not in zip(parents, tokens, strict=True):
                 parents.append(parent)
                 tokens.append(token)
         drafts.append((tokens, parents))

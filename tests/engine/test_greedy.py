@@ -14,7 +14,7 @@ from foredraft.engine.greedy.device import decide_fused, decide_reference
 from foredraft.types import Reason
 from foredraft.types.drafts import empty_drafts
 
-from .verdicts import COLUMNS, Case, assert_same, opinions, rolled, roomy
+from .verdicts import COLUMNS, Case, assert_same, random_case, roomy, second_chances
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,7 +25,7 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("chain", [False, True])
 def test_the_verdict_is_that_of_the_reference(seed: int, chain: bool) -> None:
-    case = rolled(seed, chain)
+    case = random_case(seed, chain)
     agree(case)
     agree(roomy(case))
 
@@ -33,8 +33,8 @@ def test_the_verdict_is_that_of_the_reference(seed: int, chain: bool) -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("chain", [False, True])
 def test_with_opinions_too(seed: int, chain: bool) -> None:
-    for case in (rolled(seed, chain), roomy(rolled(seed, chain))):
-        scores = opinions(seed, case[0])
+    for case in (random_case(seed, chain), roomy(random_case(seed, chain))):
+        scores = second_chances(seed, case[0])
         agree(case, scores)
         agree(case, scores.double())
         agree(case, torch.full_like(scores, NO))

@@ -17,7 +17,7 @@ from foredraft.engine.greedy.summary import Summary
 from foredraft.types import Kind, Reason, Verdict
 from foredraft.types.drafts import empty_drafts
 
-from .verdicts import Case, assert_same, opinions, rolled, roomy
+from .verdicts import Case, assert_same, random_case, roomy, second_chances
 
 VOCAB = 4
 
@@ -25,7 +25,7 @@ VOCAB = 4
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("chain", [False, True])
 def test_the_walk_says_what_tensors_say(seed: int, chain: bool) -> None:
-    case = rolled(seed, chain)
+    case = random_case(seed, chain)
     agree(case)
     agree(roomy(case))
 
@@ -33,8 +33,8 @@ def test_the_walk_says_what_tensors_say(seed: int, chain: bool) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("chain", [False, True])
 def test_with_opinions_too(seed: int, chain: bool) -> None:
-    for case in (rolled(seed, chain), roomy(rolled(seed, chain))):
-        agree(case, opinions(seed, case[0]))
+    for case in (random_case(seed, chain), roomy(random_case(seed, chain))):
+        agree(case, second_chances(seed, case[0]))
         nobody_passes = torch.full_like(case[0].token, NO, dtype=torch.float32)
         assert_same(decide_on_host(*case, nobody_passes), decide_reference(*case), case[0].levels)
 
@@ -48,22 +48,22 @@ def agree(case: Case, scores: Tensor | None = None) -> None:
     assert_same(found, decide_reference(*case, scores, Reason.JUDGE), case[0].levels)
 
 
-def greedy_case(seed: int, batch: int, chain: bool, kind: Kind, twins: bool) -> tuple[BatchCase, Tensor]:
+def greedy_case(seed: int, batch: int, chain: bool, kind: Kind, duplicates: bool) -> tuple[BatchCase, Tensor]:
     """Ragged drafts under a greedy target, states that hold a score each, many of them equal; and the choices."""
     rng = torch.Generator().manual_seed(seed)
 
-    def roll(low: int, high: int) -> int:
+    def below(low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=rng))
 
     made = []
     for b in range(batch):
-        size = 7 if b == 0 else roll(0, 8)
-        parents = list(range(-1, size - 1)) if chain else [max(-1, i - roll(1, 4)) for i in range(size)]
+        size = 7 if b == 0 else below(0, 8)
+        parents = list(range(-1, size - 1)) if chain else [max(-1, i - below(1, 4)) for i in range(size)]
         tokens: list[int] = []
         for i, parent in enumerate(parents):
             taken = {tokens[k] for k in range(i) if parents[k] == parent}
-            free = [token for token in range(VOCAB) if twins or token not in taken]
-            tokens.append(free[roll(0, len(free))])
+            free = [token for token in range(VOCAB) if duplicates or token not in taken]
+            tokens.append(free[below(0, len(free))])
         made.append((tokens, parents))
     rows = (batch, 8, VOCAB)
     distributions = TableDistributions(torch.softmax(torch.randn(rows, generator=rng), dim=2))
@@ -77,11 +77,11 @@ def greedy_case(seed: int, batch: int, chain: bool, kind: Kind, twins: bool) -> 
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch", [1, 3, 20])
 def test_the_greedy_walk_is_the_rule_at_temperature_zero(batch: int, chain: bool, kind: Kind) -> None:
-    """Bit by bit: the judge's verdict from the table of its opinions, and the exact rule's where nobody may pass."""
+    """Bit by bit: the judge's verdict from the table of its second_chances, and the exact rule's where nobody may pass."""
     rule, off = judge(lambda rows: rows[..., 0], 1.5, forbidden_ids=[3]), judge(lambda rows: rows[..., 0], torch.inf)
     seen: set[int] = set()
     for seed in range(12):
-        case, choice = greedy_case(seed, batch, chain, kind, twins=kind == Kind.CHOSEN)
+        case, choice = greedy_case(seed, batch, chain, kind, duplicates=kind == Kind.CHOSEN)
         best = torch.zeros_like(choice, dtype=torch.float32)
         assert rule.second_chance is not None and off.second_chance is not None
         for asked, expected in ((rule, rule.verify_batch(case)), (off, RULES["residual"].verify_batch(case))):

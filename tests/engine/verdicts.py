@@ -17,19 +17,19 @@ COLUMNS = ("token", "parent", "depth", "order")
 Case = tuple[DraftBatch, Tensor, Tensor]  # drafts, the target's choice after every row, its logit
 
 
-def rolled(seed: int, chain: bool) -> Case:
-    """Ragged trees or chains with twins among siblings, ranked in any order, and rows that are no distributions."""
+def random_case(seed: int, chain: bool) -> Case:
+    """Ragged trees or chains with duplicates among siblings, in any order, and rows that are no distributions."""
     rng = torch.Generator().manual_seed(seed)
     batch, nodes, vocab = 4, 9, 2 if chain else 3
 
-    def roll(low: int, high: int) -> int:
+    def below(low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=rng))
 
     made = []
     for b in range(batch):
-        size = nodes if b == 0 else roll(0, nodes + 1)
-        parents = list(range(-1, size - 1)) if chain else [roll(-1, i) if i else -1 for i in range(size)]
-        made.append(([roll(0, vocab) for _ in range(size)], parents))
+        size = nodes if b == 0 else below(0, nodes + 1)
+        parents = list(range(-1, size - 1)) if chain else [below(-1, i) if i else -1 for i in range(size)]
+        made.append(([below(0, vocab) for _ in range(size)], parents))
     drafts = trees(made)
     drafts = replace(drafts, order=torch.where(drafts.order > 0, 1000 - drafts.order, 0), levels=drafts.levels + 2)
     choice = torch.randint(vocab, (batch, nodes + 1), generator=rng)
@@ -45,7 +45,7 @@ def roomy(case: Case) -> Case:
     return replace(drafts, **wide), choice, best
 
 
-def opinions(seed: int, drafts: DraftBatch) -> Tensor:
+def second_chances(seed: int, drafts: DraftBatch) -> Tensor:
     """Scores of every node, many of them equal and half of them NO; columns that nobody fills have scores too."""
     rng = torch.Generator().manual_seed(seed)
     scores = torch.randint(3, drafts.token.shape, generator=rng) / 4 - 0.25

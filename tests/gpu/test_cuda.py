@@ -1,4 +1,4 @@
-"""The same calls on CUDA: passes against the CPU, rules against their readable twins, text against plain decoding."""
+"""The same calls on CUDA: passes against the CPU, rules against their readable form, text against plain decoding."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Layers:
     def fused(self, x: Tensor) -> Tensor:
         return self._through(x, narrow.normed_product, narrow.normed_gate, narrow.product_added)
 
-    def twin(self, x: Tensor) -> Tensor:
+    def reference(self, x: Tensor) -> Tensor:
         return self._through(
             x, narrow.normed_product_reference, narrow.normed_gate_reference, narrow.product_added_reference
         )
@@ -56,8 +56,8 @@ class Layers:
 def test_layers_are_near_the_twin_and_always_the_same(rows: int, dtype: torch.dtype, most: float) -> None:
     """Captured and played many times, which a kernel that begins too early would not survive."""
     layers, x = Layers(dtype), noise(rows, CHANNELS, dtype=dtype) * CHANNELS**0.5
-    first, expected = layers.fused(x), layers.twin(x)
-    true = layers.wide().twin(x.float())
+    first, expected = layers.fused(x), layers.reference(x)
+    true = layers.wide().reference(x.float())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         again = layers.fused(x)

@@ -70,7 +70,7 @@ def test_wrong_lines_are_named(tmp_path: Path, line: str, trouble: str) -> None:
 
 
 def session(path: Path, tokenizer: Tokenizer, said: Sequence[str]) -> tuple[int, str]:
-    """Annotate with these commands; the end of input comes behind them."""
+    """Annotate with these commands; the end of input comes after them."""
     screen, waiting = io.StringIO(), iter(said)
 
     def read(prompt: str) -> str:

@@ -106,9 +106,9 @@ def test_the_check_leaves_running_text_alone(target: Loaded) -> None:
     target.executor.prefill([0], [line[:-1]])
     probe_states(target.executor, (11, 12, 13, 14, 15, 16))
     assert target.executor.length(0) == 4
-    behind = target.executor.forward(Rows.chains([0], [line[-1:]], target.executor.device)).logits[-1]
+    after = target.executor.forward(Rows.chains([0], [line[-1:]], target.executor.device)).logits[-1]
     target.executor.rollback([0], [0])
-    torch.testing.assert_close(behind, whole, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(after, whole, rtol=1e-3, atol=1e-3)
 
 
 def test_damaged_files_say_so(judge: Path, target: Loaded, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_the_drafter_alone_is_the_drafter(arms: EvalArms) -> None:
         text = list(answer.prompt)
         for token in answer.output:
             seen = token_scores(executor, text, [token])
-            assert int(seen.rank[0]) == 0  # its own likeliest token
+            assert int(seen.rank[0]) == 0  # its own top token
             text.append(token)
 
 

@@ -87,7 +87,7 @@ def test_evidence_of_bent_distributions_is_that_of_the_distributions(options: di
 
 
 def test_the_table_of_opinions_is_what_the_readable_form_says() -> None:
-    """Node by node, with every part, a floor and forbidden tokens; NO on padding, and without rows behind it."""
+    """Node by node, with every part, a floor and forbidden tokens; NO on padding, and without rows after it."""
     rule = judge(lambda rows: torch.sin(3 * rows.sum(dim=-1)), 0.0, {4}, 0.02, EVERYTHING)
     case = random_case(12, 7, Kind.CHOSEN, 2)
     assert rule.second_chance is not None and case.hidden is not None
@@ -235,7 +235,7 @@ def test_a_judge_that_is_off_writes_what_plain_decoding_writes(llm: LLM, reads: 
 
 @pytest.mark.parametrize("reads", [("target",), EVERYTHING], ids="+".join)
 def test_a_judge_that_is_open_accepts_every_drafted_token(llm: LLM, reads: tuple[str, ...]) -> None:
-    """Control tokens allowed, no floor: the drafter's own text, plus the target's token behind each draft."""
+    """Control tokens allowed, no floor: the drafter's own text, plus the target's token after each draft."""
     head = head_of(32 if reads == ("target",) else 68)
     params = SamplingParams(max_new_tokens=36, ignore_eos=True)
     done = llm.generate(PROMPTS, params, method=with_head(llm, judge(head, -INF, reads=reads), 5))

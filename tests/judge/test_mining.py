@@ -44,7 +44,7 @@ def digits(tokens: Sequence[int]) -> list[int]:
 def sum_up(text: Sequence[int]) -> int:
     """The toy target. Prompt: two digits. It says SO, the first digit, SO, their sum mod 10, and ends.
 
-    Behind HENCE it adds a remark, NOTE, before it goes on. Its sum builds on the digit that stands in the text.
+    After HENCE it adds a remark, NOTE, before it goes on. Its sum builds on the digit that stands in the text.
     """
     answer = list(text[2:])
     known = digits(answer)
@@ -123,7 +123,7 @@ def mined(
 
 
 def test_words_do_not_matter_and_wrong_digits_do() -> None:
-    """Every accepted swap changes what follows: behind HENCE the target adds a remark, which is searched too."""
+    """Every accepted swap changes what follows: after HENCE the target adds a remark, which is searched too."""
     good, bad = mined(quest(8, 1))
     nine = DIGIT + 9
     assert good.answer == (THUS, DIGIT + 8, HENCE, WELL, nine, END) and good.labels == (R, U, R, R, U, U)

@@ -51,7 +51,7 @@ def test_lessons_without_slips_are_right_and_taught() -> None:
 
 @pytest.mark.parametrize("mended", [0.0, 1.0])
 def test_a_slip_is_read_but_never_taught(mended: float, tokenizer: Tokenizer) -> None:
-    """Taught are the right tokens before it, the mending behind it, and what is right further on."""
+    """Taught are the right tokens before it, the mending after it, and what is right further on."""
     batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(0, 0.3, 1.0, mended))
     chance, slips = random.Random(0), 0
     for problem in draw(35, 3):

@@ -50,7 +50,7 @@ def labelled(maker: CheckedLabels, text: str, closed: bool = True) -> tuple[list
         ("That is a cat", True, ["That", " is", " a", " cat"], (R, R, R, R, W)),  # ends too early
         ("That is a cat", False, ["That", " is", " a", " cat"], (R, R, R, R)),  # was cut off
         ("Th", False, ["Th"], (R,)),  # the middle of a right phrase
-        ("A cat. Yes", True, ["A", " cat", ".", " Yes"], (R, R, R, W, U)),  # goes on behind the end
+        ("A cat. Yes", True, ["A", " cat", ".", " Yes"], (R, R, R, W, U)),  # goes on after the end
         ("A dog.", True, ["A", " dog", "."], (R, W, U, U)),
         ("", True, [], (W,)),
     ],
@@ -150,9 +150,9 @@ def test_models_and_program_write(tokenizer: Tokenizer) -> None:
         assert any(set(r.labels) == {RIGHT} for r in records) and records[3].labels[0] == WRONG
     again = {name: records for at in (0, 6) for name, records in maker.make(work[at : at + 6])}
     assert again == made  # batches do not matter
-    twins = [e for e in exercises(300, 1, ("words",))]
-    assert len({e.name for e in twins}) == 300 and len({e.group for e in twins}) == len(
-        {e.problem.question for e in twins}
+    made = [e for e in exercises(300, 1, ("words",))]
+    assert len({e.name for e in made}) == 300 and len({e.group for e in made}) == len(
+        {e.problem.question for e in made}
     )
 
 

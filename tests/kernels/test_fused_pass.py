@@ -26,8 +26,8 @@ def test_norms(rows: int, channels: int, dtype: torch.dtype) -> None:
     )
     x = wide[:, channels:]  # a part of longer rows
     total, normed = norm.add_norm_fused(x, branch, weight, 1e-5)
-    summed, twin = norm.add_norm_reference(x, branch, weight, 1e-5)
-    assert near(total, summed) and near(normed, twin)
+    summed, reference = norm.add_norm_reference(x, branch, weight, 1e-5)
+    assert near(total, summed) and near(normed, reference)
     assert near(norm.norm_fused(x, weight, 1e-5), norm.norm_reference(x, weight, 1e-5))
 
 
@@ -59,4 +59,4 @@ def test_streams_are_those_of_the_layers(rows: int, way: str, monkeypatch: pytes
     small = [part for index in chosen for part in model.layers[index].children()]
     monkeypatch.setattr(flow, "fits", lambda x, *products: products[0] in small)
     monkeypatch.setattr(norm, "_quick", lambda x, weight: True)
-    assert all(near(found, twin) for found, twin in zip(run(model, x), expected, strict=True))
+    assert all(near(found, reference) for found, reference in zip(run(model, x), expected, strict=True))

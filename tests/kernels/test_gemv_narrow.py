@@ -31,7 +31,7 @@ class Case:
         self.down = noise(channels, inner, dtype=dtype) * inner**-0.5
         self.inner = narrow.normed_gate_reference(self.x, self.gain, 1e-5, self.up)
 
-    def twins(self) -> list[Tensor]:
+    def references(self) -> list[Tensor]:
         product = narrow.normed_product_reference(self.x, self.gain, 1e-5, self.up)
         return [product, self.inner, narrow.product_added_reference(self.inner, self.down, self.x)]
 
@@ -49,7 +49,7 @@ def test_products_are_near_the_twins(rows: int, channels: int, inner: int, dtype
         narrow.normed_gate(case.x, case.gain, 1e-5, case.up),
         narrow.product_added(case.inner, case.down, case.x),
     ]
-    assert all(near(fused, twin) for fused, twin in zip(found, case.twins(), strict=True))
+    assert all(near(fused, reference) for fused, reference in zip(found, case.references(), strict=True))
 
 
 @RUNS
@@ -72,7 +72,7 @@ def test_no_plan_changes_the_products(plan: Plan) -> None:
         rows_product(case.x, case.up, case.gain, 1e-5, None, True, plan),
         rows_product(case.inner, case.down, None, 0.0, case.x, False, plan),
     ]
-    assert all(near(fused, twin) for fused, twin in zip(found, case.twins(), strict=True))
+    assert all(near(fused, reference) for fused, reference in zip(found, case.references(), strict=True))
 
 
 @RUNS

@@ -46,5 +46,5 @@ def test_cells_are_those_of_the_reference(seed: int, channels: int, chain: bool)
         ground, laid = way(book, width, given, depth, None if chain else parent, seen, Limits(62, 64))
         visible = ground.visible[:3]  # what the sequence without rows sees is nobody's affair
         out.append((ground.begin, ground.end, ground.slot_of, ground.position, ground.place, visible, laid, seen[:-1]))
-    assert all(torch.equal(fused, twin) for fused, twin in zip(*out, strict=True))
+    assert all(torch.equal(fused, reference) for fused, reference in zip(*out, strict=True))
     assert not torch.equal(out[0][-1], before[:-1]) and out[0][4].eq(-1).any()

@@ -73,8 +73,8 @@ def test_rows_are_turned_stored_and_attended_to(case: tuple[int, int, int, int, 
         keys, values = noise(SLOTS, kv_heads, CAPACITY, dim), noise(SLOTS, kv_heads, CAPACITY, dim) + 1
         query = store(given, rotations, here, keys, values)
         out.append((query, keys, values, attend(query, here, keys, values)))
-    for fused, twin in zip(*out, strict=True):
-        assert (fused - twin).abs().max() < 1e-5
+    for fused, reference in zip(*out, strict=True):
+        assert (fused - reference).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def header(data: bytes) -> int:
-    """Where the metadata and the tensor table end, nearly: weights begin behind."""
+    """Where the metadata and the tensor table end, nearly: weights begin after."""
     return data.rindex(b"output_norm.weight") if b"output_norm.weight" in data else len(data) // 2
 
 
@@ -80,7 +80,7 @@ def test_mutated_gguf_files_raise_our_errors_alone(model: bytes, tmp_path: Path)
 def test_sizes_that_no_tensor_has_are_refused_before_anything_is_made(
     model: bytes, tmp_path: Path, key: str, value: int
 ) -> None:
-    place = model.index(key.encode()) + len(key) + 4  # behind the name and the type, a uint32
+    place = model.index(key.encode()) + len(key) + 4  # after the name and the type, a uint32
     path = tmp_path / "model.gguf"
     path.write_bytes(model[:place] + struct.pack("<I", value) + model[place + 4 :])
     tracemalloc.start()
@@ -93,7 +93,7 @@ def test_sizes_that_no_tensor_has_are_refused_before_anything_is_made(
 
 def test_an_array_that_is_longer_than_its_file(model: bytes, tmp_path: Path) -> None:
     key = b"tokenizer.ggml.token_type"
-    place = model.index(key) + len(key) + 8  # behind the name, the type and the type of elements: the length
+    place = model.index(key) + len(key) + 8  # after the name, the type and the type of elements: the length
     path = tmp_path / "model.gguf"
     path.write_bytes(model[:place] + struct.pack("<Q", 1 << 40) + model[place + 8 :])
     with pytest.raises(ForedraftError, match="truncated or no GGUF file"):

@@ -86,6 +86,6 @@ def test_levels_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_zig_is_told_the_same_level() -> None:
-    told = build._for_zig(LEVELS["amx"].flags)
-    assert told == ("-mcpu=x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8",)
+    reported = build._for_zig(LEVELS["amx"].flags)
+    assert reported == ("-mcpu=x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8",)
     assert build._for_zig(()) == () and isinstance(AVX2, Level)

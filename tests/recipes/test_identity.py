@@ -36,7 +36,7 @@ def generate(model: Any, ids: list[int], tokens: int) -> list[int]:
 
 
 def margin(model: Any, ids: list[int]) -> float:
-    """Distance of the two best logits behind a text."""
+    """Distance of the two best logits after a text."""
     with torch.inference_mode():
         best = model(torch.tensor([ids])).logits[0, -1].float().topk(2).values
     return float(best[0] - best[1])

@@ -1,6 +1,6 @@
 """What the executor tests share: tiny loud models, their references, random trees and paths.
 
-A *rig* is one kind of executor with a twin that reads a whole text at once, without slots, masks of ours or caches.
+A *rig* is an executor with a reference that reads a whole text at once, without slots, masks of ours or caches.
 It knows nothing of drafters and rules.
 """
 

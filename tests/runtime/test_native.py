@@ -102,7 +102,7 @@ def test_a_rows_numbers_are_its_own_affair() -> None:
     executor.rollback([0], [len(prompt)])
     assert torch.equal(executor.forward(Rows.chains([0], [run], CPU)).logits, true)
 
-    tokens, parents, last = [], [], -1  # the run again, every token with a false twin before it
+    tokens, parents, last = [], [], -1  # the run again, every token with a false sibling before it
     for i, token in enumerate(run):
         tokens += [(token + 1 + i) % VOCAB, token]
         parents += [last, last]

@@ -13,12 +13,12 @@ CONFIG = ModelConfig("llama", 61, 32, 2, 4, 2, 8, 48, max_position=256, tied_hea
 
 def test_a_profile_holds_every_point() -> None:
     executor = TorchExecutor(random_decoder(CONFIG, torch.float32, "cpu", seed=1), 3, 128)
-    told = []
+    reported = []
     grid = Grid(rows=(1, 4, 8), contexts=(16, 64, 512), batches=(1, 2, 8), repeats=2, most=12)
-    costs = measure(executor, grid, lambda done, total: told.append((done, total)))
+    costs = measure(executor, grid, lambda done, total: reported.append((done, total)))
     assert costs.rows == (1, 4, 8) and costs.contexts == (16, 64) and costs.batches == (1, 2)
     assert all(seconds > 0 for block in costs.verify for line in block for seconds in line)
-    assert told[-1][0] == told[-1][1] == 2 * 3 * 5  # contexts, rounds, points of at most twelve rows
+    assert reported[-1][0] == reported[-1][1] == 2 * 3 * 5  # contexts, rounds, points of at most twelve rows
     assert [executor.length(slot) for slot in range(3)] == [0, 0, 0]
 
 

@@ -177,10 +177,10 @@ def test_usage_tells_speculation(server: Running) -> None:
     body = {"temperature": 0, "max_tokens": 30, "messages": [{"role": "user", "content": "over and over"}]}
     server.post("chat/completions", **body)
     usage = server.post("chat/completions", **body).json()["usage"]  # drafted from the first answer
-    told = usage["speculation"]
-    assert told["method"] == "suffix"
-    assert 0 < told["accepted"] <= told["drafted"]
-    assert told["steps"] == usage["completion_tokens"] - told["accepted"]
+    reported = usage["speculation"]
+    assert reported["method"] == "suffix"
+    assert 0 < reported["accepted"] <= reported["drafted"]
+    assert reported["steps"] == usage["completion_tokens"] - reported["accepted"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     off = server.post("chat/completions", **body, speculation={"off": True}).json()["usage"]["speculation"]
     plain = {"method": "plain", "rule": "sample-and-match"}
@@ -197,11 +197,11 @@ def test_speculation_per_request_leaves_the_text(server: Running, wish: dict[str
     plain = chat(server, **body, speculation={"off": True})["choices"][0]["token_ids"]
     answer = chat(server, **body, speculation=wish)
     assert answer["choices"][0]["token_ids"] == plain
-    told = answer["usage"]["speculation"]
-    assert told["method"] == wish.get("method", "suffix")
-    assert told["rule"] == wish.get("rule", "sample-and-match")
+    reported = answer["usage"]["speculation"]
+    assert reported["method"] == wish.get("method", "suffix")
+    assert reported["rule"] == wish.get("rule", "sample-and-match")
     if "draft_length" in wish:
-        assert told["drafted"] <= told["steps"]
+        assert reported["drafted"] <= reported["steps"]
 
 
 def test_unknown_fields_are_ignored(server: Running) -> None:

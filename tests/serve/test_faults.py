@@ -190,9 +190,11 @@ def test_only_the_failing_request_loses_its_drafter(tiny: Path) -> None:
             with other.stream("POST", url, json=body | {"prompt": prompts["good"]}) as good:
                 last = {"good": list(good.iter_lines())[-4]}
             last["bad"] = list(bad.iter_lines())[-4]
-        told = {name: json.loads(line.removeprefix("data: "))["usage"]["speculation"] for name, line in last.items()}
-        assert told["bad"]["method"] == "plain"
-        assert told["good"]["method"] == "prompt-lookup"
+        reported = {
+            name: json.loads(line.removeprefix("data: "))["usage"]["speculation"] for name, line in last.items()
+        }
+        assert reported["bad"]["method"] == "plain"
+        assert reported["good"]["method"] == "prompt-lookup"
         assert server.metric("drafter_failures_total", drafter="prompt-lookup") == 1
 
 

@@ -41,7 +41,7 @@ class ToyGrammar:
             if node >= 0:
                 above = paths.get(parents[node])
                 if above is None or tokens[node] not in self.allowed(above):
-                    continue  # behind a forbidden token anything may stand
+                    continue  # after a forbidden token anything may stand
                 paths[node] = [*above, tokens[node]]
             row = torch.zeros((1, self.vocab), dtype=torch.bool)
             row[0, self.allowed(paths[node])] = True
@@ -157,7 +157,7 @@ def grammars(llm: LLM) -> JsonGrammars:
 
 
 def test_rows_of_a_tree_are_what_each_path_alone_allows(llm: LLM, grammars: JsonGrammars) -> None:
-    """The mask behind every node of a tree, by trial and return, against a fresh walk down its path."""
+    """The mask after every node of a tree, by trial and return, against a fresh walk down its path."""
     ids = llm.tokenizer.encode('{"name": "Bob", "age": 4', add_special=False)
     wrong = llm.tokenizer.encode("]", add_special=False)[0]
     cut = len(ids) // 2
@@ -171,7 +171,7 @@ def test_rows_of_a_tree_are_what_each_path_alone_allows(llm: LLM, grammars: Json
         grammars.of(PERSON).start().fill(ids[: cut + node + 1], [], [], fresh)
         assert torch.equal(bits[node + 1], fresh[0]), node
         assert (fresh != 0).any()
-    assert (bits[-3:] == -1).all()  # behind a forbidden token, below it, and behind the end of the text
+    assert (bits[-3:] == -1).all()  # after a forbidden token, below it, and after the end of the text
 
 
 @pytest.mark.parametrize("method", ["prompt-lookup", "suffix", "draft-model"])

@@ -1,4 +1,4 @@
-"""The guard around drafters: who is lost, who is not, and what is told."""
+"""The guard around drafters: who is lost, who is not, and what is reported."""
 
 from __future__ import annotations
 

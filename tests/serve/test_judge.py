@@ -48,16 +48,16 @@ def test_the_threshold_of_a_request(judged: Running, tiny: Path, judge: Path) ->
     for threshold in THRESHOLDS:
         method = llm.with_rule(llm.method, f"judge:{threshold}", str(judge))
         expected = llm.generate([PROMPT], SamplingParams(max_new_tokens=40, ignore_eos=True), method=method)[0]
-        found, told = ask(judged, rule="judge", threshold=threshold)
+        found, reported = ask(judged, rule="judge", threshold=threshold)
         assert found == expected.token_ids
-        assert told["rule"] == f"judge:threshold={threshold}"
-        assert told["judged"] == sum(reason.name == "JUDGE" for reason in expected.reasons) <= told["accepted"]
-        assert ask(judged, threshold=threshold) == ask(judged, rule=f"judge:{threshold}") == (found, told)
-        assert ask(judged, rule=told["rule"]) == (found, told)  # what the usage says can be sent again
+        assert reported["rule"] == f"judge:threshold={threshold}"
+        assert reported["judged"] == sum(reason.name == "JUDGE" for reason in expected.reasons) <= reported["accepted"]
+        assert ask(judged, threshold=threshold) == ask(judged, rule=f"judge:{threshold}") == (found, reported)
+        assert ask(judged, rule=reported["rule"]) == (found, reported)  # what the usage says can be sent again
     plain, _ = ask(judged, off=True)
-    assert found == plain and told["judged"] == 0
-    everything, told = ask(judged, threshold=0.0)
-    assert everything != plain and told["judged"] > 0
+    assert found == plain and reported["judged"] == 0
+    everything, reported = ask(judged, threshold=0.0)
+    assert everything != plain and reported["judged"] > 0
     assert ask(judged) == ask(judged, rule="judge") == ask(judged, threshold=0.5)
     assert ask(judged)[1]["rule"] == "judge"
 
@@ -127,8 +127,8 @@ def test_the_judge_of_the_target_on_an_exact_server(tiny: Path, judge: Path, mon
     """One that comes with the model is there for the asking, where lossy rules may be asked for."""
     monkeypatch.setattr(judging, "shipped", lambda target: [judge])
     with serving(tiny_llm(tiny, "draft-model"), allow_lossy=True) as lossy:
-        plain, told = ask(lossy)
-        assert told["judged"] == 0
+        plain, reported = ask(lossy)
+        assert reported["judged"] == 0
         assert ask(lossy, rule="judge", threshold=0.0)[1]["judged"] > 0
         assert ask(lossy, rule="judge", threshold=1.0)[0] == plain
     with serving(tiny_llm(tiny, "draft-model")) as exact:

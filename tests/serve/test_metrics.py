@@ -1,4 +1,4 @@
-"""What Prometheus is told fits what was asked and answered."""
+"""What Prometheus is reported fits what was asked and answered."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def test_figures_add_up(tiny: Path) -> None:
         server.post("completions", **BODY, speculation={"off": True})
         server.post("completions", **BODY | {"temperature": "hot"})
         after = figures(server)
-        told = [answer["usage"]["speculation"] for answer in answers]
-        assert sum(each["accepted"] for each in told) > 0
+        reported = [answer["usage"]["speculation"] for answer in answers]
+        assert sum(each["accepted"] for each in reported) > 0
         assert after["generated_tokens_total{method=suffix}"] == 60
         assert after["generated_tokens_total{method=plain}"] == 20
         assert after["prompt_tokens_total{}"] == sum(a["usage"]["prompt_tokens"] for a in answers) * 4 / 3
         for name, key in (("drafted_tokens", "drafted"), ("accepted_tokens", "accepted"), ("rounds", "steps")):
-            assert after[f"{name}_total{{method=suffix}}"] == sum(each[key] for each in told)
+            assert after[f"{name}_total{{method=suffix}}"] == sum(each[key] for each in reported)
         at = {key: value for key, value in after.items() if key.startswith("accepted_by_position_total")}
-        assert sum(at.values()) == sum(each["accepted"] for each in told)
+        assert sum(at.values()) == sum(each["accepted"] for each in reported)
         assert at["accepted_by_position_total{position=1}"] == max(at.values())
         assert after["drafted_by_position_total{position=1}"] >= at["accepted_by_position_total{position=1}"]
         reasons = {key: value for key, value in after.items() if key.startswith("tokens_by_reason_total")}

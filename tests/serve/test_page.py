@@ -167,11 +167,11 @@ def test_the_tree_of_the_step_is_drawn(page: Page) -> None:
     finish(page)
     page.locator(".answer [data-reason=standard]").first.hover()
     picture = page.get_by_role("img", name=re.compile("Draft tree"))
-    told = re.search(r"(\d+) drafted, (\d+) accepted", picture.get_attribute("aria-label") or "")
-    assert told
-    drafted, accepted = map(int, told.groups())
+    reported = re.search(r"(\d+) drafted, (\d+) accepted", picture.get_attribute("aria-label") or "")
+    assert reported
+    drafted, accepted = map(int, reported.groups())
     assert accepted >= 1
-    assert picture.locator("rect").count() in (drafted, drafted + 1)  # and the target's own token behind them
+    assert picture.locator("rect").count() in (drafted, drafted + 1)  # and the target's own token after them
     assert picture.locator(".accepted").count() in (accepted, accepted + 1)
 
 

@@ -10,7 +10,7 @@ TEXT = torch.tensor([[7, 8, 1, 2, 3, 4, 5, 6]])
 
 
 def test_runs_stop_at_the_first_wrong_guess() -> None:
-    """Behind slot 0 (pending token 8) come 1, 2, 3 ..; a wrong guess hides right ones behind it."""
+    """After slot 0 (pending token 8) come 1, 2, 3 ..; a wrong guess hides right ones after it."""
     guesses = torch.zeros((1, 8, 3), dtype=torch.int64)
     guesses[0, 0] = torch.tensor([1, 2, 9])
     guesses[0, 1] = torch.tensor([9, 3, 4])

@@ -39,7 +39,7 @@ def forced(stepper: Stepper, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("begin", [0, 5])
 @pytest.mark.parametrize("kind", ["eagle3", "eagle", "griffin"])
 def test_unrolled_slots_are_real_drafts(kind: str, begin: int) -> None:
-    """Slot t at step j, computed for all t at once, equals j tokens drafted behind the text up to t + 1.
+    """Slot t at step j, computed for all t at once, equals j tokens drafted after the text up to t + 1.
 
     Also where only tokens from `begin` on count, so that later steps leave the slots before out.
     """

@@ -42,9 +42,9 @@ def weight_bytes(executor: Executor) -> int | None:
 
     An executor with weights in a form of its own (quantised, say) tells it by an attribute of this name.
     """
-    told = getattr(executor, "weight_bytes", None)
-    if told is not None:
-        return int(told)
+    given = getattr(executor, "weight_bytes", None)
+    if given is not None:
+        return int(given)
     if executor.decoder is None:
         return None
     small = [part for part in executor.decoder.modules() if isinstance(part, EightBitLinear)]

@@ -235,9 +235,9 @@ class BudgetPlanner:
         self.costs.observe(rows / batch, self._host.context, batch, seconds)
         for group in groups:
             if group.drafting and group.method.drafter is not None:
-                for request, told in zip(group.requests, group.summaries, strict=True):
-                    name, accepted = group.method.drafter.name, len(told.verdict.path)
-                    self.record.observe(request.id, name, told.depth, accepted)
+                for request, given in zip(group.requests, group.summaries, strict=True):
+                    name, accepted = group.method.drafter.name, len(given.verdict.path)
+                    self.record.observe(request.id, name, given.depth, accepted)
 
     def end(self, request: Request) -> None:
         self.record.end(request.id)

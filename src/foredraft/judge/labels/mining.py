@@ -46,7 +46,7 @@ class Limits:
 
     @property
     def alternatives(self) -> int:
-        """Likeliest tokens to report at each place: at most 1 / rare of them can be no rarer than that."""
+        """Top tokens to report at each place: at most 1 / rare of them can be no rarer than that."""
         return ceil(1 / self.rare) if self.rare else 0
 
     def longest(self, own: int) -> int:

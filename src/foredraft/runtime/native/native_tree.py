@@ -1,6 +1,6 @@
-"""Rounds of a drafting head on the native executor: a level of a tree is one call, from tokens to likeliest words.
+"""Rounds of a drafting head on the native executor: a level of a tree is one call, from tokens to the top words.
 
-What stays the same is told to the library once. `NativeExecutor.forward_pairs` with a search behind it is the reference
+What stays the same is given to the library once. `NativeExecutor.forward_pairs` with a search after it is the reference
 and gives the same bits.
 """
 
@@ -20,13 +20,13 @@ from ...models.layers.linear import TiledLinear
 from .executor import NativeExecutor
 
 Numbers = NDArray[Any]
-Found = tuple[Numbers, Numbers]  # log-probabilities and ids of the likeliest words, [B, w, k] each
+Found = tuple[Numbers, Numbers]  # log-probabilities and ids of the top words, [B, w, k] each
 
 
 class Levels:
     """A head that reads pairs, for so many sequences that read as many rows a level; their roots may be ragged.
 
-    A table holds what the head handed back: behind the text of every sequence first, then level behind level.
+    A table holds what the head handed back: after the text of every sequence first, then level after level.
     """
 
     _first: int  # scratch rows of each sequence
@@ -95,7 +95,7 @@ class Levels:
         return found
 
     def below(self, token: Numbers, above: Numbers, depth: int, k: int) -> Found:
-        """The same behind nodes [B, w], `depth` tokens behind the text, below columns `above` of the level before."""
+        """The same after nodes [B, w], `depth` tokens after the text, below columns `above` of the level before."""
         (batch, width), first = token.shape, self._first
         rows, place = batch * width, self._begin + batch * self._wide
         self._token[:rows] = token.reshape(-1)

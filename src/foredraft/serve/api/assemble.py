@@ -17,11 +17,11 @@ LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A written token with its log-probability and its likeliest rivals."""
+    """A written token with its log-probability and its top rivals."""
 
     text: str
     logprob: float
-    rivals: list[tuple[str, float]]  # the likeliest tokens in falling order; the written one may be among them
+    rivals: list[tuple[str, float]]  # the top tokens in falling order; the written one may be among them
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class ChoiceAssembler:
 
 
 def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, Any]:
-    """What a call has cost. Prompts count once, however many choices they have. Without `counters` nothing is told of
+    """What a call has cost. Prompts count once, however many choices they have. Without `counters` nothing is said of
     drafts: how many there were depends on the texts that they were drafted from.
     """
     total = Stats()

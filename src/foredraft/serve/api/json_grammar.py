@@ -116,7 +116,7 @@ class JsonConstraint:
         self._visit(-1, tokens, children, bits)
 
     def _visit(self, node: int, tokens: list[int], children: dict[int, list[int]], bits: Tensor) -> None:
-        """Write the row behind a node and the rows below it; leaves the matcher as it was."""
+        """Write the row after a node and the rows below it; leaves the matcher as it was."""
         row = bits[node + 1]
         self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.numel() * row.element_size())
         for child in children[node]:

@@ -16,7 +16,7 @@ from .json_grammar import ANY_OBJECT
 from .min_tokens import MinTokens
 from .schema import ChatBody, CompletionBody, Generation
 
-LEAST_MASS = 1e-9  # top_p = 0 means the likeliest token alone
+LEAST_MASS = 1e-9  # top_p = 0 means the top token alone
 
 
 def build_requests(service: Service, body: ChatBody | CompletionBody, client: str) -> list[Request]:

@@ -82,7 +82,7 @@ class CompletionResponse:
         return choice | _extras(piece, self._body)
 
     def _scores(self, piece: Piece) -> Document:
-        """Parallel lists; the written token is among the likeliest ones or comes on top of them."""
+        """Parallel lists; the written token is among the top ones or comes on top of them."""
         offset = self._written.get(piece.index, 0)
         offsets, tops = [], []
         for score in piece.scores:

@@ -1,4 +1,4 @@
-"""Methods that clients may order: built once at the start, varied per request without building anything anew."""
+"""Methods that clients may order: built once at the start, varied per request without building anything again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ export function drawTree(place, step) {
   place.scrollTo(end - place.clientWidth, 0); // the end of the accepted path is in sight
 }
 
-/** The root, the drafted nodes, and the target's own token behind the accepted path. Parents become nodes. */
+/** The root, the drafted nodes, and the target's own token after the accepted path. Parents become nodes. */
 function withTarget(step) {
   const root = { text: "", parent: null, children: [], depth: 0 };
   const nodes = [root];
