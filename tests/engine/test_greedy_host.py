@@ -77,7 +77,7 @@ def greedy_case(seed: int, batch: int, chain: bool, kind: Kind, duplicates: bool
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch", [1, 3, 20])
 def test_the_greedy_walk_is_the_rule_at_temperature_zero(batch: int, chain: bool, kind: Kind) -> None:
-    """Bit by bit: the judge's verdict from the table of its second_chances, and the exact rule's where nobody may pass."""
+    """Bit by bit: the judge's verdict from its table of scores, and the exact rule's where nobody may pass."""
     rule, off = judge(lambda rows: rows[..., 0], 1.5, forbidden_ids=[3]), judge(lambda rows: rows[..., 0], torch.inf)
     seen: set[int] = set()
     for seed in range(12):
