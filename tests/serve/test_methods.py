@@ -27,7 +27,7 @@ def test_what_is_offered(llm: LLM) -> None:
     assert set(menu(llm).names) == {*untrained(), "draft-model"}
     assert set(menu(llm, ("suffix",)).names) == {"plain", "suffix", "draft-model"}
     assert set(menu(llm, ()).names) == {"plain", "draft-model"}
-    with pytest.raises(ApiError, match="not offered here; choose from plain, draft-model"):
+    with pytest.raises(ApiError, match="not served here; choose from plain, draft-model"):
         menu(llm, ()).choose(Speculation(method="suffix"), False)
 
 
@@ -80,7 +80,7 @@ def test_a_grammar_turns_a_lossy_default_lossless(tiny: Path) -> None:
         (Speculation(rule="lenience:0.5", threshold=0.5), "parameters already"),
         (Speculation(threshold=0.5), "takes no parameters"),
         (Speculation(method="draft-mode"), "did you mean 'draft-model'"),
-        (Speculation(method="eagle3"), "not offered here"),
+        (Speculation(method="eagle3"), "not served here"),
     ],
     ids=str,
 )

@@ -280,7 +280,7 @@ class Worker:
         active = self._active.get(event.request_id)
         if active is None:
             return
-        active.meter.book(event)
+        active.meter.count(event)
         active.posted += len(event.token_ids)
         if event.finish_reason is not None:
             self._leave(active, event.finish_reason)
@@ -314,7 +314,7 @@ class Worker:
         for active in list(self._active.values()):
             try:
                 self._finish(active, "shutdown")
-            except Exception:  # the others must hear of the end all the same
+            except Exception:  # the others must be ended all the same
                 log.exception("a request could not be ended")
                 active.job.post(active.index, Event(active.request.id, [], [], None, "shutdown"))
 

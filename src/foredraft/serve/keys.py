@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer KEY`, compared in a time that tells nothing."""
+"""API keys: `Authorization: Bearer KEY`, compared in constant time."""
 
 from __future__ import annotations
 

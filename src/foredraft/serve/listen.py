@@ -27,7 +27,7 @@ WATCH_SECONDS = 1.0  # between two looks at the engine
 
 
 def run(service: Service, host: str, port: int, access_log: bool = False) -> int:
-    """Serve until told to stop (SIGTERM or SIGINT; twice = at once). Returns the exit code."""
+    """Serve until a signal to stop (SIGTERM or SIGINT; twice = at once). Returns the exit code."""
     listener = listen(host, port)
     limit_logs()
     server = Server(configure(service, access_log), service, listener)

@@ -1,4 +1,4 @@
-"""What the server tells Prometheus. The engine thread books, anyone may read."""
+"""Prometheus metrics. The engine thread counts, anyone may read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Choices(Collector):
 
 
 class Meter:
-    """Books one request's events as they come."""
+    """Counts one request's events as they come."""
 
     def __init__(self, metrics: Metrics, request: Request, arrived: float) -> None:
         self._metrics, self._request, self._arrived = metrics, request, arrived
@@ -82,7 +82,7 @@ class Meter:
         self._seen = Stats()
         metrics.prompt_tokens.inc(request.sequence.prompt_length)
 
-    def book(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         metrics, method, now = self._metrics, self._request.method.name, time.monotonic()
         written = len(event.token_ids)
         metrics.tokens.labels(method).inc(written)
@@ -94,10 +94,10 @@ class Meter:
             for _ in event.token_ids:
                 metrics.between.observe((now - self._last) / written)
         self._last = now if written else self._last
-        self._count(method)
+        self._add(method)
 
-    def _count(self, method: str) -> None:
-        """SlotTable what the request's own figures have grown by."""
+    def _add(self, method: str) -> None:
+        """Add what the request's own figures have grown by."""
         metrics, stats, seen = self._metrics, self._request.stats, self._seen
         metrics.rounds.labels(method).inc(stats.steps - seen.steps)
         metrics.reused.inc(stats.reused - seen.reused)

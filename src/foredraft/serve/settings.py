@@ -23,10 +23,10 @@ class Limits:
     prompt_tokens: int | None = None  # None = what the context holds
     new_tokens: int | None = None  # longest answer; None = what the context holds
     choices: int = 16  # answers of one request: prompts times n
-    queue: int = 64  # answers that may wait for a slot; beyond them a client is told to come back
+    queue: int = 64  # answers that may wait for a slot; beyond them a client gets 429
     open_replies: int = 1024  # requests in flight, those whose answer is ready but not read included
     seconds: float = 600.0  # time for one request, waiting included
-    grace: float = 30.0  # time for what runs when the server is told to stop
+    grace: float = 30.0  # time for what runs after SIGTERM
     connections: int = 1024  # open at a time; beyond them idle ones are closed
     head_seconds: float = 10.0  # for a request's head to arrive
     body_seconds: float = 30.0  # for a request's body to arrive
@@ -61,9 +61,7 @@ class Settings:
     private_calls: bool = False  # without keys: whether callers are strangers to one another, not one client
     allow_trace: bool | None = None  # whether clients see drafts and draft counters; None = unless texts are shared
     open_metrics: bool = False  # whether /metrics needs no key where keys are set
-    key_weights: tuple[
-        float, ...
-    ] = ()  # how the clients share slots and queue, in the order of their keys; none = equally
+    key_weights: tuple[float, ...] = ()  # how clients share slots and queue, one per key; none = equally
     hosts: tuple[str, ...] = ()  # names by which clients may call the server; none = any
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ def invalid_body(error: ValidationError) -> ApiError:
 
 
 def install_handlers(app: FastAPI, count: Callable[[int], None]) -> None:
-    """Every way of failing ends in the same form, and `count` hears of its status."""
+    """Every way of failing ends in the same form, and `count` is called with its status."""
 
     def reply(error: ApiError) -> JSONResponse:
         count(error.status)

@@ -17,11 +17,11 @@ LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A written token with its log-probability and its top rivals."""
+    """A written token with its log-probability and the top alternatives."""
 
     text: str
     logprob: float
-    rivals: list[tuple[str, float]]  # the top tokens in falling order; the written one may be among them
+    alternatives: list[tuple[str, float]]  # the top tokens in falling order; the written one may be among them
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class ChoiceAssembler:
         top = self._request.sequence.params.logprobs
         for token, entry in zip(event.token_ids, event.logprobs or (), strict=False):
             ranked = sorted(entry.items(), key=lambda item: -item[1])[:top]
-            rivals = [(self._token(rival), max(value, LEAST_LOGPROB)) for rival, value in ranked]
-            yield TokenScore(self._token(token), max(entry[token], LEAST_LOGPROB), rivals)
+            alternatives = [(self._token(alternative), max(value, LEAST_LOGPROB)) for alternative, value in ranked]
+            yield TokenScore(self._token(token), max(entry[token], LEAST_LOGPROB), alternatives)
             self._before = token
 
     def _token(self, token: int) -> str:

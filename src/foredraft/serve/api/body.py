@@ -32,8 +32,8 @@ async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> byt
     """
     limit, seconds, client = limits.body_bytes, limits.body_seconds, request.state.client
     too_long = ApiError(413, f"the body exceeds {limit} bytes", "request_too_large", headers=CLOSE)
-    given = request.headers.get("content-length", "")
-    if given.isdecimal() and int(given) > limit + SURPLUS:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit + SURPLUS:
         raise too_long
     data, size = bytearray(), 0
     budget.take(BODIES, 1, client)

@@ -131,7 +131,7 @@ class Call:
 
 
 def failure(request: Request, reason: str | None, seconds: float) -> ApiError:
-    """What a client is told of a request that did not end by itself."""
+    """The error of a request that did not end by itself."""
     if reason == "timeout":
         return ApiError(504, f"the answer was not ready within {seconds:g} s", "timeout")
     if reason in ("shutdown", "cancelled"):

@@ -20,7 +20,7 @@ from .schema_probe import SchemaProbe
 
 ANY_OBJECT = {"type": "object"}
 MAX_SCHEMA = 1 << 16  # characters; longer ones take seconds to compile
-KEPT_BYTES = 256 << 20  # of compiled schemas, as far as the probe tells
+KEPT_BYTES = 256 << 20  # of compiled schemas, as far as the probe measures it
 KEPT = 32  # compiled schemas
 
 

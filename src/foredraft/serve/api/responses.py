@@ -82,13 +82,13 @@ class CompletionResponse:
         return choice | _extras(piece, self._body)
 
     def _scores(self, piece: Piece) -> Document:
-        """Parallel lists; the written token is among the top ones or comes on top of them."""
+        """Parallel lists; the written token is among the top ones or comes in addition."""
         offset = self._written.get(piece.index, 0)
         offsets, tops = [], []
         for score in piece.scores:
             offsets.append(offset)
             offset += len(score.text)
-            tops.append({score.text: score.logprob} | dict(reversed(score.rivals)))
+            tops.append({score.text: score.logprob} | dict(reversed(score.alternatives)))
         self._written[piece.index] = offset
         return {
             "tokens": [score.text for score in piece.scores],
@@ -110,8 +110,8 @@ def _extras(piece: Piece, body: Generation) -> Document:
 
 
 def _chat_score(score: TokenScore) -> Document:
-    rivals = [_named(text, logprob) for text, logprob in score.rivals]
-    return _named(score.text, score.logprob) | {"top_logprobs": rivals}
+    alternatives = [_named(text, logprob) for text, logprob in score.alternatives]
+    return _named(score.text, score.logprob) | {"top_logprobs": alternatives}
 
 
 def _named(text: str, logprob: float) -> Document:

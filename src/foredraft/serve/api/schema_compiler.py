@@ -43,6 +43,7 @@ def attempt(tokens: LLTokenizer, schema: str, seconds: int, megabytes: int) -> d
     child = os.fork()
     if child == 0:
         try:
+            os.nice(NICE)
             limit(seconds, megabytes)
             os.write(sink, json.dumps(outcome(tokens, schema)).encode())
         finally:
@@ -73,7 +74,6 @@ def outcome(tokens: LLTokenizer, schema: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, whose end closes our input
     setup = json.loads(sys.stdin.readline())
     tokens = load_tokens(**setup["tokens"])

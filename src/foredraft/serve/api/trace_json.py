@@ -25,7 +25,7 @@ class Tracer:
         self._root = before  # the token that the step's draft tree hangs on
 
     def push(self, event: Event) -> list[Document]:
-        """The step behind an event, or nothing if it was not traced."""
+        """The step of an event, or nothing if it was not traced."""
         if event.trace is None:
             return []
         step = {"tokens": self._tokens(event, event.trace), "tree": self._tree(event.trace)}

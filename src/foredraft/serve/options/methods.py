@@ -1,4 +1,4 @@
-"""Methods that clients may order: built once at the start, varied per request without building anything again."""
+"""Methods that clients may ask for: built once at the start, varied per request without building anything again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT = 64  # variants remembered; requests of one variant are verified together
 class ServedMethods:
     """The served method, plain decoding, and whatever else the operator allows. Drafters are guarded.
 
-    Calls order from several threads.
+    May be asked from several threads.
     """
 
     def __init__(self, llm: LLM, allowed: tuple[str, ...] | None, lossy: bool, on_loss: OnLoss) -> None:
@@ -50,16 +50,16 @@ class ServedMethods:
     def methods(self) -> list[Method]:
         return list(self._methods.values())
 
-    def choose(self, wish: Speculation | None, constrained: bool) -> Method:
+    def choose(self, wanted: Speculation | None, constrained: bool) -> Method:
         """The method that a request runs with. A grammar needs a lossless rule and gets the drafter's best one."""
-        wish = wish or Speculation()
-        base = self.plain if wish.off else self._base(wish.method)
-        rule = base.rule if base.drafter is None else self._rule(base, wish)
+        wanted = wanted or Speculation()
+        base = self.plain if wanted.off else self._base(wanted.method)
+        rule = base.rule if base.drafter is None else self._rule(base, wanted)
         if constrained and rule.lossy and base.drafter is not None:
-            if wish.rule is not None:
+            if wanted.rule is not None:
                 raise bad_request(f"rule {rule.name!r} is lossy and cannot obey a response_format", "speculation.rule")
             rule = default_rule(base.drafter.kinds, base.drafter.topology)
-        return self._variant(base, rule, wish.draft_length)
+        return self._variant(base, rule, wanted.draft_length)
 
     def _base(self, name: str | None) -> Method:
         if name is None:
@@ -68,22 +68,22 @@ class ServedMethods:
         if name not in self._methods:
             message = str(unknown_name("method", name, self._methods))
             if name.partition(":")[0] in RECIPES:
-                message = f"method {name!r} is not offered here; choose from {', '.join(self._methods)}"
+                message = f"method {name!r} is not served here; choose from {', '.join(self._methods)}"
             raise bad_request(message, "speculation.method", "method_not_allowed")
         return self._methods[name]
 
-    def _rule(self, base: Method, wish: Speculation) -> Rule:
-        if wish.rule is None and wish.threshold is None:
+    def _rule(self, base: Method, wanted: Speculation) -> Rule:
+        if wanted.rule is None and wanted.threshold is None:
             return base.rule
-        name = wish.rule or base.rule.name.partition(":")[0]
-        if wish.threshold is not None:
+        name = wanted.rule or base.rule.name.partition(":")[0]
+        if wanted.threshold is not None:
             if ":" in name:
                 raise bad_request("the rule has its parameters already; leave the threshold out", "speculation")
-            name = f"{name}:{_written(wish.threshold)}"
+            name = f"{name}:{_written(wanted.threshold)}"
         try:
             rule = self._find(name)
         except UsageError as error:
-            blamed = "rule" if wish.threshold is None else "threshold"
+            blamed = "rule" if wanted.threshold is None else "threshold"
             raise bad_request(str(error), f"speculation.{blamed}") from None
         if rule.lossy and not (self._lossy or base.rule.lossy):
             message = f"rule {rule.name!r} is lossy, and the operator allows lossless ones only (--allow-lossy)"
