@@ -27,7 +27,7 @@ class Watched:
 
         def next_groups(scheduler: Scheduler) -> Any:
             running = frozenset(request.id for request in scheduler.running)
-            self.steps.append((running, scheduler.prompt_budget, scheduler.spending is not None))
+            self.steps.append((running, scheduler.prompt_budget, scheduler.planner is not None))
             return original(scheduler)
 
         monkeypatch.setattr(Scheduler, "next_groups", next_groups)
