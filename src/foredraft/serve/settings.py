@@ -34,7 +34,7 @@ class Limits:
     open_body_bytes: int = 64 << 20  # bytes that they hold together
     schema_seconds: int = 2  # processor time for a schema to be compiled
     schema_megabytes: int = 128  # memory for it
-    step_seconds: float = 120.0  # a step of the engine that takes longer is stuck
+    step_seconds: float = 330.0  # a step that takes longer is stuck; the first one may compile kernels for 300 s
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
