@@ -86,12 +86,8 @@ inline int32_t sum_of_ints(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline Ints to_ints(Floats a) { return _mm512_cvtps_epi32(a); }  // to the nearest
 inline void store_words(int16_t* to, Ints a) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtsepi32_epi16(a)); }
 inline Words load_words(const int16_t* x) { return _mm512_loadu_si512(x); }
-inline void keep_words(int16_t* to, Words x) { _mm512_storeu_si512(to, x); }
 inline Words words_of_bytes(const uint8_t* x) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)x)); }
-inline Words minus(Words a, int16_t b) { return _mm512_sub_epi16(a, _mm512_set1_epi16(b)); }
-inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
 template <int BITS> inline Words down(Words a) { return _mm512_srli_epi16(a, BITS); }
-template <int BITS> inline Words up(Words a) { return _mm512_slli_epi16(a, BITS); }
 inline Words masked(Words a, int16_t mask) { return _mm512_and_si512(a, _mm512_set1_epi16(mask)); }
 // Lane c: sum + w[2 c] * x[0] + w[2 c + 1] * x[1], where `pair` holds both x.
 inline Ints add_pairs(Ints sum, Words w, int32_t pair) {
@@ -206,19 +202,10 @@ inline void store_words(int16_t* to, Ints x) {
     _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
 }
 inline Words load_words(const int16_t* x) { return {load8(x), load8(x + 16)}; }
-inline void keep_words(int16_t* to, Words x) {
-    _mm256_storeu_si256((__m256i*)to, x.a), _mm256_storeu_si256((__m256i*)(to + 16), x.b);
-}
 inline Words words_of_bytes(const uint8_t* x) {
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)x)), _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(x + 16)))};
 }
-inline Words minus(Words x, int16_t y) {
-    const __m256i by = _mm256_set1_epi16(y);
-    return {_mm256_sub_epi16(x.a, by), _mm256_sub_epi16(x.b, by)};
-}
-inline Words either(Words x, Words y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 template <int BITS> inline Words down(Words x) { return {_mm256_srli_epi16(x.a, BITS), _mm256_srli_epi16(x.b, BITS)}; }
-template <int BITS> inline Words up(Words x) { return {_mm256_slli_epi16(x.a, BITS), _mm256_slli_epi16(x.b, BITS)}; }
 inline Words masked(Words x, int16_t mask) {
     const __m256i by = _mm256_set1_epi16(mask);
     return {_mm256_and_si256(x.a, by), _mm256_and_si256(x.b, by)};

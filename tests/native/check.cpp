@@ -1,0 +1,108 @@
+// A check of the library's products and vector code that needs nothing but a compiler: for processors that are emulated
+// (scripts/test-neon). Prints one line and ends with 0 if all is well. The full tests are those in Python.
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "attention.h"
+#include "largest.h"
+#include "pool.h"
+#include "words.h"
+
+static int failures = 0;
+static void expect(bool right, const char* what) {
+    if (!right) std::printf("wrong: %s\n", what), failures++;
+}
+
+// w[column][k] of a weight, number by number, as formats.h tells.
+static float half(const uint8_t* at, int i) {
+    uint16_t bits;
+    std::memcpy(&bits, at + 2 * i, 2);
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float size = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(float(fraction), -24);
+    return bits >> 15 ? -size : size;
+}
+static double number(const Weight& w, int column, int k) {
+    const int block = column / 16, c = column % 16, blocks = w.depth / 32, kb = k / 32, pair = k % 32 / 2, lane = 2 * c + k % 2;
+    const long at = long(block) * blocks + kb;
+    auto nibble = [&] {
+        uint16_t word;
+        std::memcpy(&word, w.codes + at * 256 + pair / 4 * 64 + lane * 2, 2);
+        return word >> 4 * (pair % 4) & 15;
+    };
+    const int eight = int8_t(w.codes[at * 512 + pair * 32 + lane]);
+    const uint8_t* scales = w.scales + at * 64;
+    if (w.format == BF16) return widen(((const bf16*)w.codes)[at * 512 + pair * 32 + lane]);
+    if (w.format == GRID8) return double(((const float*)scales)[c]) * eight;
+    if (w.format == NIBBLES) return double(half(scales, c)) * nibble() + half(scales + 32, c);
+    if (w.format == SUPER4) {
+        scales = w.scales + (long(block) * blocks / 8 + kb / 8) * 320;
+        return double(half(scales, c)) * scales[64 + kb % 8 * 32 + c] * nibble() - double(half(scales + 32, c)) * scales[80 + kb % 8 * 32 + c];
+    }
+    scales = w.scales + (long(block) * blocks / 8 + kb / 8) * 288;
+    return double(half(scales, c)) * int8_t(scales[32 + (kb % 8 * 2 + k % 32 / 16) * 16 + c]) * eight;
+}
+
+static void check_products(int format) {
+    constexpr int COLUMNS_ = 48, DEPTH_ = 512, MOST_ROWS = 19;
+    std::mt19937 random(format);
+    std::vector<uint8_t> codes(COLUMNS_ * DEPTH_ * 2), scales(COLUMNS_ * DEPTH_ * 4);
+    for (auto& byte : codes) byte = random();
+    for (auto& byte : scales) byte = random() % 60;  // halves and floats of modest size
+    if (format == BF16)
+        for (size_t i = 1; i < codes.size(); i += 2) codes[i] = (codes[i] & 128) | 62;
+    std::vector<float> x(MOST_ROWS * DEPTH_);
+    for (auto& value : x) value = std::normal_distribution<float>()(random);
+    const Weight w{format, COLUMNS_, DEPTH_, COLUMNS_, codes.data(), scales.data(), nullptr};
+    Room room;
+    float together[MOST_ROWS][COLUMNS_], alone[MOST_ROWS][COLUMNS_];
+    auto id = [](int j) { return j; };
+    product(x.data(), DEPTH_, MOST_ROWS, w, 0, COLUMNS_ / 16, id, room, [&](int r, int j, Floats s) { store(&together[r][16 * j], s); });
+    for (int r = 0; r < MOST_ROWS; r++)
+        product(&x[r * DEPTH_], DEPTH_, 1, w, 0, COLUMNS_ / 16, id, room, [&](int, int j, Floats s) { store(&alone[r][16 * j], s); });
+    expect(!std::memcmp(together, alone, sizeof alone), "a row's numbers are its own");
+    double worst = 0, most = 0;
+    for (int r = 0; r < MOST_ROWS; r++)
+        for (int c = 0; c < COLUMNS_; c++) {
+            double sum = 0;
+            for (int k = 0; k < DEPTH_; k++) sum += x[r * DEPTH_ + k] * number(w, c, k);
+            worst = std::fmax(worst, std::fabs(sum - together[r][c])), most = std::fmax(most, std::fabs(sum));
+        }
+    expect(worst < 1e-4 * most, "a product");
+}
+
+static void check_lanes() {
+    alignas(64) float x[16], y[16];
+    for (int i = 0; i < 16; i++) x[i] = (i - 7.5f) * 3.1f;
+    store(y, exp16(load(x)));
+    for (int i = 0; i < 16; i++) expect(std::fabs(y[i] / std::exp(x[i]) - 1) < 1e-6, "exp16");
+    expect(not_at_most(load(x), all(x[9])) == 0xfc00, "not_at_most");
+    store(y, select(0x8421, load(x), all(0.0f)));
+    for (int i = 0; i < 16; i++) expect(y[i] == (i % 5 == 0 ? x[i] : 0.0f), "select");
+    bf16 narrow[16];
+    x[3] = NAN, x[4] = 1.00390625f, x[5] = 1.01171875f;  // ties go to even
+    narrow16(narrow, load(x));
+    expect(narrow[3] == 0x7fc0 && narrow[4] == 0x3f80 && narrow[5] == 0x3f82, "narrow16");
+    std::vector<float> row(1000);
+    for (int i = 0; i < 1000; i++) row[i] = float(i * 7919 % 1000);
+    float values[3];
+    int64_t places[3];
+    largest(row.data(), 1000, 3, values, places);
+    expect(values[0] == 999 && values[2] == 997 && row[places[1]] == 998, "largest");
+}
+
+static void check_pool() {
+    std::atomic<int> sum{0};
+    for (int round = 0; round < 200; round++) {
+        Barrier barrier{3};
+        Pool::shared().run(3, [&](int me) { sum += me, barrier.wait(), sum += 1; });
+    }
+    expect(sum == 200 * 6, "the pool");
+}
+
+int main() {
+    for (int format : {BF16, GRID8, NIBBLES, SUPER4, SUPER8}) check_products(format);
+    check_lanes(), check_pool();
+    std::printf("%s\n", failures ? "failed" : "products, lanes and threads are right");
+    return failures != 0;
+}
