@@ -196,7 +196,9 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"plain", "prompt-lookup", "suffix", "draft-model"} <= {row["name"] for row in table["methods"]}
     assert all(row["exact"] in (True, False) for row in table["methods"])
     code, out, _ = call(capsys, "models", "--json")
-    assert {"smollm2", "tinyllama", "stories15m", "judge-demo"} == {row["name"] for row in json.loads(out)["models"]}
+    assert {"smollm2", "tinyllama", "stories15m", "judge-demo", "qwen-coder"} == {
+        row["name"] for row in json.loads(out)["models"]
+    }
     assert call(capsys, "methods")[0] == call(capsys, "models")[0] == 0
 
 

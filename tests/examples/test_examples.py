@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from foredraft.cli.app import run
+from foredraft.recipes.loading import Loaded, load
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -21,9 +25,19 @@ def python(*argv: str) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def loaded() -> Callable[..., Loaded]:
+    """Models that are loaded once for all examples: each of them is a program of its own, but not a test of loading."""
+    return cache(load)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_example(path: Path) -> None:
-    out = python(str(path))
+def test_example(
+    path: Path, loaded: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("foredraft.recipes.llm.load", lambda model, place, progress: loaded(model, place))
+    runpy.run_path(str(path), run_name="__main__")
+    out = capsys.readouterr().out
     assert out.strip()
     assert "False" not in out
 

@@ -57,7 +57,7 @@ def test_lines_become_records(
         ("{", "is no JSON"),
         ("[1]", "`question` and `answer`"),
         ('{"question": "a", "answer": 3}', "`question` and `answer`"),
-        ('{"question": "a", "answer": "b", "first_wrong": 2}', "letter 2 of 1"),
+        ('{"question": "a", "answer": "b", "first_wrong": 2}', "character 2 of 1"),
         ('{"question": "a", "answer": "b", "first_wrong": "x"}', "whole number"),
         ('{"question": "a", "answer": "b", "first_wrong": 0, "unit": "word"}', "unit"),
     ],

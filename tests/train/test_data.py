@@ -109,7 +109,7 @@ def test_prompts(tmp_path: Path) -> None:
     assert len(made) == 20 and made == from_text(text, 20, seed=3) and all(p != "short" for p in made)
     assert len(starters(5)) == 5
     text.write_text("nothing")
-    with pytest.raises(UsageError, match="80 letters"):
+    with pytest.raises(UsageError, match="80 characters"):
         from_text(text, 1)
 
 
