@@ -56,17 +56,17 @@ class SuperBlocks:
         return Tiles(form, rows, depth, packed, scales, rounds=False)
 
     @classmethod
-    def of(cls, tiles: Tiles) -> SuperBlocks:
-        """The fields that tiles were made from."""
-        blocks, supers, _ = tiles.scales.shape
+    def of(cls, tiles: Tiles, columns: Tensor) -> SuperBlocks:
+        """The fields that columns of tiles were made from; the others are not read."""
+        block, own, who = columns // COLUMNS, columns % COLUMNS, torch.arange(len(columns))
         both = tiles.format == SUPER4
         heads = 2 if both else 1
-        cut = heads * COLUMNS * 2
-        first = tiles.scales[:, :, :cut].contiguous().view(torch.float16).view(blocks, supers, heads, COLUMNS)
-        fine = tiles.scales[:, :, cut:].contiguous().view(blocks, supers, -1, heads, COLUMNS)
-        first = first.permute(0, 3, 1, 2).reshape(tiles.columns, supers, heads)
-        fine = fine.permute(0, 4, 1, 2, 3).reshape(tiles.columns, -1, heads)
-        codes = tiles.lanes(torch.arange(tiles.columns)).reshape(tiles.columns, tiles.depth)
+        cut, supers = heads * COLUMNS * 2, tiles.scales.shape[1]
+        picked = tiles.scales[block]  # [n, supers, bytes] of the blocks that the columns lie in
+        first = picked[:, :, :cut].contiguous().view(torch.float16).view(-1, supers, heads, COLUMNS)[who, :, :, own]
+        fine = picked[:, :, cut:].contiguous().view(len(columns), supers, -1, heads, COLUMNS)[who, :, :, :, own]
+        fine = fine.reshape(len(columns), -1, heads)
+        codes = tiles.lanes(columns).reshape(len(columns), tiles.depth)
         if both:
             return cls(codes.to(torch.uint8), first[:, :, 0], fine[:, :, 0], first[:, :, 1], fine[:, :, 1])
         return cls(codes, first[:, :, 0], fine[:, :, 0].view(torch.int8))

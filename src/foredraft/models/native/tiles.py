@@ -59,7 +59,7 @@ class Tiles:
     def dense(self) -> Tensor:
         """[columns, depth] in bf16, from the stored form alone."""
         if self.format in (SUPER4, SUPER8):
-            return self._blocks().dense().to(torch.bfloat16)
+            return self._blocks(torch.arange(self.columns)).dense().to(torch.bfloat16)
         codes, scales = self._picked(torch.arange(self.columns))
         scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
         if self.format in (GRID8, EIGHT):
@@ -71,7 +71,7 @@ class Tiles:
     def chosen(self, columns: Tensor) -> Tiles:
         """Some columns, in whole blocks of 16, stored as here."""
         if self.format in (SUPER4, SUPER8):
-            return self._blocks().rows(columns).tiles()
+            return self._blocks(columns).tiles()
         picked, scales = self._picked(columns)
         codes, blocks = in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
         pack = {GRID4: _halves, NIBBLES: pack_nibbles}.get(self.format, pack_bytes)
@@ -112,10 +112,10 @@ class Tiles:
         """The same, and their scales [n, k-blocks, kinds]."""
         return self.lanes(columns), self.scales[columns // COLUMNS, :, :, columns % COLUMNS]
 
-    def _blocks(self) -> SuperBlocks:
+    def _blocks(self, columns: Tensor) -> SuperBlocks:
         from .super_blocks import SuperBlocks
 
-        return SuperBlocks.of(self)
+        return SuperBlocks.of(self, columns)
 
 
 def fits(weight: Tensor) -> bool:
