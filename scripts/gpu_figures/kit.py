@@ -139,11 +139,11 @@ def _kind(key: object) -> object:
     return key[0] if isinstance(key, tuple) else type(key).__name__
 
 
-def steps(bench: Bench, engine: Engine, method: Method, count: int, per_step: int = 1) -> float:
-    """Milliseconds of a round of one greedy request."""
+def steps(bench: Bench, engine: Engine, method: Method, count: int, per_step: int = 1, **options: float) -> float:
+    """Milliseconds of a round of one request, greedy unless the options say otherwise."""
     count = 6 if bench.toy else count
     prompt = [5 + i % 50 for i in range(bench.context)]
-    params = SamplingParams(max_new_tokens=(count + 8) * per_step, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=(count + 8) * per_step, ignore_eos=True, **options)  # type: ignore[arg-type]
     request = Request(Sequence(0, prompt, len(prompt), params, 0), method, frozenset())
     engine.add(request)
     times: list[float] = []

@@ -269,7 +269,60 @@ def test_rounds_too_large_for_one_recording_are_kept_apart(monkeypatch: pytest.M
     assert texts(taped) == texts(eager)
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.8}, {"repetition_penalty": 1.3}, {"logprobs": 2}], ids=str)
+OPTIONS: list[dict[str, object]] = [{}, {"top_k": 6}, {"top_p": 0.7}, {"min_p": 0.05, "top_k": 9, "top_p": 0.8}]
+SAMPLED = [
+    ("plain", None, "sample-and-match"),
+    ("model", SHAPES[0], "chain"),
+    ("model", SHAPES[0], "block"),
+    ("model", SHAPES[0], "residual"),
+    ("model", SHAPES[0], "sample-and-match"),
+    ("model", SHAPES[1], "sample-and-match"),
+    ("model", SHAPES[1], "one-hot"),
+    ("eagle3", SHAPES[0], "chain"),
+    ("eagle3", SHAPES[2], "sample-and-match"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("kind", "shape", "rule"), SAMPLED, ids=str)
+def test_sampled_rounds_are_those_of_the_steps(
+    kind: str, shape: Shape | None, rule: str, options: dict[str, object]
+) -> None:
+    """Drawing, truncation and the rule inside the graph: the same ids, reasons and counts from the same seeds."""
+    options = {"temperature": 0.8, "seed": 11} | options
+    expected, _, before = run(eager, kind, shape, rule, **options)
+    found, engine, after = run(taped, kind, shape, rule, **options)
+    assert found == expected
+    assert [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert [r.reasons for r in after] == [r.reasons for r in before]
+    assert keys(engine.executor.graphs, "round") and engine.executor.graphs.replayed > engine.executor.graphs.taped
+    if shape is not None:
+        assert keys(after[0].method.drafter.executor.graphs, "draft")  # type: ignore[union-attr]
+
+
+def test_greedy_and_sampled_requests_share_a_round() -> None:
+    def texts(make: Make) -> tuple[list[list[int]], Engine]:
+        torch.manual_seed(5)
+        decoder = toys.target()
+        method = Method("model", RULES["chain"], drafter(decoder, "model", SHAPES[0], make))
+        engine = Engine(make(decoder))
+        heat = (0.0, 0.9, 0.4)
+        requests = [
+            request(PROMPTS[i], method, i, max_new_tokens=TOKENS, temperature=heat[i], seed=i) for i in range(3)
+        ]
+        return finish(engine, *requests), engine
+
+    found, engine = texts(taped)
+    assert found == texts(eager)[0] and {key[1] for key in keys(engine.executor.graphs, "round")} >= {3}
+
+
+def test_rules_that_say_so_can_be_captured() -> None:
+    """Every exact rule that works on tensors alone says so; those that solve on the host do not."""
+    able = {name for name, rule in RULES.items() if rule.capturable}
+    assert able == {"sample-and-match", "greedy", "chain", "block", "residual", "one-hot"}
+
+
+@pytest.mark.parametrize("params", [{"repetition_penalty": 1.3}, {"logprobs": 2}], ids=str)
 def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None:
     for shape in SHAPES[:2]:
         expected, _, before = run(eager, "model", shape, **params)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from foredraft.core.host_look import looking_away
 from foredraft.runtime.cuda.graphs import CapturedGraph, GraphCache
 
 LOOKS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")
@@ -93,4 +94,5 @@ def blindfold() -> Iterator[None]:
         for name in LOOKS:
             patch.setattr(Tensor, name, refuse)
         patch.setattr(torch, "tensor", refuse)
-        yield
+        with looking_away():
+            yield

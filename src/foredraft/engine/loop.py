@@ -41,7 +41,7 @@ class Engine:
         self.executor = executor
         self.sampler = Sampler(executor.vocab_size, executor.device)
         self._rng = rng or self._keyed_rng
-        self.fast_path = GreedyFastPath(executor)  # verdicts at temperature 0
+        self.fast_path = GreedyFastPath(executor, rng is None)  # verdicts without asking the rule
         self._captures = 0  # of the executor before the pass
         self.share(sharing or Sharing())
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...types import Distribution, DraftBatch, SamplingParams
+from ..host_look import may_look
 from .masks import RowMasks
 from .tensors import DenseDistribution, PointMass
 from .top_k import argmax
@@ -22,7 +23,7 @@ from .top_k import argmax
 # Rows are truncated by looking at this many of the most likely tokens first; almost always they are enough.
 _HEAD = 512
 # Logits divided by a smaller temperature could overflow; at this one every distribution is a point mass already.
-_COLDEST = 1e-30
+COLDEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class ParamBlock:
             return None if tensor is None else tensor[:, None]
 
         greedy = [p.temperature == 0 for p in params]
-        temperature = [1.0 if p.temperature == 0 else max(p.temperature, _COLDEST) for p in params]
+        temperature = [1.0 if p.temperature == 0 else max(p.temperature, COLDEST) for p in params]
         ks = [float(p.top_k if 0 < p.top_k < vocab else vocab) for p in params]
         return cls(
             temperature=torch.tensor(temperature, dtype=torch.float32, device=device),
@@ -121,7 +122,7 @@ def truncate(logits: Tensor, block: ParamBlock) -> Tensor:
         return logits
     vocab = logits.shape[1]
     # Elsewhere than on the host, looking whether the head sufficed would cost a synchronisation.
-    head = min(_HEAD, vocab) if logits.device.type == "cpu" else vocab
+    head = min(_HEAD, vocab) if may_look(logits) else vocab
     cut = _cut(logits, block, head)
     if cut is None:
         cut = _cut(logits, block, vocab)
@@ -225,6 +226,18 @@ class LogitDistributions:
         block = replace(self.block, greedy=torch.zeros_like(self.block.greedy), all_greedy=False, any_greedy=False)
         return replace(self, block=block)
 
+    def table(self) -> tuple[Tensor, Tensor]:
+        """All rows at once, by the same arithmetic: probabilities [B, N + 1, V], and which rows are void [B, N + 1].
+
+        For rows without penalties, bias and masks.
+        """
+        batch, rows = self.index.shape
+        logits = self.logits[self.index.flatten()].to(torch.float32)
+        void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
+        who = torch.arange(batch, device=logits.device)[:, None].expand(batch, rows).flatten()
+        distribution = distribution_of(logits.masked_fill(void, 0.0), self.block.choose(who))
+        return distribution.dense().view(batch, rows, -1), void.view(batch, rows)
+
     def at(self, row: Tensor) -> Distribution:
         packed = self.index.gather(1, row[:, None])[:, 0]
         logits = self.logits[packed].to(torch.float32)
@@ -237,7 +250,7 @@ class LogitDistributions:
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
         # A void row may lie below a rejected draft, where nobody reads it; made uniform, it cannot spoil sums of rows.
-        if logits.device.type != "cpu" or bool(void.any()):
+        if not may_look(logits) or bool(void.any()):
             logits = logits.masked_fill(void, 0.0)
         return distribution_of(logits, self.block)
 

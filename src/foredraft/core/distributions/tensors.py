@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...types import Distribution
+from ..host_look import may_look
 from ..rng.hashing import exponentials
 
 _BLOCK = 256  # tokens per block of a race
@@ -123,6 +124,21 @@ class TableDistributions:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTable:
+    """Draft distributions of every row written out, [B, R, Vd], over a vocabulary that may be smaller."""
+
+    probs: Tensor
+    ids: Tensor | None = None  # [Vd] target id of each draft id; None = the same
+    index: Tensor | None = None  # [V] draft id of each target id, -1 where there is none
+
+    def at(self, row: Tensor) -> Distribution:
+        inner = TableDistributions(self.probs).at(row.clamp(max=self.probs.shape[1] - 1))
+        if self.ids is None or self.index is None:
+            return inner
+        return MappedDistribution(inner, self.ids, self.index)
+
+
+@dataclass(frozen=True, slots=True)
 class PointMasses:
     """The distributions of greedy chains [B, N]: row i is a point mass at token i."""
 
@@ -168,7 +184,7 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     cdf = probs.to(torch.float64).cumsum(dim=1)
     total = cdf[:, -1:]
     token = torch.searchsorted(cdf, uniform.to(torch.float64)[:, None] * total, right=True)[:, 0]
-    if token.device.type == "cpu" and bool((token < probs.shape[1]).all()):
+    if may_look(token) and bool((token < probs.shape[1]).all()):
         return token
     # Guard: rounding may push u * total up to the total itself; the last token with any mass is the right answer.
     last = probs.shape[1] - 1 - (probs > 0).flip(1).to(torch.int8).argmax(dim=1)
@@ -183,4 +199,4 @@ def normalise(weights: Tensor, fallback: Tensor) -> Tensor:
 
 def pick_rows(first: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Rows of a [B, V] where `first` [B, 1], else of b. The host looks before it passes over the vocabulary."""
-    return a if first.device.type == "cpu" and bool(first.all()) else torch.where(first, a, b)
+    return a if may_look(first) and bool(first.all()) else torch.where(first, a, b)

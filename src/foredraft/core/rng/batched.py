@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...types import Distribution
+from ..host_look import may_look
 from .hashing import hashed_uniform, uniform_of
 from .keyed import KeyedRng, Purpose, Rng
 
@@ -67,7 +68,7 @@ def batched_rng(rng: Rng, nodes: int) -> Rng:
     """The same rng, faster for a round with that many drafted nodes."""
     if not isinstance(rng, KeyedRng):
         return rng
-    if rng.seed.device.type == "cpu" and rng.seed.shape[0] <= _FEW:
+    if may_look(rng.seed) and rng.seed.shape[0] <= _FEW:
         return BatchedRng(rng, list(zip(rng.seed.tolist(), rng.round.tolist(), strict=True)), None)
     node = torch.arange(-1, nodes, device=rng.seed.device)[None, :]
     uniforms = hashed_uniform(rng.seed[:, None], rng.round[:, None], node, int(Purpose.ACCEPT), 0)
@@ -86,7 +87,7 @@ def first_pass(rng: Rng, prob: Tensor, node: Tensor) -> Tensor:
     for k in range(node.shape[1]):
         passed = rng.flip(prob[:, k], Purpose.ACCEPT, node[:, k]) & (node[:, k] >= 0)
         slot = torch.where(passed & (slot < 0), k, slot)
-        if slot.device.type == "cpu" and bool((slot >= 0).all()):
+        if may_look(slot) and bool((slot >= 0).all()):
             break
     return slot
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...types import Budget, DraftBatch, Kind, Topology
+from ...types import Budget, Distribution, Distributions, DraftBatch, Kind, Topology
 from ...types.drafts import chain_batch, empty_drafts
+from ..distributions.tensors import DraftTable, MappedDistribution
 from ..rng.keyed import Purpose, Rng
 from .static_tree import StaticTree
 from .step import Frontier, Step, Stepper, Vocabulary, chain_distributions
@@ -91,19 +92,37 @@ class Chain:
         if length <= 0:
             return empty_drafts(stepper.batch, stepper.device)
         tokens: list[Tensor] = []
+        drawn_from: list[Distribution] = []
         steps = [stepper.root()]
         drafting = _Drafting(self.stop, stepper)
         numbers = torch.arange(-1, length + 1, device=stepper.device).expand(stepper.batch, -1)
         for i in range(length):
             above, node, below = (numbers[:, k : k + 1] for k in range(i, i + 3))  # i - 1, i, i + 1 for every sequence
-            tokens.append(rng.draw(steps[-1].distribution(0), Purpose.DRAFT, node[:, 0]))
+            drawn_from.append(steps[-1].distribution(0))
+            tokens.append(rng.draw(drawn_from[-1], Purpose.DRAFT, node[:, 0]))
             if i + 1 == length or not drafting.any_beyond(steps[-1], i):
                 break
             steps.append(stepper.expand(Frontier(node, tokens[-1][:, None], above, below)))
         lengths = tuple(min(n, b.chain) for n, b in zip(drafting.lengths(len(tokens)), budgets, strict=True))
         drawn = torch.stack(tokens, dim=1)
-        drafts = chain_batch(drawn, lengths, self.kind, None if self.sure else chain_distributions(steps, drawn))
+        distributions = None if self.sure else self._distributions(stepper, steps, drawn, drawn_from)
+        drafts = chain_batch(drawn, lengths, self.kind, distributions)
         return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
+
+    def _distributions(
+        self, stepper: Stepper, steps: Seq[Step], drawn: Tensor, drawn_from: Seq[Distribution]
+    ) -> Distributions:
+        """Written out where a captured verifier will read them; else worked out again where a rule looks."""
+        captured = getattr(stepper, "captured", False) and not steps[0].block.all_greedy
+        return _written_out(steps, drawn_from) if captured else chain_distributions(steps, drawn)
+
+
+def _written_out(steps: Seq[Step], drawn_from: Seq[Distribution]) -> DraftTable:
+    """All of them, computed where they were drawn from."""
+    words = steps[0].vocabulary
+    inner = [d.inner if isinstance(d, MappedDistribution) else d for d in drawn_from]
+    probs = torch.stack([d.dense() for d in inner], dim=1)
+    return DraftTable(probs) if words is None else DraftTable(probs, words.ids, words.index)
 
 
 def _states(stepper: Stepper, steps: Seq[Step], last: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...types import Distribution, Distributions, DraftBatch
+from ..distributions.tensors import DraftTable
 
 _COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "source")
 _BATCHED = (*_COLUMNS, "states")
@@ -75,9 +76,11 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
         which = places = torch.tensor(list(index), dtype=torch.int64, device=drafts.token.device)
     columns = {name: column[which] for name in _BATCHED if (column := getattr(drafts, name)) is not None}
     host = None if drafts.lengths_host is None else tuple(drafts.lengths_host[i] for i in index)
-    distributions = (
-        None if drafts.distributions is None else DistributionsPart(drafts.distributions, places, drafts.batch)
-    )
+    distributions = drafts.distributions
+    if isinstance(distributions, DraftTable):
+        distributions = replace(distributions, probs=distributions.probs[which])
+    elif distributions is not None:
+        distributions = DistributionsPart(distributions, places, drafts.batch)
     started = drafts.started and replace(drafts.started, streams=drafts.started.streams[which])
     return replace(
         drafts, **columns, length=drafts.length[which], lengths_host=host, distributions=distributions, started=started

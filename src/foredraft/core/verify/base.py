@@ -97,6 +97,7 @@ class Rule:
     # Weighs alternatives, of which a point mass has none: see `LogitDistributions.at_temperature_one`.
     needs_temperature_one: bool = False
     needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
+    capturable: bool = False  # `verify_batch` never looks at a value from the host, so CUDA graphs may hold it
     # The rule is the exact one with this second chance: greedy requests are then verified from argmax and scores alone.
     second_chance: BatchedSecondChance | None = None
 

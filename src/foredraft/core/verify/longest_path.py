@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...types import DraftTree, Kind, Reason, TreeVerdict, Verdict
 from ..distributions.tensors import DenseDistribution, pick_rows
+from ..host_look import may_look
 from ..rng.keyed import Purpose
 from .base import Array, BatchCase, TreeCase
 from .exact.rejection import point, residual
@@ -104,7 +105,7 @@ def _path_batch(case: BatchCase, row: Tensor, accepted: Tensor) -> Tensor:
     drafts, who = case.drafts, torch.arange(row.shape[0], device=row.device)
     path = torch.full((drafts.batch, drafts.levels), -1, dtype=torch.int64, device=row.device)
     node = row - 1
-    for back in range(int(accepted.max()) if row.device.type == "cpu" else drafts.levels):
+    for back in range(int(accepted.max()) if may_look(row) else drafts.levels):
         place, on = (accepted - 1 - back).clamp(min=0), back < accepted
         path[who, place] = torch.where(on, node, path[who, place])
         node = torch.where(on, drafts.parent.gather(1, node.clamp(min=0)[:, None])[:, 0], node)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...types import Distribution, Distributions, Kind, Reason, TreeVerdict, Verdict
+from ..host_look import may_look
 from .base import Array, BatchCase, Rule, TreeCase
 from .exact.rejection import solve_residual, solve_residual_batch, walk_with_batched_rng
 from .exact.top_then_sampled import solve_top_then_sampled, solve_top_then_sampled_batch
@@ -84,7 +85,7 @@ def solve_standard_batch(node: NodeBatch) -> StepBatch:
     first = node.child[:, 0].clamp(min=0)[:, None]
     top = drafts.node_kind.gather(1, first)[:, 0] == int(Kind.TOP_THEN_SAMPLED)
     step = solve_residual_batch(node)
-    if drafts.distributions is None or (top.device.type == "cpu" and not bool(top.any())):
+    if drafts.distributions is None or (may_look(top) and not bool(top.any())):
         return step
     other = solve_top_then_sampled_batch(node)
     return StepBatch(torch.where(top, other.slot, step.slot), torch.where(top, other.token, step.token))

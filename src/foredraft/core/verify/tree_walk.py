@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...types import Distribution, DraftBatch, Kind, Reason, TreeVerdict, Verdict
+from ..host_look import may_look
 from ..rng.keyed import Rng
 from .base import Array, BatchCase, PlainRng, TreeCase
 
@@ -76,11 +77,11 @@ class NodeBatch:
 
     def childless(self) -> bool:
         """No sequence has a candidate here. Above the last level a device says no rather than synchronise."""
-        return self.last or (self.child.device.type == "cpu" and not bool((self.child >= 0).any()))
+        return self.last or (may_look(self.child) and not bool((self.child >= 0).any()))
 
     def settled(self, slot: Tensor) -> bool:
         """Every sequence has its child, so the rest of the tests can be skipped; on the host only, as above."""
-        return slot.device.type == "cpu" and bool((slot >= 0).all())
+        return may_look(slot) and bool((slot >= 0).all())
 
     def draft_distribution(self) -> Distribution:
         if self.drafts.distributions is None:
@@ -147,7 +148,7 @@ def walk_batch(solve: BatchSolver, case: BatchCase) -> Verdict:
         here = NodeBatch(p, child, token, depth, state.node, drafts, case.rng, last)
         state.take(level, here, solve(here))
         # On a device the check would be a synchronisation; there the loop simply runs to its fixed end.
-        if drafts.token.device.type == "cpu" and not bool(state.active.any()):
+        if may_look(drafts.token) and not bool(state.active.any()):
             break
     return state.verdict(table)
 

@@ -1,8 +1,9 @@
 """A whole round of a draft model or a head as one CUDA graph: reading what is new, every level, every choice.
 
-For shapes whose course depends neither on what is drafted nor on random numbers. Trees are captured where every
-sequence may draft all of them, chains at a few lengths and cut to each sequence's own. The drafts are those of the
-steps one by one; a round then costs the host an upload and a launch.
+For shapes whose course does not depend on what is drafted. Trees are captured where every sequence may draft all of
+them, chains, whether of top tokens or drawn ones, at a few lengths and cut to each sequence's own. Random numbers are
+hashes of keys that come with the inputs, so the drafts are those of the steps one by one; a round then costs the host
+an upload and a launch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ...core.distributions.param_table import Form, block_of, form_of, key_lines
 from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import KeyedRng
 from ...core.shapes.base import Chain, Shape
@@ -29,7 +31,7 @@ from ...runtime import Executor
 from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.executor import BATCHES, GraphExecutor, fitting
 from ...runtime.row_layout import NOWHERE, pinned
-from ...types import Budget, DraftBatch, Sequence
+from ...types import Budget, DraftBatch, SamplingParams, Sequence
 
 READS = (2, 8, 16)  # new tokens of a sequence that a captured round reads
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64)  # of captured chains that are shorter than usual
@@ -38,8 +40,24 @@ AFTER = 1  # rounds before one is captured
 
 OWNERS = count()  # graphs belong to drafters by number: an address may be used again
 
-# Makes the stepper of a round: (executor, tokens [B, W], counts [B], features [B, W, d] or None).
-MakeStepper = Callable[[CapturedPasses, Tensor, Tensor, Tensor | None], "RowStepper"]
+# Makes the stepper of a round: (executor, tokens [B, W], counts [B], features [B, W, d] or None, draft options).
+MakeStepper = Callable[[CapturedPasses, Tensor, Tensor, Tensor | None, ParamBlock], "RowStepper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What drawn drafts need: the form of the draft options, and seeds, rounds, positions and options as lines."""
+
+    form: Form
+    lines: list[list[int]]  # [3 + LINES, B]
+
+    @classmethod
+    def of(cls, shape: Shape, sequences: Seq[Sequence], params: Seq[SamplingParams], vocab: int) -> Draws | None:
+        """None where nothing is drawn."""
+        form = form_of(params, vocab)
+        if form.all_greedy or not isinstance(shape, Chain):
+            return None
+        return cls(form, key_lines(sequences, params, vocab))
 
 
 class RowStepper(Stepper, Protocol):
@@ -66,8 +84,7 @@ def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence]) -> b
     if executor.capturing is None or len(sequences) > MOST:
         return False
     if type(shape) is Chain:
-        sure = shape.stop is None and (shape.sure or all(s.params.temperature == 0 for s in sequences))
-        return sure and any(s.budget.chain > 0 for s in sequences)
+        return shape.stop is None and any(s.budget.chain > 0 for s in sequences)
     # A tree has all its nodes where the vocabulary has enough tokens.
     sure = type(shape) is Eagle2Tree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
     return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)
@@ -94,10 +111,12 @@ def capture_round(
     make: MakeStepper,
     owner: Hashable,
     features: Seq[Tensor] | None = None,
+    draws: Draws | None = None,
 ) -> CapturedDrafts | None:
     """A round, valid until the next one; None where too much is unread.
 
-    The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens.
+    The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens. draws: for
+    drafts that are drawn.
     """
     most, batch = max(map(len, unread)), fitting(len(slots), BATCHES)  # batches that shrink and grow share graphs
     width = next((size for size in READS if size >= most), 0)
@@ -109,30 +128,33 @@ def capture_round(
     def body(table: Tensor, features: Tensor | None = None) -> CapturedDrafts:
         slot, length, fresh = table[:3].unbind(0)
         inside = CapturedPasses(executor, slot, length)
-        given = table[3:].T
+        keys, given = table[3 : len(table) - width], table[len(table) - width :].T
         if features is not None:
             given = given[:, : features.shape[1]]
             if len(features) < batch:  # an eager call: the inputs are not padded
                 features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
-        stepper = make(inside, given.contiguous(), fresh, features)
-        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, _no_rng(fresh))
+        block = sure_block(batch, executor.device) if draws is None else block_of(draws.form, keys[3:])
+        rng = _no_rng(fresh) if draws is None else KeyedRng(keys[0], keys[1], keys[2])
+        stepper = make(inside, given.contiguous(), fresh, features, block)
+        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, rng)
         rows = stepper.row_of if stepper.tracks else None
         return CapturedDrafts(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
     fill = [0] * (batch - len(slots))
     tokens = [[run[min(i, len(run) - 1)] for run in unread] + fill for i in range(width)]
-    table = [filled(slots, batch), lengths + fill, counts + fill, *tokens]
+    lines = [] if draws is None else [line + fill for line in draws.lines]
+    table = [filled(slots, batch), lengths + fill, counts + fill, *lines, *tokens]
     inputs = [pinned(table, executor.device)]
     rooms: list[Seq[int]] = [inputs[0].shape]
     if features is not None:
         inputs.append(_padded(features))
         rooms.append((batch, width, inputs[1].shape[2]))
-    made = executor.graphs.run(key_of(owner, shape, batch, width), body, inputs, rooms, AFTER)
+    made = executor.graphs.run(key_of(owner, shape, batch, width, draws), body, inputs, rooms, AFTER)
     return settled(executor, made, slots, unread)
 
 
-def key_of(owner: Hashable, shape: Shape, batch: int, width: int) -> Hashable:
-    return "draft", owner, shape, batch, width
+def key_of(owner: Hashable, shape: Shape, batch: int, width: int, draws: Draws | None) -> Hashable:
+    return "draft", owner, shape, batch, width, draws and draws.form
 
 
 def settled(executor: GraphExecutor, made: CapturedDrafts, slots: Seq[int], unread: Seq[Seq[int]]) -> CapturedDrafts:

@@ -19,13 +19,13 @@ from ..base import Drafter, Round
 from .captured_drafts import (
     OWNERS,
     CapturedDrafts,
+    Draws,
     can_capture,
     capture_round,
     cut_to_budgets,
     filled,
     settled,
     shape_for,
-    sure_block,
 )
 from .native_step import NativeStep
 from .pipelined import Begun, Last, begin
@@ -124,24 +124,27 @@ class ModelDrafter(Drafter):
         executor.rollback(slots, known)
         unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
 
-        def make(inside: CapturedPasses, tokens: Tensor, counts: Tensor, features: Tensor | None) -> ModelStepper:
-            block = sure_block(len(counts), inside.device)
+        def make(
+            inside: CapturedPasses, tokens: Tensor, counts: Tensor, features: Tensor | None, block: ParamBlock
+        ) -> ModelStepper:
             places = filled(slots, len(counts))
             stepper = InsideStepper(inside, places, sequences, block, shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
             stepper.given, stepper.counts = tokens, counts
             return stepper
 
+        params = [draft_params(s.params, self.shape) for s in sequences]
+        draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
         who, begun, self._begun = [s.id for s in sequences], self._begun, None
         if begun is not None and begun.holds(who, shape, known, unread):
             made: CapturedDrafts | None = settled(executor, begun.made, slots, unread)
         else:
-            made = capture_round(executor, shape, slots, unread, make, self._owner)
+            made = capture_round(executor, shape, slots, unread, make, self._owner, draws=draws)
         if made is None:
             return None
         assert made.row_of is not None
         if isinstance(shape, Chain) and not shape.states:
-            self._last = Last(who, slots, shape, made)
+            self._last = Last(who, slots, shape, made, draws)
         self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
         self._rows |= {s.id: made.rows for s in sequences}
         return cut_to_budgets(made.drafts, sequences)

@@ -29,7 +29,7 @@ from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ...types.drafts import empty_drafts
 from ..base import Round
-from .captured_drafts import can_capture, capture_round, cut_to_budgets, filled, shape_for, sure_block
+from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 
 
@@ -137,15 +137,19 @@ class EagleDrafter(ModelDrafter):
         kept = self._joined(sequences)
         features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
 
-        def make(inside: CapturedPasses, tokens: Tensor, counts: Tensor, given: Tensor | None) -> InsideStepper:
-            block, places = sure_block(len(counts), inside.device), filled(slots, len(counts))
+        def make(
+            inside: CapturedPasses, tokens: Tensor, counts: Tensor, given: Tensor | None, block: ParamBlock
+        ) -> InsideStepper:
+            places = filled(slots, len(counts))
             stepper = InsideStepper(self.head, inside, places, sequences, block, shape)  # type: ignore[arg-type]
             stepper.vocabulary, stepper.given, stepper.counts = self._vocabulary, tokens, counts
             assert given is not None
             stepper.states = given
             return stepper
 
-        made = capture_round(executor, shape, slots, unread, make, self._owner, features)
+        params = [draft_params(s.params, self.shape) for s in sequences]
+        draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
+        made = capture_round(executor, shape, slots, unread, make, self._owner, features, draws)
         if made is None:
             return None
         self._features |= {s.id: [line[-1:]] for s, line in zip(sequences, kept, strict=True)}

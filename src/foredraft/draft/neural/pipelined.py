@@ -19,7 +19,7 @@ from ...core.shapes.base import Shape
 from ...runtime.cuda.executor import BATCHES, GraphExecutor
 from ...runtime.row_layout import pinned
 from ...types import Verdict
-from .captured_drafts import READS, CapturedDrafts, key_of
+from .captured_drafts import READS, CapturedDrafts, Draws, key_of
 
 MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
 
@@ -32,6 +32,7 @@ class Last:
     slots: list[int]
     shape: Shape
     made: CapturedDrafts
+    draws: Draws | None
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class Begun:
 
 def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
     """Replay the next round, if it is captured and its batch needs no padding."""
-    batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0])
+    batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0], last.draws)
     graphs = executor.graphs
     fits = batch <= MOST and batch in BATCHES and len(verdict.accepted) == batch
     if not fits or verdict.accepted.device != executor.device or not graphs.holds(key):
@@ -68,11 +69,15 @@ def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict
     accepted, token, draft, held = verdict.accepted, verdict.token, last.made.drafts.token[:, -1], last.made.rows
 
     def body(text: Tensor) -> Tensor:
-        slot, length = text.unbind(0)
+        (slot, length), keys = text[:2].unbind(0), text[2:]
         whole = accepted > held  # the last draft is accepted, and not read yet
         first = torch.where(whole, draft, token)
-        return torch.stack((slot, length + accepted.clamp(max=held), 1 + whole.to(torch.int64), first, token))
+        if len(keys):  # the next round, at the position of the token that ends this one
+            keys = torch.cat((keys[:1], keys[1:2] + 1, keys[2:3] + accepted + 1, keys[3:]))
+        read = torch.stack((slot, length + accepted.clamp(max=held), 1 + whole.to(torch.int64)))
+        return torch.cat((read, keys, torch.stack((first, token))))
 
-    where = ("ahead", owner, batch, held, *(x.data_ptr() for x in (accepted, token, draft)))
-    table = graphs.run(where, body, [pinned([last.slots, lengths], executor.device)], after=1)
+    lines = [] if last.draws is None else last.draws.lines
+    where = ("ahead", owner, batch, held, len(lines), *(x.data_ptr() for x in (accepted, token, draft)))
+    table = graphs.run(where, body, [pinned([last.slots, lengths, *lines], executor.device)], after=1)
     return Begun(last.who, last.shape, lengths, graphs.replay(key, [table]))

@@ -1,4 +1,4 @@
-"""A verification round of greedy requests as one CUDA graph: pass, verdict and the accepted path's K/V.
+"""A verification round as one CUDA graph: pass, verdict and the accepted path's K/V; greedy and sampled requests.
 
 The form of the fast path (`fast_path.py`) for executors that capture. The steps of `Engine.step` one by one are the
 reference: tests/engine/test_captured.py holds both against each other. Knows no drafter and no scheduler.
@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...core.distributions.param_table import key_lines
 from ...core.distributions.sampling import LogitDistributions, ParamBlock
+from ...core.distributions.tensors import DraftTable
 from ...core.distributions.top_k import find_top_k
 from ...core.rng.keyed import KeyedRng
 from ...core.verify import BatchCase, Rule
@@ -31,8 +33,10 @@ from ...runtime.row_layout import NOWHERE, SlotTable, pinned
 from ...types import DraftBatch, Reason, Sequence, Verdict
 from ..method_group import MethodGroup
 from .async_copy import AsyncCopy
-from .device import decide
+from .device import Decision, decide
+from .eligible import is_greedy
 from .run_ahead import RunAhead
+from .sampled import Sampled, can_capture_sampled, decide_sampled, sampled_of, shared_key
 
 MOST = 256  # sequences of a captured round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together
@@ -42,15 +46,16 @@ PATIENCE = 24  # rounds that use a larger graph before one of their own size is 
 
 
 def verify_captured(executor: GraphExecutor, groups: Seq[MethodGroup], ahead: RunAhead | None = None) -> None:
-    """Fill in the output, verdict and summary of every greedy group that fits into a captured round.
+    """Fill in the output, verdict and summary of every group that fits into a captured round.
 
-    Groups share a pass as far as there is room and their second chances are alike: a pass reads every weight, however
-    few its rows are. ahead: for steps that consist of these groups alone, whose next ones may begin at once.
+    Groups share a pass as far as there is room and they are decided alike: a pass reads every weight, however few its
+    rows are. ahead: for steps that consist of these groups alone, whose next ones may begin at once.
     """
     passes: list[list[MethodGroup]] = []
     for group in groups:
         if can_capture(executor, group):
-            alike = (p for p in passes if _shared_key(p[0]) == _shared_key(group) and _has_room([*p, group]))
+            own = _shared_key(executor, group)
+            alike = (p for p in passes if own and _shared_key(executor, p[0]) == own and _has_room([*p, group]))
             shared = next(alike, None)
             if shared is None:
                 passes.append([group])
@@ -67,7 +72,9 @@ def verify_captured(executor: GraphExecutor, groups: Seq[MethodGroup], ahead: Ru
 def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
     drafts = group.drafts
     here = drafts.started is None and drafts.token.device == executor.device
-    return here and _has_room([group]) and _scores_on_device(group)
+    if not here or not _has_room([group]):
+        return False
+    return _scores_on_device(group) if is_greedy(group) else can_capture_sampled(group, executor.vocab_size)
 
 
 def _scores_on_device(group: MethodGroup) -> bool:
@@ -80,10 +87,12 @@ def _scores_on_device(group: MethodGroup) -> bool:
     return whole and not rule.needs_draft_states and isinstance(rule.second_chance.threshold, float)
 
 
-def _shared_key(group: MethodGroup) -> Hashable:
-    """Groups that share it differ in their thresholds at most; exact rules are all alike here."""
+def _shared_key(executor: GraphExecutor, group: MethodGroup) -> Hashable:
+    """Groups that share it differ in their thresholds or options at most; None = it keeps to itself."""
+    if not is_greedy(group):
+        return shared_key(sampled_of(group, executor.vocab_size))
     second_chance = group.method.rule.second_chance
-    return None if second_chance is None else second_chance.shared_key or second_chance
+    return "greedy" if second_chance is None else second_chance.shared_key or second_chance
 
 
 def _has_room(groups: Seq[MethodGroup]) -> bool:
@@ -106,11 +115,18 @@ def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hash
     first = executor.kv_cache.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
     inner = tuple(sorted({tap for group in groups for tap in group.method.taps if tap != FINAL}))
-    key = _key(executor, drafts, (inner, _shared_key(groups[0])))
+    sampled = None if is_greedy(groups[0]) else sampled_of(groups[0], executor.vocab_size)
+    key = _key(executor, drafts, (inner, sampled or _shared_key(executor, groups[0])))
     made = None if ahead is None else ahead.collect(key, sequences)
     if made is None:
         taken[key] += 1
-        made = _run(executor, groups, key._replace(time=taken[key]), inner, slots, counts)
+        made = _run(
+            executor,
+            groups,
+            key._replace(time=taken[key]),
+            Asked(inner, groups[0].method.rule, sampled),
+            (slots, counts),
+        )
     out, verdict, summary = made
     copy = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, copy)
@@ -118,19 +134,35 @@ def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hash
         ahead.begin(executor.graphs, key, sequences, copy, executor.max_length)
 
 
+class Asked(NamedTuple):
+    """What a round shall find out."""
+
+    taps: Seq[int]
+    rule: Rule
+    sampled: Sampled | None  # None = greedy
+
+
 def _run(
-    executor: GraphExecutor, groups: Seq[MethodGroup], key: Key, inner: Seq[int], slots: Seq[int], counts: Seq[int]
+    executor: GraphExecutor, groups: Seq[MethodGroup], key: Key, asked: Asked, placed: tuple[Seq[int], Seq[int]]
 ) -> tuple[Output, Verdict, Tensor]:
     sequences, drafts = [s for group in groups for s in group.sequences], [group.drafts for group in groups]
-    thresholds = [_threshold_bits(group) for group in groups for _ in group.requests]
-    table = _table(executor, sequences, (slots, counts), thresholds, key.batch)
-    rule, rooms = groups[0].method.rule, [table.shape, (4, key.batch, key.width)]
-
-    def body(table: Tensor, columns: Tensor) -> tuple[Output, Verdict, Tensor]:
-        return _round(executor, table, columns, key.levels, key.tree, inner, rule)
-
+    if asked.sampled is None:
+        lines = [[_threshold_bits(group) for group in groups for _ in group.requests]]
+    else:
+        lines = key_lines(sequences, [s.params for s in sequences], executor.vocab_size)
+    table = _table(executor, sequences, placed, lines, key.batch)
     widest = max(part.width for part in drafts)
-    inputs = (table, torch.cat([_columns(part, widest) for part in drafts], dim=1))
+    inputs = [table, torch.cat([_columns(part, widest) for part in drafts], dim=1)]
+    rooms: list[Seq[int]] = [table.shape, (4, key.batch, key.width)]
+    given = drafts[0].distributions if asked.sampled is not None and asked.sampled.words is not None else None
+    if isinstance(given, DraftTable):
+        inputs.append(given.probs)
+        rooms.append((key.batch, key.width, given.probs.shape[2]))
+
+    def body(table: Tensor, columns: Tensor, probs: Tensor | None = None) -> tuple[Output, Verdict, Tensor]:
+        q = replace(given, probs=probs) if isinstance(given, DraftTable) and probs is not None else None
+        return _round(executor, table, columns, key, asked, q)
+
     return executor.graphs.run(key, body, inputs, rooms, AFTER)
 
 
@@ -142,7 +174,7 @@ class Key(NamedTuple):
     width: int
     levels: int
     tree: bool
-    asked: Hashable  # taps and second chance
+    asked: Hashable  # taps, and how it is decided
     time: int = 1  # in one step
 
 
@@ -173,15 +205,15 @@ def _table(
     executor: GraphExecutor,
     sequences: Seq[Sequence],
     placed: tuple[Seq[int], Seq[int]],
-    thresholds: Seq[int],
+    lines: Seq[Seq[int]],
     batch: int,
 ) -> Tensor:
-    """[5, batch]: slots, lengths, new rows, last tokens and thresholds; what fills the batch up has no rows."""
+    """[.., batch]: slots, lengths, new rows, last tokens, then the given lines; what fills the batch up has no rows."""
     slots, counts = placed
     spare = batch - len(slots)
     known, roots = [executor.length(slot) for slot in slots], [s.tokens[-1] for s in sequences]
-    lines = [[*line, *[0] * spare] for line in (known, counts, roots, thresholds)]
-    return pinned([[*slots, *[NOWHERE] * spare], *lines], executor.device)
+    filled = [[*line, *[0] * spare] for line in (known, counts, roots, *lines)]
+    return pinned([[*slots, *[NOWHERE] * spare], *filled], executor.device)
 
 
 def _threshold_bits(group: MethodGroup) -> int:
@@ -229,28 +261,37 @@ def _drafts(columns: Tensor, length: Tensor, branching: int, levels: int) -> Dra
 
 
 def _round(
-    executor: GraphExecutor, table: Tensor, columns: Tensor, levels: int, tree: bool, taps: Seq[int], rule: Rule
+    executor: GraphExecutor, table: Tensor, columns: Tensor, key: Key, asked: Asked, q: DraftTable | None
 ) -> tuple[Output, Verdict, Tensor]:
-    """Levels and `tree` bound what the drafts may be; the rest is on the device."""
-    slot, known, count, root, threshold = table.unbind(0)
+    """The key's levels and `tree` bound what the drafts may be; the rest is on the device."""
+    (slot, known, count, root), lines = table[:4].unbind(0), table[4:]
     batch, width = len(slot), columns.shape[2]
     if columns.shape[1] < batch:  # an eager call: the inputs are not padded
         columns = F.pad(columns, (0, 0, 0, batch - columns.shape[1]))
+        q = None if q is None else replace(q, probs=F.pad(q.probs, (0, 0, 0, 0, 0, batch - len(q.probs))))
     index, begin, zeros, edge = _constants(batch, width, table.device)
     front = torch.cat((root[None, :, None], edge))
     token, parent, depth, _ = torch.cat((front, columns), dim=2).flatten(1).unbind(0)  # [B * (N + 1)]
     slot_table = SlotTable(slot, known, zeros, count, begin)
-    links = parent + 1 if tree else None  # by row, where the root is row 0 and has none above it
-    logits, hidden = executor.run_cells(slot_table, width + 1, token, depth, links, taps)
-    best, choice = (found.view(batch, width + 1) for found in find_top_k(logits, 1))
-    drafts, out = _drafts(columns, count - 1, width if tree else 1, levels), Output(logits, hidden, index, lasting=True)
-    made = decide(drafts, choice, best, *_second_chances(rule, drafts, out, threshold.view(torch.float64)))
+    links = parent + 1 if key.tree else None  # by row, where the root is row 0 and has none above it
+    logits, hidden = executor.run_cells(slot_table, width + 1, token, depth, links, asked.taps)
+    out = Output(logits, hidden, index, lasting=True)
+    made = _decide(_drafts(columns, count - 1, width if key.tree else 1, key.levels), out, asked, lines, q)
     if not width:  # the round as it would come next, for whoever runs ahead
         known.add_(1)
         root.copy_(made.verdict.token)
-    if tree:
+        if asked.sampled is not None:
+            lines[1:3].add_(1)  # rounds and positions
+    if key.tree:
         move_rows(executor.kv_cache.data, slot, known, made.verdict.accepted + 1, made.keep)
     return out, made.verdict, made.summary
+
+
+def _decide(drafts: DraftBatch, out: Output, asked: Asked, lines: Tensor, q: DraftTable | None) -> Decision:
+    if asked.sampled is not None:
+        return decide_sampled(asked.sampled, drafts, out, lines, q)
+    best, choice = (found.view(drafts.batch, drafts.width + 1) for found in find_top_k(out.logits, 1))
+    return decide(drafts, choice, best, *_second_chances(asked.rule, drafts, out, lines[0].view(torch.float64)))
 
 
 def _second_chances(rule: Rule, drafts: DraftBatch, out: Output, threshold: Tensor) -> tuple[Tensor | None, Reason]:

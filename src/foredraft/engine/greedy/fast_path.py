@@ -21,10 +21,10 @@ from ...runtime import Executor
 from ...runtime.native.native_top_k import find_top_k
 from ...types import Reason
 from ..method_group import MethodGroup
-from ..request import Request
 from .async_copy import AsyncCopy
 from .captured import verify_captured
 from .device import decide
+from .eligible import is_greedy
 from .host import decide_on_host
 from .run_ahead import RunAhead
 
@@ -32,8 +32,9 @@ from .run_ahead import RunAhead
 class GreedyFastPath:
     """Takes the groups that it may take; the others are left to the pass and to their rules."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+    def __init__(self, executor: Executor, keyed: bool = True) -> None:
+        """keyed: random numbers are those of `KeyedRng`, which captured rounds work out for themselves."""
+        self.executor, self.keyed = executor, keyed
         self._ahead = RunAhead()
 
     def forward(self, groups: list[MethodGroup], steady: bool) -> list[MethodGroup]:
@@ -41,12 +42,12 @@ class GreedyFastPath:
 
         steady: the next step will most likely be like this one, so it may begin before the host knows this one's end.
         """
-        greedy = [group for group in groups if is_greedy(group)]
-        alone = steady and len(greedy) == len(groups)
+        alone = steady and not any(_is_watched(group) for group in groups)
         if not alone:
             self._ahead.forget()
         if self.executor.capturing is not None:
-            verify_captured(self.executor.capturing, greedy, self._ahead if alone else None)
+            mine = groups if self.keyed else [group for group in groups if is_greedy(group)]
+            verify_captured(self.executor.capturing, mine, self._ahead if alone and len(mine) == len(groups) else None)
         verified = [group for group in groups if group.summary is not None]
         for group in verified:
             if group.method.drafter is not None:  # while the device is busy
@@ -72,16 +73,6 @@ class GreedyFastPath:
         return True
 
 
-def is_greedy(group: MethodGroup) -> bool:
-    """Whether the top tokens decide, alone or with a second chance whose scores can be had for all nodes at once."""
-    rule = group.method.rule
-    exact = not rule.lossy and not rule.needs_hidden
-    return (exact or rule.second_chance is not None) and all(_is_plain(request) for request in group.requests)
-
-
-def _is_plain(request: Request) -> bool:
-    """Temperature 0, and nothing that changes the top token or asks for more than it."""
-    params = request.sequence.params
-    penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
-    asks = request.constraint is not None or request.trace or params.logprobs is not None or bool(params.logit_bias)
-    return params.temperature == 0 and not penalised and not asks
+def _is_watched(group: MethodGroup) -> bool:
+    """Whether somebody looks at the logits after the round: the next one, begun too early, would overwrite them."""
+    return any(r.trace or r.sequence.params.logprobs is not None for r in group.requests)

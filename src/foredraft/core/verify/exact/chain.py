@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....types import Reason, TreeVerdict, Verdict
 from ...distributions.tensors import DenseDistribution, normalise
+from ...host_look import may_look
 from ...rng.batched import batched_rng
 from ...rng.keyed import Purpose
 from ..base import Array, BatchCase, Rule, TreeCase
@@ -118,7 +119,7 @@ class _Rows:
 
     def __init__(self, case: BatchCase) -> None:
         self.case = case
-        self.on_host = case.drafts.token.device.type == "cpu"
+        self.on_host = may_look(case.drafts.token)
 
     def _row(self, i: int) -> Tensor:
         return torch.full_like(self.case.drafts.length, i)
@@ -165,6 +166,7 @@ CHAIN = Rule(
     exact_for=ONE_DRAW,
     verify=verify_chain,
     verify_batch=verify_chain_batch,
+    capturable=True,
 )
 
 BLOCK = Rule(
@@ -174,4 +176,5 @@ BLOCK = Rule(
     verify=verify_block,
     verify_batch=verify_block_batch,
     reads_ahead=True,
+    capturable=True,
 )

@@ -54,6 +54,7 @@ SAMPLE_AND_MATCH = Rule(
     verify=partial(walk, solve_match),
     verify_batch=partial(walk_batch, solve_match_batch),
     seed_stable=True,
+    capturable=True,
 )
 
 GREEDY = Rule(
@@ -64,4 +65,5 @@ GREEDY = Rule(
     verify_batch=partial(walk_batch, solve_greedy_batch),
     greedy_only=True,
     seed_stable=True,
+    capturable=True,
 )

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ....types import Distribution, Kind, Reason, Topology, Verdict
 from ...distributions.tensors import DenseDistribution, pick_rows
+from ...host_look import may_look
 from ...rng.batched import batched_rng, first_pass
 from ...rng.keyed import Purpose
 from ..base import EVERY_KIND, Array, BatchCase, Rule, pairs
@@ -163,7 +164,7 @@ class Left:
     def emit(self, node: NodeBatch, slot: Tensor, reason: Tensor | None = None) -> StepBatch:
         """The target's own token from what the tests left over; p itself where rounding left nothing."""
         distribution = self.distribution()
-        if distribution.device.type != "cpu" or not bool((self.mass > 0).all()):
+        if not may_look(distribution) or not bool((self.mass > 0).all()):
             distribution = torch.where(self.mass > 0, distribution, node.p.dense())
         return StepBatch(slot, node.rng.draw(DenseDistribution(distribution), Purpose.OWN, node.index), reason)
 
@@ -281,6 +282,7 @@ ONE_HOT = Rule(
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_one_hot),
     verify_batch=partial(walk_with_batched_rng, solve_one_hot_batch),
+    capturable=True,
 )
 
 RESIDUAL = Rule(
@@ -290,6 +292,7 @@ RESIDUAL = Rule(
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.TOP_THEN_SAMPLED)) | ONE_DRAW,
     verify=partial(walk, solve_residual),
     verify_batch=partial(walk_with_batched_rng, solve_residual_batch),
+    capturable=True,
 )
 
 RESIDUAL_IID = Rule(

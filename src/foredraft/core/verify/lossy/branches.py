@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ....types import Reason, TreeVerdict, Verdict
+from ...host_look import may_look
 from ...rng.batched import all_tests, batched_rng
 from ...rng.keyed import Purpose
 from ..base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
@@ -61,10 +62,10 @@ def verify_best_branch_batch(case: BatchCase) -> Verdict:
     alive = torch.zeros((drafts.batch, drafts.width + 2), dtype=torch.bool, device=drafts.token.device)
     alive[:, 0] = True
     inner = (table >= 0).any(dim=2)  # rows with children; the host passes the leaves by
-    some = inner.any(dim=0).nonzero()[:, 0].tolist() if inner.device.type == "cpu" else range(drafts.width + 1)
+    some = inner.any(dim=0).nonzero()[:, 0].tolist() if may_look(inner) else range(drafts.width + 1)
     for row in some:
         child, live = table[:, row], alive[:, row] & inner[:, row]
-        if live.device.type == "cpu" and not bool(live.any()):
+        if may_look(live) and not bool(live.any()):
             continue
         passed = live[:, None] & (child >= 0)  # first tokens are the target's own and pass
         if row > 0:

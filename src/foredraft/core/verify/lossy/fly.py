@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
+from ...host_look import may_look
 from ...rng.batched import batched_rng
 from ...rng.keyed import Purpose
 from ...spec import label
@@ -88,7 +89,7 @@ class _Fly:
 
         A rejection within the window of an earlier one ends the run; the host then stops looking.
         """
-        drafts, on_host = case.drafts, case.drafts.token.device.type == "cpu"
+        drafts, on_host = case.drafts, may_look(case.drafts.token)
         inside = torch.arange(drafts.levels, device=drafts.token.device)[None, :] < drafts.length[:, None]
         native, gate = torch.zeros_like(inside), torch.zeros_like(inside)
         last = torch.full_like(drafts.length, -drafts.levels - self.agreeing - 1)  # the latest rejection

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....types import Reason, TreeVerdict, Verdict
+from ...host_look import may_look
 from ...rng.batched import batched_rng
 from ...spec import label
 from ..base import Array, BatchCase, Rule, TreeCase
@@ -56,7 +57,7 @@ def verify_longest_path_batch(threshold: Threshold, case: BatchCase) -> Verdict:
     for row in range(drafts.width + 1):
         child = table[:, row]
         live = alive[:, row] & (child >= 0).any(dim=1) & ~done
-        if live.device.type == "cpu" and not bool(live.any()):
+        if may_look(live) and not bool(live.any()):
             if bool(done.all()):
                 break
             continue
