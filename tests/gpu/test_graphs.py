@@ -141,6 +141,38 @@ def test_rounds_are_those_of_the_eager_executor(kind: str, shape: Shape) -> None
     assert run(GraphExecutor, True)[0] == plain
 
 
+WAYS = [
+    ("model", SHAPES[0], "chain"),
+    ("model", SHAPES[0], "block"),
+    ("model", SHAPES[0], "residual"),
+    ("eagle3", SHAPES[0], "chain"),
+    ("eagle3", SHAPES[2], "sample-and-match"),
+    ("model", SHAPES[2], "one-hot"),
+    ("plain", None, "sample-and-match"),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.02}], ids=str)
+@pytest.mark.parametrize(("kind", "shape", "rule"), WAYS, ids=str)
+def test_sampled_rounds_are_those_of_the_steps(kind: str, shape: Shape | None, rule: str, options: dict) -> None:
+    """The same executor with captured verdicts and with the rule asked after each pass."""
+    model = decoder()
+
+    def run(captured: bool) -> tuple[list[list[int]], list[list[Reason]]]:
+        made = None if shape is None else drafter(model, kind, shape, GraphExecutor)
+        method = Method("m", RULES[rule], made)
+        engine = Engine(GraphExecutor(model, 5, 256))
+        engine.fast_path.keyed = captured
+        heat = {"max_new_tokens": 40, "temperature": 0.9} | options
+        requests = [request([i + 3] * (i + 1), method, i, seed=i, **heat) for i in range(6)]
+        texts = finish(engine, *requests)
+        rounds = [key for key in engine.executor.graphs._graphs if isinstance(key, tuple) and key[0] == "round"]
+        assert bool(rounds) is captured
+        return texts, [r.reasons for r in requests]
+
+    assert run(True) == run(False)
+
+
 @pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
 def test_judged_rounds_are_those_of_the_eager_executor(shape: Shape) -> None:
     """As many forbidden ids as SmolLM2 has: whatever looks them up must not wait for the device."""
