@@ -12,14 +12,14 @@ from .kit import PLAIN, Bench, steps
 from .parts import eagle
 
 HEAT: dict[str, float] = {"temperature": 0.7}
-MOST, MOST_PENALTY = 1.12, 1.1  # of the greedy twin
+MOST, MOST_PENALTY = 1.12, 1.1  # of the greedy round
 
 
 def sampled(bench: Bench) -> None:
     decoder = bench.decoder("llama-8b")
     executor = bench.executor(decoder)
 
-    def twin(what: str, method: Method, per_step: int, ways: dict[str, tuple[Method, dict[str, float]]]) -> None:
+    def compare(what: str, method: Method, per_step: int, ways: dict[str, tuple[Method, dict[str, float]]]) -> None:
         """A greedy round, then the same with other options."""
         greedy = steps(bench, Engine(executor), method, 24, per_step)
         bench.add(f"8B shape, {what}, greedy", greedy, "ms")
@@ -30,14 +30,16 @@ def sampled(bench: Bench) -> None:
 
     plain = {"T = 0.7": HEAT, "T = 0.7, top-p 0.9": HEAT | {"top_p": 0.9}, "T = 0.7, top-k 40": HEAT | {"top_k": 40}}
     plain |= {"presence penalty": {"presence_penalty": 0.5}}
-    twin("plain step", PLAIN, 1, {name: (PLAIN, options) for name, options in plain.items()})
+    compare("plain step", PLAIN, 1, {name: (PLAIN, options) for name, options in plain.items()})
     small = bench.executor(bench.decoder("llama-1b"))
     drafter = ModelDrafter(small, Chain(5), decoder.config.vocab_size)
     by_rule = {rule: Method(f"1B drafts 5, {rule}", RULES[rule], drafter) for rule in ("chain", "sample-and-match")}
     ways = {f"T = 0.7, {rule}": (method, HEAT) for rule, method in by_rule.items()}
     ways["T = 0.7, top-p 0.9, chain"] = by_rule["chain"], HEAT | {"top_p": 0.9}
-    twin("1B drafts 5", by_rule["chain"], 6, ways)
+    compare("1B drafts 5", by_rule["chain"], 6, ways)
     tree = Method(
         "tree of 60", RULES["sample-and-match"], eagle(bench, decoder, Eagle2Tree(nodes=60, width=10, depth=7))
     )
-    twin("EAGLE-3 tree of 60", tree, 3, {"T = 0.7": (tree, HEAT), "T = 0.7, top-p 0.9": (tree, HEAT | {"top_p": 0.9})})
+    compare(
+        "EAGLE-3 tree of 60", tree, 3, {"T = 0.7": (tree, HEAT), "T = 0.7, top-p 0.9": (tree, HEAT | {"top_p": 0.9})}
+    )
