@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
+from ...kernels.threshold_search import can_cut, find_cut
 from ...types import Distribution, DraftBatch, SamplingParams
 from ..host_look import may_look
 from .masks import RowMasks
@@ -120,6 +121,8 @@ def truncate(logits: Tensor, block: ParamBlock) -> Tensor:
         logits = logits.masked_fill(logits < floor, -torch.inf)
     if block.top_k is None and block.top_p is None:
         return logits
+    if can_cut(logits):
+        return logits.masked_fill(logits < _searched_cut(logits, block), -torch.inf)
     vocab = logits.shape[1]
     # Elsewhere than on the host, looking whether the head sufficed would cost a synchronisation.
     head = min(_HEAD, vocab) if may_look(logits) else vocab
@@ -145,6 +148,21 @@ def _cut(logits: Tensor, block: ParamBlock, head: int) -> Tensor | None:
         return None
     cut = top.gather(1, (keep.clamp(max=head) - 1)[:, None])
     return cut.masked_fill((keep >= vocab)[:, None], -torch.inf)  # such rows keep everything
+
+
+def _searched_cut(logits: Tensor, block: ParamBlock) -> Tensor:
+    """The same [B, 1] without sorting."""
+    cut, mass = torch.full_like(logits[:, :1], -torch.inf), torch.logsumexp(logits, dim=1)
+    if block.top_k is not None:
+        cut = find_cut(logits, block.top_k)
+        above = logits > cut
+        ties = block.top_k - above.sum(dim=1)  # entries equal to the border that are among the first k
+        rest = torch.log(ties.to(torch.float32)) + cut[:, 0]
+        mass = torch.logaddexp(torch.logsumexp(logits.masked_fill(~above, -torch.inf), dim=1), rest)
+    if block.top_p is not None:
+        border = find_cut(logits, block.top_p, mass)
+        cut = torch.maximum(cut, border.masked_fill((block.top_p >= 1)[:, None], -torch.inf))
+    return cut
 
 
 def _log_mass(logits: Tensor, top: Tensor, block: ParamBlock, head: int) -> Tensor:

@@ -183,12 +183,10 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """
     cdf = probs.to(torch.float64).cumsum(dim=1)
     total = cdf[:, -1:]
-    token = torch.searchsorted(cdf, uniform.to(torch.float64)[:, None] * total, right=True)[:, 0]
-    if may_look(token) and bool((token < probs.shape[1]).all()):
-        return token
-    # Guard: rounding may push u * total up to the total itself; the last token with any mass is the right answer.
-    last = probs.shape[1] - 1 - (probs > 0).flip(1).to(torch.int8).argmax(dim=1)
-    return torch.minimum(token, last)
+    # Rounding may push u * total up to the total itself, beyond which there is no token.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    place = torch.minimum(uniform.to(torch.float64)[:, None] * total, below)
+    return torch.searchsorted(cdf, place, right=True)[:, 0].clamp(max=probs.shape[1] - 1)  # a row of NaN has no place
 
 
 def normalise(weights: Tensor, fallback: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...types import Distribution
+from ..distributions.tensors import sure_token
 from ..host_look import may_look
 from .hashing import hashed_uniform, uniform_of
 from .keyed import KeyedRng, Purpose, Rng
@@ -26,9 +27,8 @@ class BatchedRng:
 
     rng: KeyedRng
     keys: list[tuple[int, int]] | None  # (seed, round) of each sequence
-    accept: (
-        Tensor | None
-    )  # [B, N + 1] float64 uniforms of the acceptance tests, attempt 0; column i + 1 belongs to node i
+    accept: Tensor | None  # [B, N + 1] float64 uniforms of `purpose`, attempt 0; column i + 1 belongs to node i
+    purpose: Purpose = Purpose.ACCEPT
 
     def uniform(self, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
         """[B] float64 in [0, 1)."""
@@ -36,7 +36,7 @@ class BatchedRng:
             which = zip(self.keys, node.tolist(), strict=True)
             uniforms = [uniform_of(seed, round, n, int(purpose), attempt) for (seed, round), n in which]
             return torch.tensor(uniforms, dtype=torch.float64)
-        if self.accept is not None and purpose == Purpose.ACCEPT and attempt == 0:
+        if self.accept is not None and purpose == self.purpose and attempt == 0:
             return self.accept.gather(1, node[:, None] + 1)[:, 0]
         return self.rng.uniform(self.rng.round, purpose, node, attempt)
 
@@ -52,7 +52,8 @@ class BatchedRng:
         return self.uniform(purpose, node, attempt) < prob
 
     def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
-        return distribution.draw(self.uniform(purpose, node, attempt))
+        sure = sure_token(distribution)
+        return distribution.draw(self.uniform(purpose, node, attempt)) if sure is None else sure
 
     def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
         return self.rng.draw_at(distribution, depth)
@@ -64,15 +65,15 @@ class BatchedRng:
         return self.rng.to(device)
 
 
-def batched_rng(rng: Rng, nodes: int) -> Rng:
-    """The same rng, faster for a round with that many drafted nodes."""
+def batched_rng(rng: Rng, nodes: int, purpose: Purpose = Purpose.ACCEPT) -> Rng:
+    """The same rng, faster for a round with that many drafted nodes, whose numbers are mostly for this purpose."""
     if not isinstance(rng, KeyedRng):
         return rng
     if may_look(rng.seed) and rng.seed.shape[0] <= _FEW:
         return BatchedRng(rng, list(zip(rng.seed.tolist(), rng.round.tolist(), strict=True)), None)
     node = torch.arange(-1, nodes, device=rng.seed.device)[None, :]
-    uniforms = hashed_uniform(rng.seed[:, None], rng.round[:, None], node, int(Purpose.ACCEPT), 0)
-    return BatchedRng(rng, None, uniforms)
+    uniforms = hashed_uniform(rng.seed[:, None], rng.round[:, None], node, int(purpose), 0)
+    return BatchedRng(rng, None, uniforms, purpose)
 
 
 def first_pass(rng: Rng, prob: Tensor, node: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from ...errors import UsageError
 from ...types import Budget, Distribution, Distributions, DraftBatch, Kind, Topology
 from ...types.drafts import chain_batch, empty_drafts
 from ..distributions.tensors import DraftTable, MappedDistribution
+from ..host_look import may_look
+from ..rng.batched import batched_rng
 from ..rng.keyed import Purpose, Rng
 from .static_tree import StaticTree
 from .step import Frontier, Step, Stepper, Vocabulary, chain_distributions
@@ -95,6 +97,8 @@ class Chain:
         drawn_from: list[Distribution] = []
         steps = [stepper.root()]
         drafting = _Drafting(self.stop, stepper)
+        if not steps[0].block.all_greedy and not may_look(steps[0].rows):
+            rng = batched_rng(rng, length, Purpose.DRAFT)
         numbers = torch.arange(-1, length + 1, device=stepper.device).expand(stepper.batch, -1)
         for i in range(length):
             above, node, below = (numbers[:, k : k + 1] for k in range(i, i + 3))  # i - 1, i, i + 1 for every sequence
