@@ -95,7 +95,7 @@ static void check_pool() {
     std::atomic<int> sum{0};
     for (int round = 0; round < 200; round++) {
         Barrier barrier{3};
-        Pool::shared().run(3, [&](int me) { sum += me, barrier.wait(), sum += 1; });
+        Pool::own().run(3, [&](int me) { sum += me, barrier.wait(), sum += 1; });
     }
     expect(sum == 200 * 6, "the pool");
 }

@@ -32,6 +32,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
     max_new_tokens: o.MaxNewTokens = 512,
     temperature: o.Temperature = 0.0,
@@ -48,6 +49,7 @@ def chat(
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
+            draft_device=draft_device,
             words=words, stop=stop, length=length, dtype=dtype, device=device, max_length=max_length, progress=bar,
         )  # fmt: skip
     if llm.tokenizer.chat_template is None:

@@ -15,6 +15,10 @@ from ..recipes import LLM
 from ..types import Completion, SamplingParams, Stats
 from . import options as o
 
+Chat = Annotated[
+    bool | None, typer.Option("--chat/--raw", help="Through the chat template, or as plain text (default: if any).")
+]
+
 
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' or none reads standard input.")] = None,
@@ -26,11 +30,10 @@ def generate(
     draft_length: o.DraftLength = None,
     judge: o.Judge = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="One prompt per line.")] = None,
-    chat: Annotated[
-        bool | None, typer.Option("--chat/--raw", help="Through the chat template, or as plain text (default: if any).")
-    ] = None,
+    chat: Chat = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
     batch_size: Annotated[int, typer.Option(help="Prompts that run at a time.")] = 1,
     max_new_tokens: o.MaxNewTokens = 256,
@@ -62,9 +65,9 @@ def generate(
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-            words=words, stop=stop_rule, length=length, dtype=dtype, device=device,
-            batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
-            max_length=max_length, share=True, progress=bar,
+            words=words, stop=stop_rule, length=length, dtype=dtype, device=device, draft_device=draft_device,
+            batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size, max_length=max_length,
+            share=True, progress=bar,
         )  # fmt: skip
     ids = [encode(llm, text, chat) for text in texts]
     try:

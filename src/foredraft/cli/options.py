@@ -48,6 +48,12 @@ Length = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+DraftDevice = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the draft model or head runs: cpu, cuda, cuda:1 (default: as --device).", rich_help_panel=DRAFTING
+    ),
+]
 MaxLength = Annotated[int | None, typer.Option(help="Context to reserve, in tokens (default: the model's).")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 = greedy.")]

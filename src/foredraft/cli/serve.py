@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def serve(
     judge: o.Judge = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    draft_device: o.DraftDevice = None,
     words: o.Words = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
@@ -78,11 +80,10 @@ def serve(
     access_log: Annotated[bool, typer.Option(help="Log every request.")] = False,
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
-    try:
-        from ..serve import listen
-        from ..serve.service import Limits, Service, Settings
-    except ModuleNotFoundError as error:
-        raise UsageError(f"'foredraft serve' needs {error.name}; pip install 'foredraft[serve]'") from None
+    check_extra()
+    from ..serve import listen
+    from ..serve.service import Limits, Service, Settings
+
     read_method(method)  # a wrong name should not cost a model load
     allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
@@ -94,11 +95,18 @@ def serve(
         with o.LoadingBar() as bar:
             return LLM(
                 model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-                words=words, stop=stop, length=length, dtype=dtype, device=device, batch_size=slots,
-                max_length=max_length, progress=bar,
+                words=words, stop=stop, length=length, dtype=dtype, device=device, draft_device=draft_device,
+                batch_size=slots, max_length=max_length, progress=bar,
             )  # fmt: skip
 
     return listen.run(Service(load, settings), host, port, access_log)
+
+
+def check_extra() -> None:
+    try:
+        importlib.import_module("foredraft.serve.listen")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"'foredraft serve' needs {error.name}; pip install 'foredraft[serve]'") from None
 
 
 def checked_keys(keys: list[str] | None) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class Drafter(Protocol):
     nodes: int  # most nodes that it ever drafts for a sequence
     taps: frozenset[int] = frozenset()  # target states that it wants to see (runtime.FINAL, or a layer's entry)
     max_length: int = 1 << 30  # longest text that it can follow; sequences beyond it go on without drafts
+    moved: int = 0  # bytes of target states that it had to fetch from another device so far
     cost_aware: bool = False  # sizes its drafts by what they cost and bring, so the budget planner leaves it alone
 
     @property
@@ -91,6 +92,10 @@ class WrappedDrafter(Drafter):
         self.name, self.kinds, self.topology = inner.name, inner.kinds, inner.topology
         self.nodes, self.taps, self.max_length = inner.nodes, inner.taps, inner.max_length
         self.cost_aware = inner.cost_aware
+
+    @property
+    def moved(self) -> int:  # type: ignore[override]
+        return self.inner.moved
 
     @property
     def gives_states(self) -> bool:

@@ -25,11 +25,12 @@ from .clock import Clock
 from .greedy.fast_path import GreedyFastPath
 from .method_group import MethodGroup, groups_by_drafter, requests_by_drafter, requests_of, taps_of
 from .passes import forward_groups
-from .request import Request
+from .request import Request, count_moved
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
 from .sharing import Sharing
 from .validation import check_drafts, check_request
+from .windowed.windowed_loop import WindowedLoop
 
 RngMaker = Callable[[Seq[Sequence]], Rng]
 
@@ -40,8 +41,9 @@ class Engine:
     def __init__(self, executor: Executor, rng: RngMaker | None = None, sharing: Sharing | None = None) -> None:
         self.executor = executor
         self.sampler = Sampler(executor.vocab_size, executor.device)
-        self._rng = rng or self._keyed_rng
+        self.rng = rng or self._keyed_rng
         self.fast_path = GreedyFastPath(executor, rng is None)  # verdicts without asking the rule
+        self.windowed = WindowedLoop(self)  # for methods that draft while the target verifies
         self._captures = 0  # of the executor before the pass
         self.share(sharing or Sharing())
 
@@ -49,22 +51,24 @@ class Engine:
         """How requests share the machine from now on; for an engine at rest."""
         self.scheduler = Scheduler(self.executor, sharing)
         # Work on a GPU has only begun when a call returns; whoever shares out time must wait for its end.
-        self._clock = Clock(self.executor.device if sharing.planner is not None else None)
+        self.clock = Clock(self.executor.device if sharing.planner is not None else None)
 
     @torch.no_grad()
     def step(self) -> list[Event]:
         """One round for every running request; returns what it wrote."""
-        self._clock.start()
+        self.clock.start()
         self.admit(self.scheduler.admit())  # drafters learn of new requests
         self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
         groups = self.scheduler.next_groups()  # sequences by method, and a draft budget for each
+        windows, groups = self.windowed.take(groups)  # drafters that work ahead have a loop of their own
+        self.windowed.step(windows, alone=not groups)
         self.propose(groups)  # a tree per sequence; an empty one is plain decoding
         self.scheduler.select(groups)  # which drafted nodes fit the shared verification budget
         self.forward(groups)  # logits and states at every node: one pass of the target
         self.verify(groups)  # each rule, pure: accepted path, next token, a reason per position
         self.commit(groups)  # keep the K/V of the accepted path, drop the rest
         self.observe(groups)  # heads and online learners look here
-        return self.advance(groups)  # streamed, finished
+        return [*self.advance(groups), *self.windowed.drain()]  # streamed, finished
 
     def admit(self, new: list[Request]) -> None:
         """Begin requests, and show drafters what the target still knows of their prompts."""
@@ -76,7 +80,7 @@ class Engine:
             known = [new[i] for i in members if new[i].states]
             if known:
                 drafter.observe_prefill([r.sequence for r in known], [0] * len(known), [r.states[0] for r in known])
-        self._clock.lap("prefill", new)
+        self.clock.lap("prefill", new)
 
     def read(self, pieces: list[Piece]) -> None:
         """Read prompts on, up to their last token, which the first round reads with its drafts."""
@@ -88,13 +92,14 @@ class Engine:
         hidden = self.executor.prefill(slots, [piece.tokens for piece in pieces], taps_of(requests))
         for drafter, members in requests_by_drafter(requests):
             if drafter.taps:
-                sequences = [requests[i].sequence for i in members]
+                sequences, before = [requests[i].sequence for i in members], drafter.moved
                 drafter.observe_prefill(sequences, [begins[i] for i in members], [hidden[i] for i in members])
+                count_moved([requests[i] for i in members], drafter.moved - before)
         for piece, states in zip(pieces, hidden, strict=True):
             piece.request.read = piece.end
             if self.scheduler.slots.reuse and piece.request.taps:
                 piece.request.states.append({tap: states[tap] for tap in piece.request.taps})
-        seconds = self._clock.lap("prefill", requests)
+        seconds = self.clock.lap("prefill", requests)
         if self.scheduler.planner is not None:
             self.scheduler.planner.read(seconds)
 
@@ -105,15 +110,15 @@ class Engine:
                 group.drafts = _no_drafts(len(group.requests), self.executor.device)
         for drafter, members in groups_by_drafter(groups):
             sequences = [s for group in members for s in group.sequences]
-            started, begin = self._clock.now(), 0
-            drafts = check_drafts(drafter, drafter.propose(sequences, self._rng(sequences)), len(sequences))
+            started, begin = self.clock.now(), 0
+            drafts = check_drafts(drafter, drafter.propose(sequences, self.rng(sequences)), len(sequences))
             for group in members:
                 index = range(begin, begin + len(group.requests))
                 group.drafts = move(part(drafts, index), self.executor.device)
                 begin += len(group.requests)
             if self.scheduler.planner is not None:
-                self.scheduler.planner.drafted(drafter, members, self._clock.now() - started)
-        self._clock.lap("draft", [r for group in groups if group.drafting for r in group.requests])
+                self.scheduler.planner.drafted(drafter, members, self.clock.now() - started)
+        self.clock.lap("draft", [r for group in groups if group.drafting for r in group.requests])
 
     def forward(self, groups: list[MethodGroup]) -> None:
         if not groups:
@@ -137,7 +142,7 @@ class Engine:
             if not self.fast_path.verify(group, self.case):
                 group.verdict = group.method.rule.verify_batch(self.case(group))
             group.read_back()  # the one small copy to the host
-        seconds = self._clock.lap("verify", requests_of(groups))
+        seconds = self.clock.lap("verify", requests_of(groups))
         if self.scheduler.planner is not None:
             usual = self.executor.captures == self._captures  # else it says nothing about passes to come
             self.scheduler.planner.observe(groups, seconds if usual else 0.0)
@@ -148,7 +153,7 @@ class Engine:
         group.rows = rows = self.sampler.rows(group.requests, group.drafts, group.out)
         hidden = group.out.states(rule.tap) if rule.needs_hidden else None
         temperature_one = rows.at_temperature_one() if rule.needs_temperature_one else None
-        return BatchCase(group.drafts, rows, self._rng(group.sequences), hidden, temperature_one)
+        return BatchCase(group.drafts, rows, self.rng(group.sequences), hidden, temperature_one)
 
     def commit(self, groups: list[MethodGroup]) -> None:
         for group in groups:
@@ -161,12 +166,13 @@ class Engine:
         observing = [group for group in groups if group.method.drafter is not None]
         if not observing:
             return
-        self._clock.lap("host", requests_of(groups))
+        self.clock.lap("host", requests_of(groups))
         for group in observing:
             assert group.method.drafter is not None
-            accepted = [len(v.path) for v in group.decided]
+            accepted, before = [len(v.path) for v in group.decided], group.method.drafter.moved
             group.method.drafter.observe(Round(group.sequences, group.drafts, group.out, group.verdict, accepted))
-        self._clock.lap("draft", requests_of(observing))
+            count_moved(group.requests, group.method.drafter.moved - before)
+        self.clock.lap("draft", requests_of(observing))
 
     def advance(self, groups: list[MethodGroup]) -> list[Event]:
         events = []
@@ -174,8 +180,8 @@ class Engine:
             for b, request in enumerate(group.requests):
                 events.append(group.advance(b, self.executor.max_length))
                 if request.finish_reason is not None:
-                    self._release(request)
-        self._clock.lap("host", requests_of(groups))
+                    self.release(request)
+        self.clock.lap("host", requests_of(groups))
         return events
 
     def add(self, request: Request) -> None:
@@ -191,9 +197,11 @@ class Engine:
         """Stop a request between two steps; its slot is free at once."""
         if request.finish_reason is None:
             request.finish_reason = reason
-            self._release(request)
+            self.release(request)
 
-    def _release(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
+        """Take a request out whose end is known."""
+        self.windowed.forget(request)
         self.scheduler.release(request)
         request.close()
         if request.method.drafter is not None:

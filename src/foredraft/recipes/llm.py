@@ -51,6 +51,7 @@ class LLM:
         words: int | None = None,
         stop: str | None = None,
         length: str | int | None = None,
+        draft_device: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
         batch_size: int = 1,
@@ -61,12 +62,16 @@ class LLM:
         """`method`, `shape`, `rule`, `stop` and `length` are spelled `name:key=value,..`, as on the command line; a
         method may hold the others (`eagle3:shape=eagle2:nodes=64`). `length`: a length rule, or a number of tokens.
 
+        `draft_device`: where a draft model or a head runs (cpu, cuda, cuda:1); None = where the target does.
+
         `share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
         """
         length, draft_length = as_length(length, draft_length)
         named = read_method(method)
-        self.options = named.options.joined(Options(shape, rule, drafter, draft_length, judge, words, stop, length))
+        self.options = named.options.joined(
+            Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device)
+        )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
         place = Place(dtype, device, batch_size, max_length)
         self.target = load(model, place, progress)

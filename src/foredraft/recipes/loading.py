@@ -76,6 +76,11 @@ class Place:
         return self.dtype
 
 
+def same_device(a: torch.device, b: torch.device) -> bool:
+    """`cuda` and `cuda:0` are one device."""
+    return (a.type, a.index or 0) == (b.type, b.index or 0)
+
+
 def default_dtype(device: torch.device) -> str:
     """What passes are fastest in on this device, without rounding below what the dtype says."""
     if device.type == "cuda":

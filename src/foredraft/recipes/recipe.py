@@ -25,10 +25,11 @@ from ..draft.combine.length_control import LengthControlDrafter, with_length
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
+from ..models.elsewhere import copy_to
 from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
 from .judge_rules import judge_rule
-from .loading import Loaded, Place, load
+from .loading import DTYPES, Loaded, Place, load, same_device
 from .shape_table import SHAPES, deepest
 from .stop_table import STOPS
 from .trained import Ready, best_kind, trained, with_accept_head
@@ -50,6 +51,7 @@ class Options:
     words: int | None = None  # size of a trained head's draft vocabulary: its most frequent tokens
     stop: str | None = None  # what ends a draft chain early: confidence:0.4
     length: str | None = None  # what sets the length of a draft every round: expected
+    draft_device: str | None = None  # where a draft model or head runs: cpu, cuda, cuda:1; None = where the target does
     own: tuple[tuple[str, Value], ...] = ()  # parameters of the method itself
 
     def __post_init__(self) -> None:
@@ -106,16 +108,26 @@ class PartsFactory:
     target: Loaded
     place: Place
     models: dict[str, Loaded] = field(default_factory=dict)
+    draft_device: str | None = None  # None = the target's
+
+    @property
+    def draft_place(self) -> Place:
+        return self.place if self.draft_device is None else replace(self.place, device=self.draft_device)
 
     def model(self, name: str) -> Loaded:
-        """A model beside the target, loaded once."""
-        if name not in self.models:
-            self.models[name] = load(name, self.place)
-        return self.models[name]
+        """A model beside the target, loaded once on each device."""
+        key = name if self.draft_device is None else f"{name} on {self.draft_device}"
+        if key not in self.models:
+            self.models[key] = load(name, self.draft_place)
+        return self.models[key]
+
+    def elsewhere(self) -> bool:
+        """Whether drafters run on another device than the target."""
+        return self.draft_device is not None and not same_device(self.draft_place.torch_device(), self.target.device)
 
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
-        return trained(kind, self.target, named, words)
+        return trained(kind, self.target, named, words, self.draft_place if self.elsewhere() else None)
 
     def best_head(self, wanted: Sequence[str], named: str | None) -> str | None:
         """The kind of the head that was named, or the first of those wanted that comes with the package."""
@@ -178,7 +190,9 @@ class Recipe:
     def build(self, factory: PartsFactory, options: Options) -> Method:
         """Put the parts together; a biased pair is refused here."""
         self.check(options)
-        parts = self.parts(factory, self.filled(options), **dict(options.own))
+        filled = self.filled(options)
+        factory = replace(factory, draft_device=filled.draft_device)
+        parts = self.parts(factory, filled, **dict(options.own))
         drafter, rule = parts.drafter, parts.rule or SAMPLE_AND_MATCH
         if parts.rule is None and drafter is not None:
             rule = default_rule(drafter.kinds, drafter.topology)
@@ -194,6 +208,7 @@ class Recipe:
         """Refuse options that mean nothing to this method."""
         refusals = (
             (options.drafter, self.takes_drafter, "takes no drafter; leave --drafter out or use method 'draft-model'"),
+            (options.draft_device, self.takes_drafter, "drafts without a model; leave --draft-device out"),
             (options.words, self.takes_words, "has no words to choose; leave the option words out"),
             (options.stop, self.takes_stop, "has no draft chain of its own for a stop rule to end"),
             (options.length, self.takes_length, "takes no length rule"),
@@ -241,8 +256,11 @@ def _innermost(drafter: Drafter | None) -> Drafter | None:
     return drafter
 
 
-def draft_executor(factory: PartsFactory, name: str | None) -> Executor:
-    """The model that --drafter names: `layers:K` is the target's own first K layers, anything else a model argument."""
+def draft_executor(factory: PartsFactory, name: str | None, apart: bool = False) -> Executor:
+    """The model that --drafter names: `layers:K` is the target's own first K layers, anything else a model argument.
+
+    apart: it runs beside the target, so it shares no buffers with it on a GPU.
+    """
     name = name or DRAFTERS.get(factory.target.name, "")
     target = factory.target.executor
     if not name or name.startswith("layers:"):
@@ -251,7 +269,10 @@ def draft_executor(factory: PartsFactory, name: str | None) -> Executor:
         count = name.removeprefix("layers:") or str(max(1, target.num_layers // 3))
         if not count.isdigit():
             raise UsageError(f"--drafter {name!r} is not layers:K with a number K")
-        return executor_for(shallow(target.decoder, int(count)), target.max_slots, target.max_length)
+        decoder, place = shallow(target.decoder, int(count)), factory.draft_place
+        if factory.elsewhere() or (apart and target.device.type == "cuda"):
+            decoder = copy_to(decoder, place.torch_device(), DTYPES[place.dtype_name()])
+        return executor_for(decoder, target.max_slots, target.max_length)
     drafter = factory.model(name)
     if drafter.tokenizer.vocab_hash() != factory.target.tokenizer.vocab_hash():
         raise UsageError(

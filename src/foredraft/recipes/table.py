@@ -22,6 +22,7 @@ from ..runtime import Executor
 from ..types import Kind
 from . import drafter_parts as parts
 from .cost_profiles import costs_of
+from .parallel import ahead_parts as ahead
 from .recipe import Card, Options, Parts, PartsFactory, Recipe
 from .shape_table import SHAPE_NAMES
 from .trained import shipped
@@ -155,6 +156,43 @@ TRAINED = (
     ),
 )
 
+# Methods that draft while the target verifies: their length is that of a window, measured unless it is given.
+BESIDE = (
+    Recipe(
+        "pearl",
+        Card(
+            "PEARL",
+            "Liu et al. 2024 (arXiv 2408.11850)",
+            "draft model beside the target, windows of unbounded length + p/q rule",
+            "1.5x over drafting in turn, 70B",
+            MODEL,
+            needs="draft model",
+            phrase="a draft model that goes on during verification",
+            get="foredraft generate --method pearl --drafter layers:8 ..",
+        ),
+        ahead.pearl,
+        takes_drafter=True,
+        takes_length=False,
+    ),
+    Recipe(
+        "duodecoding",
+        Card(
+            "DuoDecoding",
+            "Lv et al. 2025 (arXiv 2503.00784)",
+            "draft model on the CPU beside the target, chains side by side + sample-and-match",
+            "up to 2.61x, 7B",
+            MODEL,
+            needs="draft model",
+            phrase="chains drafted on the CPU during verification",
+            get="foredraft generate --method duodecoding --drafter layers:8 ..",
+        ),
+        ahead.duodecoding,
+        takes_drafter=True,
+        takes_length=False,
+        defaults=Options(draft_device="cpu"),
+    ),
+)
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -268,6 +306,7 @@ RECIPES: dict[str, Recipe] = {
             defaults=TREE_OF_6,
         ),
         *TRAINED,
+        *BESIDE,
     )
 }
 DEFAULT_METHOD = "auto"

@@ -19,6 +19,7 @@ from ..draft.neural.kangaroo import KangarooDrafter
 from ..draft.neural.medusa import MedusaDrafter
 from ..errors import UsageError
 from ..models import Decoder
+from ..models.elsewhere import lent_to
 from ..models.heads import (
     DraftVocab,
     FeatureHead,
@@ -36,7 +37,7 @@ from ..models.layers.linear import TiledLinear
 from ..models.load.names import TUNED, tuned_folder
 from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
-from .loading import Loaded
+from .loading import DTYPES, Loaded, Place
 
 USUAL_WORDS = 2048  # draft vocabulary of trees on a CPU, beside the tokens of the text
 
@@ -59,6 +60,7 @@ class Trained:
     spec: HeadSpec
     vocabulary: Vocabulary
     target: TorchExecutor
+    lender: Decoder  # whose embedding and output rows it borrows
     words: int | None = None  # size of its draft vocabulary; None = the usual one
 
     @property
@@ -79,7 +81,7 @@ class Trained:
 
     def _draft_vocab(self, shape: Shape) -> DraftVocab | None:
         """A draft vocabulary that follows the texts, for CHOSEN drafts on the native kernels; else None."""
-        rows, ids = self.target.decoder.head, self.vocabulary.ids
+        rows, ids = self.lender.head, self.vocabulary.ids
         fits = isinstance(rows, TiledLinear) and isinstance(self.head.head, TiledLinear)
         if not fits or shape.kind is not Kind.CHOSEN or not by_frequency(ids):
             return None
@@ -142,20 +144,28 @@ def _shipped_for(target: Loaded) -> dict[str, Path]:
     return {spec.kind: folder for spec, folder in found if spec.target == mine}
 
 
-def trained(kind: str, target: Loaded, named: str | None, words: int | None = None) -> Trained:
-    """Load a head for a target, with a draft vocabulary of this size."""
-    decoder = decoder_of(target)
-    head, spec = load_head(find_head(kind, target, named), kind, decoder, identity(target), words)
-    return attach(head, spec, target, words)
+def trained(
+    kind: str, target: Loaded, named: str | None, words: int | None = None, place: Place | None = None
+) -> Trained:
+    """Load a head for a target, with a draft vocabulary of this size. place: another device than the target's."""
+    lender = decoder_of(target)
+    if place is not None:
+        if kind == "kangaroo":
+            raise UsageError("a kangaroo head runs inside the target's own passes; leave --draft-device out")
+        lender = lent_to(lender, place.torch_device(), DTYPES[place.dtype_name()])
+    head, spec = load_head(find_head(kind, target, named), kind, lender, identity(target), words)
+    return attach(head, spec, target, words, lender)
 
 
-def attach(head: nn.Module, spec: HeadSpec, target: Loaded, words: int | None = None) -> Trained:
-    """A head that is in memory already, for its target."""
+def attach(
+    head: nn.Module, spec: HeadSpec, target: Loaded, words: int | None = None, lender: Decoder | None = None
+) -> Trained:
+    """A head that is in memory already, for its target. lender: whose rows it borrows, if not the target's own."""
     ids = cast(torch.Tensor, head.ids)
     index = torch.full((spec.target.vocab_size,), -1, dtype=torch.int64, device=ids.device)
     index[ids] = torch.arange(len(ids), device=ids.device)
     executor: Any = target.executor
-    return Trained(head, spec, Vocabulary(ids, index), executor, words)
+    return Trained(head, spec, Vocabulary(ids, index), executor, lender or decoder_of(target), words)
 
 
 def with_accept_head(target: Loaded, named: str | None) -> tuple[Trained, nn.Module]:

@@ -119,3 +119,6 @@ class LazyRng(KeyedRng):
     @property
     def position(self) -> Tensor:
         return self._keys()[2]
+
+    def to(self, device: torch.device) -> KeyedRng:
+        return LazyRng(lambda: self._keys().to(device))

@@ -74,7 +74,7 @@ class EagleDrafter(ModelDrafter):
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         for sequence, states in zip(sequences, hidden, strict=True):
             if len(states[self.head.taps[0]]):
-                self._keep(sequence.id, self.head.feature([states[tap] for tap in self.head.taps]))
+                self._keep(sequence.id, self.head.feature([self._here(states[tap]) for tap in self.head.taps]))
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
@@ -95,7 +95,7 @@ class EagleDrafter(ModelDrafter):
         if isinstance(stepper, PairedStepper):
             stepper.levels = self._levels_of(len(slots))
         stepper.vocabulary, stepper.features = self._words(sequences), features
-        drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng)
+        drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
         if drafts.width:  # else nothing was read
             self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
         return drafts
@@ -158,12 +158,12 @@ class EagleDrafter(ModelDrafter):
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
-        if round.out.lasting and self.executor.capturing is not None:
+        if self._prefetches(round.out):
             padded = self._padded_features(round)
             news = [padded[b, : n + 1] for b, n in enumerate(round.accepted)]
         else:
             rows, counts = accepted_rows(round)
-            features = self.head.feature([round.out.hidden[tap][rows] for tap in self.head.taps])
+            features = self.head.feature([self._here(round.out.hidden[tap][rows]) for tap in self.head.taps])
             news = list(torch.split(features, counts))
         for sequence, new in zip(round.sequences, news, strict=True):
             self._keep(sequence.id, new)
@@ -172,9 +172,20 @@ class EagleDrafter(ModelDrafter):
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
         """The features of accepted paths before the host knows them; for outputs that stay where they are."""
         executor = self.executor.capturing
-        if out.lasting and executor is not None:
+        if self._prefetches(out) and executor is not None:
             features = self._captured_features(executor.graphs, out, verdict)
             self._prefetched = [*self._others(out), (out, features)]
+
+    def _prefetches(self, out: Output) -> bool:
+        """Whether features are taken from a captured round on this very device."""
+        return out.lasting and self.executor.capturing is not None and out.index.device == self.executor.device
+
+    def _here(self, states: Tensor) -> Tensor:
+        """Target states on the head's device and in its precision; counts what came from another device."""
+        if states.device != self.executor.device:
+            states = states.to(self.executor.device, self.executor.dtype)
+            self.moved += states.nbytes
+        return states
 
     def _padded_features(self, round: Round) -> Tensor:
         out = round.out

@@ -33,7 +33,7 @@ class MedusaDrafter(Drafter):
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         for sequence, states in zip(sequences, hidden, strict=True):
             if len(states[self.head.taps[0]]):
-                self._state[sequence.id] = self.head.feature([states[tap][-1] for tap in self.head.taps])
+                self._state[sequence.id] = self.head.feature([self._here(states[tap][-1]) for tap in self.head.taps])
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
@@ -45,14 +45,22 @@ class MedusaDrafter(Drafter):
         block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
         ids = tuple(s.id for s in sequences)
         stepper = MedusaStepper(self.head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
-        return self.shape.grow(stepper, [s.budget for s in sequences], rng)
+        return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(state.device))
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         rows, counts = accepted_rows(round)
         last = rows[torch.tensor(counts, device=rows.device).cumsum(0) - 1]
-        newest = self.head.feature([round.out.hidden[tap][last] for tap in self.head.taps])
+        newest = self.head.feature([self._here(round.out.hidden[tap][last]) for tap in self.head.taps])
         self._state |= {s.id: state for s, state in zip(round.sequences, newest, strict=True)}
+
+    def _here(self, states: Tensor) -> Tensor:
+        """Target states on the head's device; counts what came from another one."""
+        device = self.vocabulary.ids.device
+        if states.device != device:
+            states = states.to(device)
+            self.moved += states.nbytes
+        return states
 
     def end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:

@@ -324,7 +324,7 @@ extern "C" int fd_layers(const Pass* pass) {
         buffer->reserve(rows * width);
     for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
     Barrier barrier{p.threads};
-    Pool::shared().run(p.threads, [&](int me) {
+    Pool::own().run(p.threads, [&](int me) {
         Runner{p, b, barrier, me, room, soft}.run();
         end_tiles();
     });
@@ -345,7 +345,7 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
         if (bias) sum = add(sum, widen16(bias + 16 * j));
         wide ? store((float*)to + at, sum) : narrow16((bf16*)to + at, sum);
     };
-    Pool::shared().run(threads, [&](int me) {
+    Pool::own().run(threads, [&](int me) {
         room.rounds = true;
         begin_tiles(rows);
         product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
@@ -356,7 +356,7 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
 // Rows shared out among threads.
 template <class Each> static void each_row(int rows, int threads, Each each) {
     threads = threads < rows ? threads : rows;
-    Pool::shared().run(threads, [&](int me) {
+    Pool::own().run(threads, [&](int me) {
         for (int r = me; r < rows; r += threads) each(r);
     });
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <unistd.h>
 
@@ -45,18 +46,19 @@ struct Barrier {
     }
 };
 
-// One job at a time, on the caller's thread and as many workers as the job asks for. Workers live as long as the process.
+// One job at a time, on the caller's thread and as many workers as the job asks for. Each thread that calls has a pool to
+// itself, so that passes of two threads run side by side; when a thread ends, the next one takes over its pool. Workers
+// live as long as the process.
 class Pool {
   public:
-    static Pool& shared() {
-        static Pool* pool = new Pool;  // never destroyed: workers may outlive static objects
-        return *pool;
+    static Pool& own() {
+        static thread_local Lease lease;
+        return *lease.pool;
     }
     // job(i) for i in 0 .. threads, each on a thread of its own.
     template <class Job> void run(int threads, const Job& job) {
         if (threads <= 1) return job(0);
         threads = threads < MOST_THREADS ? threads : MOST_THREADS - 1;
-        const std::lock_guard<std::mutex> one_at_a_time(busy_);
         if (process_ != getpid()) workers_ = 0, process_ = getpid();  // a forked child has none of its parent's threads
         while (workers_ < threads - 1) std::thread(&Pool::work, this, ++workers_).detach();
         job_ = [](const void* what, int me) { (*static_cast<const Job*>(what))(me); };
@@ -79,8 +81,28 @@ class Pool {
             if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) wake(left_);
         }
     }
+    struct Lease {
+        Lease() {
+            const std::lock_guard<std::mutex> one_at_a_time(mutex());
+            if (pool_list().empty()) pool_list().push_back(new Pool);  // never destroyed: workers may outlive static objects
+            pool = pool_list().back();
+            pool_list().pop_back();
+        }
+        ~Lease() {
+            const std::lock_guard<std::mutex> one_at_a_time(mutex());
+            pool_list().push_back(pool);
+        }
+        Pool* pool;
+    };
+    static std::mutex& mutex() {
+        static std::mutex* one = new std::mutex;
+        return *one;
+    }
+    static std::vector<Pool*>& pool_list() {  // of those that nobody uses
+        static std::vector<Pool*>* list = new std::vector<Pool*>;
+        return *list;
+    }
     static constexpr int MOST_THREADS = 1 << 10;
-    std::mutex busy_;
     std::atomic<int> state_{0};  // number of the job * MOST_THREADS + its threads: read at once, so that none is taken twice
     std::atomic<int> left_{0};   // workers that have not finished it
     int workers_ = 0;

@@ -1,0 +1,1 @@
+"""The second loop: methods that draft while the target verifies."""
