@@ -21,6 +21,8 @@ METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in R
     "suffix tree": ("suffix", Options(shape="tree")),
     "draft-model tree": ("draft-model", Options(shape="tree", drafter="layers:27")),
     "draft-model sampled tree": ("draft-model", Options(shape="sampled-tree", drafter="layers:29")),
+    "pearl": ("pearl", Options(drafter="layers:28", draft_length=3)),  # a given length drafts whether it pays or not
+    "duodecoding": ("duodecoding", Options(drafter="layers:28", draft_length=4)),
     "draft-model block": ("draft-model", Options(rule="block", drafter="layers:28")),
 }
 

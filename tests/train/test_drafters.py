@@ -105,7 +105,7 @@ DISTRIBUTION_TOKENS = 2
 @pytest.mark.parametrize(
     "shape", [Chain(2), Eagle2Tree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)], ids=str
 )
-@pytest.mark.parametrize("kind", ["eagle3", "griffin", "mlp-speculator", "kangaroo"])
+@pytest.mark.parametrize("kind", ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo"])
 def test_exact_distribution_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
     """The distribution of two tokens, rng falling on every side; the drafter knows three of the target's four ids."""
     decoder = toys.target(vocab=4, seed=3, sharpness=2.0)

@@ -37,7 +37,7 @@ def forced(stepper: Stepper, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("begin", [0, 5])
-@pytest.mark.parametrize("kind", ["eagle3", "eagle", "griffin"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle", "griffin", "dovetail"])
 def test_unrolled_slots_are_real_drafts(kind: str, begin: int) -> None:
     """Slot t at step j, computed for all t at once, equals j tokens drafted after the text up to t + 1.
 

@@ -18,7 +18,7 @@ from foredraft.train.student import Pretrained
 from foredraft.train.teacher import Teacher, TeacherOutputs
 from foredraft.train.trainer import Plan, Trainer
 
-DRAFTING = ("eagle3", "eagle", "griffin", "fastdraft", "medusa", "mlp-speculator", "kangaroo")
+DRAFTING = ("eagle3", "eagle", "griffin", "dovetail", "fastdraft", "medusa", "mlp-speculator", "kangaroo")
 
 
 def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4.0) -> Decoder:

@@ -54,7 +54,7 @@ def train(
     kinds: Annotated[
         str,
         typer.Argument(
-            help="eagle3, eagle, griffin, fastdraft, medusa, mlp-speculator, kangaroo; "
+            help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo; "
             "several with commas share one pass of the target."
         ),
     ],

@@ -116,7 +116,7 @@ class PartsFactory:
 
     def model(self, name: str) -> Loaded:
         """A model beside the target, loaded once on each device."""
-        key = name if self.draft_device is None else f"{name} on {self.draft_device}"
+        key = f"{name} on {self.draft_device}" if self.elsewhere() else name
         if key not in self.models:
             self.models[key] = load(name, self.draft_place)
         return self.models[key]

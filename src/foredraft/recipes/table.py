@@ -120,6 +120,17 @@ TRAINED = (
         TREE_OF_6,
     ),
     _head(
+        "dovetail",
+        "dovetail",
+        (
+            "Dovetail",
+            "Zhang et al. 2024 (arXiv 2412.18934)",
+            "deep feature head with a gate, on the GPU while the target is on the CPU; small tree",
+            "2.77x over the CPU alone, LLaMA2-7B",
+        ),
+        Options(shape="eagle2:nodes=16,width=10", draft_length=7, draft_device="auto"),
+    ),
+    _head(
         "medusa",
         "medusa",
         ("Medusa", "Cai et al. 2024 (arXiv 2401.10774)", "independent heads, tree", "2.2-3.6x, Vicuna"),

@@ -3,7 +3,7 @@
 from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
 from .base import Head, HeadSpec, Identity, own_parameters
 from .draft_vocab import DraftVocab, by_frequency
-from .eagle import Eagle3Head, EagleHead, FeatureHead, GriffinHead
+from .eagle import DovetailHead, Eagle3Head, EagleHead, FeatureHead, GriffinHead
 from .language import AcceptHead, FastDraft, KangarooHead
 from .loader import BUILDERS, load_head, settle
 from .medusa import MedusaHead, RecurrentHead, SpeculatorHead
@@ -11,6 +11,7 @@ from .medusa import MedusaHead, RecurrentHead, SpeculatorHead
 __all__ = [
     "BUILDERS",
     "AcceptHead",
+    "DovetailHead",
     "DraftVocab",
     "Eagle3Head",
     "EagleHead",

@@ -211,3 +211,29 @@ class GriffinHead(EagleHead):
 
     def back(self, stream: Tensor) -> Tensor:
         return stream.chunk(2, dim=-1)[1]
+
+
+class DovetailHead(EagleHead):
+    """Dovetail: a gate between the target's feature and the token takes the place of EAGLE's one product.
+
+    The target is slow and far away, so the head may be deep: `layers` of them, the first without its norm.
+    """
+
+    def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
+        self.scale = float(spec.extra.get("scale", 1.0))
+        d, dtype = config.hidden_size, torch.float32
+        self.token_norm = nn.Parameter(torch.ones(d, dtype=dtype, device=device))
+        self.of_feature = Linear(d, d, dtype, device)
+        self.of_token = Linear(d, d, dtype, device)
+        self.gate = Linear(2 * d, d, dtype, device)
+        for product in (self.of_feature, self.of_token, self.gate):
+            nn.init.xavier_uniform_(product.weight)
+
+    def blend(self, pair: Tensor) -> Tensor:
+        """z * h1 + (1 - z) * h2 with h1 from the feature, h2 from the token, z = sigmoid of both."""
+        embeds, feature = pair.chunk(2, dim=-1)
+        h1 = self.of_feature(feature)
+        h2 = F.silu(self.of_token(norm(embeds, self.token_norm, self.config.norm_eps)))
+        z = torch.sigmoid(self.gate(torch.cat((h1, h2), dim=-1)))
+        mixed: Tensor = h2 + z * (h1 - h2)
+        return mixed

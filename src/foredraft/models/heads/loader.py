@@ -15,7 +15,7 @@ from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
 from .delta import whole_weights
 from .draft_vocab import by_frequency, rounded
-from .eagle import Eagle3Head, EagleHead, GriffinHead
+from .eagle import DovetailHead, Eagle3Head, EagleHead, GriffinHead
 from .language import AcceptHead, FastDraft, KangarooHead
 from .medusa import MedusaHead, SpeculatorHead
 
@@ -23,6 +23,7 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
     "griffin": GriffinHead,
+    "dovetail": DovetailHead,
     "medusa": MedusaHead,
     "mlp-speculator": SpeculatorHead,
     "fastdraft": FastDraft,

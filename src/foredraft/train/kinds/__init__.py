@@ -2,12 +2,13 @@
 
 from .accept import Accept
 from .base import Kind, Settings
-from .eagle import Eagle, Eagle3, Griffin
+from .eagle import DOVETAIL, Eagle, Eagle3, Griffin
 from .language import Fast, Kangaroo
 from .medusa import MEDUSA, SPECULATOR
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Eagle3(), Eagle(), Griffin(), Fast(), MEDUSA, SPECULATOR, Kangaroo(), Accept())
+    kind.name: kind
+    for kind in (Eagle3(), Eagle(), Griffin(), DOVETAIL, Fast(), MEDUSA, SPECULATOR, Kangaroo(), Accept())
 }
 
 __all__ = ["KINDS", "Accept", "Kind", "Settings"]

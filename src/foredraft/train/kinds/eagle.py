@@ -1,4 +1,4 @@
-"""EAGLE-1, EAGLE-3 and GRIFFIN: one layer over target states, unrolled on its own outputs while training."""
+"""EAGLE-1, EAGLE-3, GRIFFIN and Dovetail: layers over target states, unrolled on its own outputs while training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...models import Decoder
 from ...models.decoder import FINAL
-from ...models.heads import Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
+from ...models.heads import DovetailHead, Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
 from ..batch_attention import Unrolled
 from ..objectives import smooth_l1
 from ..teacher import TeacherOutputs, pull
@@ -134,6 +134,13 @@ class Eagle:
     def _passes(self, head: EagleHead, outputs: TeacherOutputs, steps: int, noise: float) -> Iterator[Pass]:
         for j, (features, back) in enumerate(unroll(head, outputs, steps, noise=noise)):
             yield Pass(2 + j, features, regression(head, outputs, back, j))
+
+
+DOVETAIL = Eagle(
+    "dovetail",
+    Settings(length=4, layers=2, extra={"distribution_weight": 5.0, "noise": 0.1}),
+    DovetailHead,
+)
 
 
 def regression(
