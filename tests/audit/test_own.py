@@ -29,8 +29,16 @@ from foredraft.types import SamplingParams
 # every rule in tests/core; the long ones here are enumerated through the whole engine in the slow run.
 DRAWN = "static:drawn=true"
 QUICK = {"draft-model": ("chain", "static", DRAWN, "eagle2"), "eagle3": ("eagle2",), "suffix": ("tree",)}
+# Several draws a node have many outcomes: texts of two tokens by default, of three in the slow run.
+MULTI_DRAFT = ("multi-candidate", "spectr", "canonical-multi-draft")
+
+
+def quick(name: str) -> tuple[str | None, ...]:
+    return () if name in MULTI_DRAFT else (None, *QUICK.get(name, ()))
+
+
 PAIRS = [
-    pytest.param(name, shape, marks=() if shape in (None, *QUICK.get(name, ())) else pytest.mark.slow)
+    pytest.param(name, shape, marks=() if shape in quick(name) else pytest.mark.slow)
     for name, recipe in RECIPES.items()
     for shape in (None, *(recipe.shapes if recipe.kind in (None, "eagle3") and len(recipe.shapes) > 1 else ()))
 ] + [pytest.param("draft-model", DRAWN), pytest.param("eagle3", DRAWN, marks=pytest.mark.slow)]
@@ -43,6 +51,15 @@ def test_methods_of_the_table_are_exact(name: str, shape: str | None) -> None:
     found = enumerate_method(name, Options(shape=shape))
     assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
     assert found["outcomes"] >= 27
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [*((name, None) for name in MULTI_DRAFT), ("multi-candidate", "independent")]
+)
+def test_several_draws_are_exact(name: str, shape: str | None) -> None:
+    found = enumerate_method(name, Options(shape=shape), tokens=2)
+    assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
+    assert found["outcomes"] >= 60
 
 
 @pytest.mark.parametrize("rule", ["chain", "block", "one-hot", "sample-and-match"])

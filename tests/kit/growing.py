@@ -67,14 +67,14 @@ class TableStepper:
 class Grown:
     """Drafts of one sequence; equal trees are equal keys."""
 
-    tree: tuple[tuple[int, int], ...]  # (token, parent) of every node
+    tree: tuple[tuple[int, int, int], ...]  # (token, parent, multiplicity) of every node
     drafts: DraftBatch = field(compare=False)
 
     @classmethod
     def of(cls, drafts: DraftBatch) -> Grown:
         drafts.check()
         tree = drafts.tree(0)
-        return cls(tuple(zip(tree.token, tree.parent, strict=True)), drafts)
+        return cls(tuple(zip(tree.token, tree.parent, tree.multiplicity, strict=True)), drafts)
 
     def path(self, node: int) -> Prefix:
         return () if node < 0 else (*self.path(self.tree[node][1]), self.tree[node][0])

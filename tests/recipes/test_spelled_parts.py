@@ -16,9 +16,10 @@ from foredraft.core.verify import RULES, SPELLINGS
 from foredraft.errors import UsageError
 from foredraft.recipes import RECIPES, Options, find_recipe, read_method
 from foredraft.recipes.recipe import LENGTH_RULES, Recipe
-from foredraft.recipes.shape_table import SHAPES, is_fed
+from foredraft.recipes.shape_table import SHAPES
 from foredraft.recipes.spelling import FIELDS
 from foredraft.recipes.stop_table import STOPS
+from foredraft.types import Topology
 from tests.engine.runs import one
 
 COSTS = CostModel((1, 8), (256,), (1,), (((1.0, 1.3),),))
@@ -28,6 +29,9 @@ SPELLED_SHAPES = [
     "static:branching=3x2,depth=3",
     "static:branching=2,drawn=true,depth=3",
     "static:paths=0/1/00/02/000,depth=3",
+    "independent:branching=2,depth=3",
+    "independent:branching=3x2,depth=3",
+    "top-then-drawn:branching=3x2,depth=3",
     "eagle2:nodes=8,width=3,depth=4",
     "cost-aware:nodes=8,width=2,depth=4",
     "opt-tree:nodes=6,gain=0.1,depth=4",
@@ -39,6 +43,7 @@ SPELLED_SHAPES = [
     "lantern:depth=3",
     *SHAPES.aliases,
 ]
+DRAWN = ("dyspec", "sequoia", "sampled", "independent", "top-then-drawn")
 SPELLED_STOPS = ["none", "confidence:0.45", "path:0.3", "entropy:0.9", "adaptive:first=0.4,step=0.5", "thompson:seed=3"]
 SPELLED_LENGTHS = ["fixed:1", "heuristic:first=1", "expected:probe=2", "predicted", "thompson:seed=1", "thompson-coins"]
 
@@ -52,7 +57,7 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def greedy(method: str, options: Options) -> bool:
     """Whether a method writes the target's argmax text, and drafts for it."""
-    drawn = "drawn=true" in (options.shape or "") or (options.shape or "").startswith(("dyspec", "sequoia", "sampled"))
+    drawn = "drawn=true" in (options.shape or "") or (options.shape or "").startswith(DRAWN)
     tables = DRAWN_TREES if drawn else TREES
     made, target = table_method(find_recipe(method), options, tables)
     text, drafter = [0, 1], made.drafter
@@ -165,5 +170,10 @@ def test_only_the_first_parameter_of_a_part_may_be_called_as_an_option() -> None
             assert not set(later) & {*FIELDS, *own}, name
 
 
-def test_rules_without_a_drafter_say_so() -> None:
-    assert {name for name, rule in RULES.items() if not is_fed(rule)} == {"residual-iid", "k-seq", "canonical"}
+def test_some_shape_feeds_every_rule() -> None:
+    """A rule for several candidates gets such drafts from a shape that can be spelled; rules for chains always do."""
+    made = [SHAPES.make(text, length=lambda: 3, costs=lambda: COSTS) for text in (*SHAPES.factories, *SHAPES.aliases)]
+    fed = {(shape.kind, shape.topology) for shape in made}
+    for rule in RULES.values():
+        trees = {pair for pair in rule.exact_for if pair[1] is Topology.TREE}
+        assert not trees or trees & fed, rule.name

@@ -15,7 +15,7 @@ from ..core.spec import PartTable, Value, written_value
 from ..core.verify import NEEDS, RULES, SPELLINGS
 from ..errors import unknown_name
 from ..recipes.recipe import LENGTH_RULES, Recipe
-from ..recipes.shape_table import SHAPES, is_fed
+from ..recipes.shape_table import SHAPES
 from ..recipes.stop_table import STOPS
 from ..recipes.table import RECIPES
 
@@ -23,7 +23,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 Name = Annotated[str | None, typer.Argument(help="A method, shape, rule, stop or length: its card.")]
 Rows = list[dict[str, Any]]
 WIDTH = 80  # of cards and lines
-UNFED = "no drafter draws independent candidates yet: on a chain it is the p/q rule"
 
 
 def methods(
@@ -98,11 +97,11 @@ def _method(recipe: Recipe) -> dict[str, Any]:
 def _rule(name: str) -> dict[str, Any]:
     rule = RULES[name]
     row: dict[str, Any] = {"name": name, "summary": rule.summary, "exact": not rule.lossy}
-    return row | {"parameters": SPELLINGS.parameters(name), "note": "" if is_fed(rule) else UNFED}
+    return row | {"parameters": SPELLINGS.parameters(name)}
 
 
 def _special_rule(name: str) -> dict[str, Any]:
-    return {"name": name, "summary": f"needs {NEEDS[name]}", "exact": False, "parameters": {}, "note": ""}
+    return {"name": name, "summary": f"needs {NEEDS[name]}", "exact": False, "parameters": {}}
 
 
 def _parts(table: PartTable[Any]) -> Rows:
@@ -123,7 +122,6 @@ def show(document: dict[str, Rows]) -> None:
     rules = document.pop("rules")
     print(_listed("--rule", (row["name"] for row in rows_that(rules, exact=True))))
     print(_listed("  lossy", (row["name"] for row in rows_that(rules, exact=False))))
-    print(_listed("  waiting", (row["name"] for row in rules if row["note"])) + ": no drafter feeds these yet")
     for section, rows in document.items():
         print(_listed(f"--{section[:-1]}", (row["name"] for row in rows)))
     print(
@@ -135,7 +133,7 @@ def show(document: dict[str, Rows]) -> None:
 
 
 def rows_that(rules: Rows, exact: bool) -> Rows:
-    return [row for row in rules if row["exact"] is exact and not row["note"]]
+    return [row for row in rules if row["exact"] is exact]
 
 
 def _listed(flag: str, names: Iterable[str]) -> str:
@@ -147,7 +145,6 @@ def _parts_table(section: str, rows: Rows) -> Table:
     table = Table(f"--{flag}", "what it does", "parameters", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         what = row["summary"] + ("; lossy" if row.get("exact") is False and "lossy" not in row["summary"] else "")
-        what += f" ({row['note']})" if row.get("note") else ""
         table.add_row(row["name"], what[:1].upper() + what[1:], "\n".join(_written(row["parameters"])))
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
     table.columns[1].overflow = "fold"
@@ -158,7 +155,7 @@ def card(section: str, row: dict[str, Any]) -> str:
     """All that there is to know of one."""
     head = f"{section[:-1]} {row['name']}{_kind(row)}: {row.get('title') or row['summary']}"
     lines = ["\n".join(textwrap.wrap(head, WIDTH))]
-    facts = {key: str(row.get(key) or "") for key in ("paper", "parts", "claim", "weights", "get", "note")}
+    facts = {key: str(row.get(key) or "") for key in ("paper", "parts", "claim", "weights", "get")}
     if facts["claim"]:
         facts["claim"] += " (the paper's own figure, not ours)"
     facts["options" if section == "methods" else "parameters"] = ", ".join(_written(row["parameters"]))

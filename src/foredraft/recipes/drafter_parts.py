@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..core.shapes.base import Shape
+from ..core.verify import Rule
 from ..draft import Drafter
 from ..draft.combine.cascade import CascadeDrafter
 from ..draft.combine.fused import FusedDrafter
@@ -88,17 +89,28 @@ def fused(heads: Sequence[str]) -> MakeParts:
     """Looked-up text grafted onto a model's tree: that of the first head there is, or of the model --drafter names."""
 
     def parts(factory: PartsFactory, options: Options) -> Parts:
-        kind = factory.best_head(heads, options.drafter)
-        if kind is None:
-            shape = factory.shape(options)
-            member: Drafter = _model(factory, options, shape)
-        else:
-            ready = factory.head(kind, options.drafter, options.words)
-            shape = factory.shape(options, ready.longest)
-            member = ready.drafter(shape, kind)
-        return Parts(FusedDrafter([SuffixDrafter(), stopped(member, shape)]))
+        return Parts(FusedDrafter([SuffixDrafter(), _head_or_model(factory, options, heads)]))
 
     return parts
+
+
+def head_or_model(heads: Sequence[str], rule: Rule | None = None) -> MakeParts:
+    """Drafts of the first of these heads there is, or of the head or model --drafter names, under a rule of its own."""
+
+    def parts(factory: PartsFactory, options: Options) -> Parts:
+        return Parts(_head_or_model(factory, options, heads), rule)
+
+    return parts
+
+
+def _head_or_model(factory: PartsFactory, options: Options, heads: Sequence[str]) -> Drafter:
+    kind = factory.best_head(heads, options.drafter)
+    if kind is None:
+        shape = factory.shape(options)
+        return stopped(_model(factory, options, shape), shape)
+    ready = factory.head(kind, options.drafter, options.words)
+    shape = factory.shape(options, ready.longest)
+    return stopped(ready.drafter(shape, kind), shape)
 
 
 def _model(factory: PartsFactory, options: Options, shape: Shape) -> ModelDrafter:

@@ -13,16 +13,16 @@ from typing import TypeVar
 from ..control.cost import CostModel, Costs
 from ..control.cost_aware_tree import CostAwareTree
 from ..core.shapes.base import Chain, Shape
+from ..core.shapes.drawn_tree import IndependentTree, TopThenDrawnTree
 from ..core.shapes.dyspec import DySpec
 from ..core.shapes.dyspec_layers import DySpecLayers
 from ..core.shapes.eagle2_tree import Eagle2Tree
 from ..core.shapes.opt_tree import OptTree
 from ..core.shapes.sequoia import Sequoia
-from ..core.shapes.static_tree import LANTERN_PATHS, StaticTree, rank_paths
+from ..core.shapes.static_tree import LANTERN_PATHS, FixedTree, StaticTree, rank_paths
 from ..core.spec import PartTable
-from ..core.verify import Rule
 from ..errors import UsageError
-from ..types import Kind, Topology
+from ..types import Kind
 
 Number = TypeVar("Number", int, float)
 # Acceptance by rank, assumed: the first guess is right six times in ten. `RankCounts` measures a drafter's own.
@@ -40,8 +40,17 @@ def static(length: int, branching: str = "4x2x2", drawn: bool = False, paths: st
     deep = depth or length
     if paths:
         return StaticTree(tuple(path for path in _ranks(paths) if len(path) <= deep), drawn=drawn)
-    counts = _numbers("branching", branching, "x", int)
-    return StaticTree((*counts, *[1] * deep)[:deep], drawn=drawn)
+    return StaticTree(_by_level(branching, deep), drawn=drawn)
+
+
+def independent(length: int, branching: str = "4x2x2", depth: int = 0) -> Shape:
+    """Independent draws by level, 1 below, equal ones merged and counted; 8 = eight sequences (SpecTr)."""
+    return IndependentTree(_by_level(branching, depth or length))
+
+
+def top_then_drawn(length: int, branching: str = "4x2x2", depth: int = 0) -> Shape:
+    """By level the top k - 1 tokens and one draw from the others, 1 draw below (greedy multi-draft)."""
+    return TopThenDrawnTree(_by_level(branching, depth or length))
 
 
 def eagle2(length: int, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
@@ -105,6 +114,8 @@ SHAPES: PartTable[Shape] = PartTable(
     {
         "chain": chain,
         "static": static,
+        "independent": independent,
+        "top-then-drawn": top_then_drawn,
         "eagle2": eagle2,
         "cost-aware": cost_aware,
         "opt-tree": opt_tree,
@@ -124,26 +135,15 @@ SHAPES: PartTable[Shape] = PartTable(
 SHAPE_NAMES = tuple(SHAPES.factories)
 
 
-def drafts_made() -> frozenset[tuple[Kind, Topology]]:
-    """The kinds of drafts that shapes make, with whatever parameters."""
-    costs = CostModel((1, 8), (256,), (1,), (((1.0, 1.2),),))  # any will do
-    either = [name for name in SHAPES.factories if "drawn" in SHAPES.parameters(name)]
-    texts = [*SHAPES.factories, *(f"{name}:drawn={word}" for name in either for word in ("true", "false"))]
-    made = [SHAPES.make(text, length=lambda: 3, costs=lambda: costs) for text in texts]
-    return frozenset((shape.kind, shape.topology) for shape in made)
-
-
-def is_fed(rule: Rule) -> bool:
-    """Whether a rule for several candidates gets such drafts from any shape; rules for chains always do."""
-    trees = {pair for pair in rule.exact_for if pair[1] is Topology.TREE}
-    return not trees or bool(trees & drafts_made())
-
-
 def deepest(shape: Shape) -> int:
     """The longest path that a shape drafts."""
     if isinstance(shape, Chain):
         return shape.nodes
-    return len(shape.layout.levels(shape.nodes)) if isinstance(shape, StaticTree) else int(getattr(shape, "depth", 1))
+    return len(shape.layout.levels(shape.nodes)) if isinstance(shape, FixedTree) else int(getattr(shape, "depth", 1))
+
+
+def _by_level(branching: str, depth: int) -> tuple[int, ...]:
+    return (*_numbers("branching", branching, "x", int), *[1] * depth)[:depth]
 
 
 def _numbers(what: str, text: str, separator: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:

@@ -22,6 +22,7 @@ from ..runtime import Executor
 from ..types import Kind
 from . import drafter_parts as parts
 from .cost_profiles import costs_of
+from .multi_draft import multi_draft_rows
 from .parallel import ahead_parts as ahead
 from .recipe import Card, Options, Parts, PartsFactory, Recipe
 from .shape_table import SHAPE_NAMES
@@ -316,6 +317,7 @@ RECIPES: dict[str, Recipe] = {
             takes_stop=True,
             defaults=TREE_OF_6,
         ),
+        *multi_draft_rows(AUTO_HEADS),
         *TRAINED,
         *BESIDE,
     )

@@ -1,4 +1,4 @@
-"""Draws without replacement after many nodes at once: the fast form against the reference and the distribution."""
+"""Draws after many nodes at once: the fast form against the reference and the distribution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.rng.enumerating import EnumeratingRng, distribution_of_outcomes
 from foredraft.core.rng.keyed import KeyedRng, Purpose
 from foredraft.core.shapes.base import Step, Vocabulary
-from foredraft.core.trees.candidates import Candidates, drawn_candidates, top_candidates
+from foredraft.core.trees.candidates import (
+    Candidates,
+    drawn_candidates,
+    independent_draws,
+    top_candidates,
+    top_then_drawn,
+)
 from foredraft.types import Distribution, SamplingParams
 from tests.kit.chance import chance_of
 
@@ -163,3 +169,53 @@ def test_the_top_tokens_of_a_small_vocabulary() -> None:
     assert found.token.shape == (1, 1, 4)
     assert torch.isfinite(found.score)[0, 0].tolist() == [True, True, False, False]
     assert found.left[0, 0].tolist() == pytest.approx([1.0, 1 - 0.7310586, 0.0, 0.0], abs=1e-6)
+
+
+# --- independent draws, and one draw beside the top tokens ------------------------------------------------------------
+
+
+def test_independent_draws_are_the_slow_ones() -> None:
+    for seed in range(6):
+        probs, rng = random_step(300, 2.0, seed).dense(), rng_for(BATCH, seed)
+        parent = torch.randint(0, WIDTH, (BATCH, 9), generator=torch.Generator().manual_seed(seed))
+        key, there = torch.arange(9).expand(BATCH, -1), torch.ones((BATCH, 9), dtype=torch.bool)
+        slow = independent_draws(probs, parent, there, Plain(rng), key)  # type: ignore[arg-type]
+        assert torch.equal(independent_draws(probs, parent, there, rng, key), slow)
+
+
+def test_independent_draws_follow_the_distributions_of_their_nodes() -> None:
+    probs = torch.tensor([[[0.5, 0.3, 0.2, 0.0], [0.0, 0.1, 0.2, 0.7]]])
+    many, there = 4000, torch.ones((1, 4000), dtype=torch.bool)
+    for node in (0, 1):
+        parent = torch.full((1, many), node)
+        drawn = independent_draws(probs, parent, there, rng_for(1, node), torch.arange(many)[None])
+        assert chance_of(drawn[0], probs[0, node].double().numpy()) > 1e-4
+
+
+def greedy_step(q: list[float]) -> Step:
+    return step_of(torch.tensor(q).log()[None, None])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_greedy_drafts_are_the_top_tokens_and_one_draw(count: int) -> None:
+    q = np.array([0.10, 0.26, 0.35, 0.05, 0.24])
+
+    def run(rng: EnumeratingRng) -> tuple[int, ...]:
+        found = top_then_drawn(greedy_step(q.tolist()), torch.tensor([[count]]), rng, torch.tensor([[-1]]))
+        return tuple(found.token[0, 0].tolist())
+
+    top = [2, 1][: count - 1]
+    rest = np.where(np.isin(np.arange(5), top), 0, q)
+    drawn = np.zeros(5)
+    for outcome, chance in distribution_of_outcomes(run).items():
+        *tokens, last = outcome  # type: ignore[misc]
+        assert tokens == top
+        drawn[last] += chance
+    assert drawn == pytest.approx(rest / rest.sum(), abs=1e-6)
+
+
+def test_greedy_drafts_end_where_nothing_is_left_to_draw() -> None:
+    logits = torch.tensor([[[0.7, 0.3, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]]).log()
+    found = top_then_drawn(step_of(logits), torch.tensor([[3, 2]]), rng_for(1), torch.tensor([[0, 1]]))
+    assert torch.isfinite(found.score).sum(dim=2).tolist() == [[2, 2]]
+    assert found.token[0, 0, :2].tolist() == [0, 1] and int(found.token[0, 1, 1]) != 0

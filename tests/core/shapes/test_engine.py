@@ -7,6 +7,7 @@ import pytest
 
 from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.shapes.base import Shape
+from foredraft.core.shapes.drawn_tree import IndependentTree, TopThenDrawnTree
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import DySpecLayers
 from foredraft.core.shapes.opt_tree import OptTree
@@ -28,6 +29,8 @@ from tests.train.test_drafters import drafter
 SHAPES: list[Shape] = [
     StaticTree(rank_paths("0 1 2 00 02 10 000")),
     StaticTree(Sequoia((0.6, 0.2), 8, 4).paths(8, 4), drawn=True),
+    IndependentTree((3, 2, 1)),
+    TopThenDrawnTree((3, 2, 1)),
     OptTree(nodes=8, depth=3, gain=0.1),
     DySpec(nodes=8, depth=3),
     DySpec(nodes=8, depth=3, drawn=False),
@@ -79,7 +82,7 @@ def test_greedy_identity_with_trained_heads(kind: str, shape: Shape) -> None:
 @EVERY
 def test_a_seed_gives_the_same_text_alone_and_in_a_batch(shape: Shape) -> None:
     near = mixed(TARGET, dirichlet(4, seed=9), 0.5)
-    rule = RULES["residual" if shape.kind != Kind.CHOSEN else "one-hot"]
+    rule = RULES["one-hot"] if shape.kind is Kind.CHOSEN else default_rule(frozenset({shape.kind}), shape.topology)
 
     def run(slots: int) -> list[list[int]]:
         if isinstance(shape, DySpecLayers):

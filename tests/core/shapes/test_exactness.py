@@ -18,6 +18,7 @@ from foredraft.control.cost import CostModel, Costs, DraftTiming
 from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.shapes import dyspec
 from foredraft.core.shapes.base import Shape
+from foredraft.core.shapes.drawn_tree import IndependentTree, TopThenDrawnTree
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import DySpecLayers
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
@@ -26,9 +27,9 @@ from foredraft.core.shapes.sequoia import Sequoia
 from foredraft.core.shapes.static_tree import StaticTree, rank_paths
 from foredraft.core.trees.builder import TreeBuilder
 from foredraft.core.trees.candidates import Candidates
-from foredraft.core.verify import RULES, Rule, check_pair
+from foredraft.core.verify import RULES, Rule, check_pair, default_rule
 from foredraft.errors import UsageError
-from foredraft.types import Budget
+from foredraft.types import Budget, Kind
 from tests.kit.exactness import distortion
 from tests.kit.growing import grown_method
 from tests.kit.tables import at_temperature_zero, dirichlet, mixed
@@ -51,6 +52,9 @@ GROWTHS: dict[str, Shape] = {
     "Sequoia": StaticTree(Sequoia((0.5, 0.3), 5, 3).paths(5, 3), drawn=True),
     "DySpec": DySpec(nodes=4, depth=3),
     "DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.25),
+    "independent draws": IndependentTree((3,)),
+    "independent sequences": IndependentTree((2, 1)),
+    "top then drawn": TopThenDrawnTree((2, 2)),
     "chosen ranks": StaticTree(rank_paths("0 2 00 02 000")),
     "OPT-Tree": OptTree(nodes=4, depth=3, gain=0.1),
     "EAGLE-2": Eagle2Tree(nodes=4, width=2, depth=3),
@@ -91,7 +95,7 @@ def name_of(value: object) -> str:
 @pytest.mark.parametrize(("growth", "rule"), PAIRS, ids=name_of)
 def test_texts_follow_the_target(growth: str, rule: Rule) -> None:
     target = at_temperature_zero(TARGET) if rule.greedy_only else TARGET
-    for drafter in (NEAR, OTHER):
+    for drafter in (OTHER,) if GROWTHS[growth].kind is Kind.SAMPLED_IID else (NEAR, OTHER):
         method = grown_method(GROWTHS[growth], rule, target, drafter)
         assert distortion(method, target, LENGTH) < TOLERANCE
 
@@ -113,9 +117,20 @@ def test_greedy_is_the_limit(growth: str, rule: Rule, temperature: float) -> Non
 
 
 @pytest.mark.parametrize("budget", [Budget(2, 9), Budget(3, 1), Budget(3, 2)], ids=str)
-@pytest.mark.parametrize("growth", ["drawn ranks", "Sequoia", "DySpec", "DySpec in layers"])
+@pytest.mark.parametrize("growth", [name for name, shape in GROWTHS.items() if shape.kind is not Kind.CHOSEN])
 def test_budgets_do_not_bias(growth: str, budget: Budget) -> None:
-    method = grown_method(GROWTHS[growth], RULES["residual"], TARGET, NEAR, budget=budget)
+    shape = GROWTHS[growth]
+    rule = default_rule(frozenset({shape.kind}), shape.topology)
+    drafter = OTHER if shape.kind is Kind.SAMPLED_IID else NEAR
+    method = grown_method(shape, rule, TARGET, drafter, budget=budget)
+    assert distortion(method, TARGET, LENGTH) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("branching", [(3,), (2, 1), (3, 1)], ids=str)
+@pytest.mark.parametrize("rule", ["residual-iid", "k-seq", "canonical", "residual", "otm"])
+def test_independent_draws_of_every_token(rule: str, branching: tuple[int, ...]) -> None:
+    method = grown_method(IndependentTree(branching), RULES[rule], TARGET, NEAR)
     assert distortion(method, TARGET, LENGTH) < TOLERANCE
 
 

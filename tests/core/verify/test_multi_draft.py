@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from foredraft.core.distributions.tensors import DenseDistribution
-from foredraft.core.rng.enumerating import distribution_of_outcomes
-from foredraft.core.rng.keyed import KeyedRng, Purpose, Rng
+from foredraft.core.rng.keyed import Purpose, Rng
 from foredraft.core.verify import RULES, Rule, find_rule
 from foredraft.core.verify.exact.bounds import alpha_star, alpha_top_then_sampled
 from foredraft.core.verify.exact.canonical import select
 from foredraft.core.verify.exact.kseq import best_rho, overlap
-from foredraft.core.verify.exact.top_then_sampled import draw_top_then_sampled
 from foredraft.core.verify.exact.transport import MOST_DRAWS, set_distribution
 from foredraft.errors import UsageError
 from foredraft.types import Kind, Topology
@@ -191,33 +189,6 @@ def _sequences(rule: Rule, target: TableModel, drafter: TableModel) -> Method:
 
 
 # --- greedy drafts --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_greedy_drafts_are_the_top_tokens_and_one_draw(count: int) -> None:
-    q = np.array([0.10, 0.26, 0.35, 0.05, 0.24])
-
-    def run(rng: Rng) -> tuple[int, ...]:
-        tokens, valid = draw_top_then_sampled(
-            DenseDistribution(torch.from_numpy(q)[None]), count, rng, torch.tensor([0])
-        )
-        return (*tokens[0].tolist(), int(valid))
-
-    top = [2, 1][: count - 1]
-    rest = np.where(np.isin(np.arange(5), top), 0, q)
-    drawn = np.zeros(5)
-    for outcome, chance in distribution_of_outcomes(run).items():
-        *tokens, valid = outcome  # type: ignore[misc]
-        assert tokens[:-1] == top and valid == count
-        drawn[tokens[-1]] += chance
-    assert drawn == pytest.approx(rest / rest.sum(), abs=1e-12)
-
-
-def test_greedy_drafts_say_when_nothing_is_left_to_draw() -> None:
-    distribution = DenseDistribution(torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]))
-    keys = torch.tensor([1, 2])
-    _, valid = draw_top_then_sampled(distribution, 3, KeyedRng(keys, keys, keys), torch.tensor([0, 0]))
-    assert valid.tolist() == [2, 3]
 
 
 def test_greedy_drafts_of_a_distribution_that_top_exhausts_are_exact() -> None:

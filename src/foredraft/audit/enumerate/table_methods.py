@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.rng.enumerating import EnumeratingRng, outcomes
 from ...core.shapes.base import Shape
+from ...core.spec import spelled
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
 from ...engine import Engine, Method, Request
@@ -26,6 +27,7 @@ from ...errors import ForedraftError
 from ...recipes import Options, find_recipe
 from ...recipes.loading import Loaded, Place
 from ...recipes.recipe import PartsFactory, Recipe
+from ...recipes.shape_table import SHAPES
 from ...recipes.trained import Ready
 from ...types import Kind, SamplingParams, Sequence, Topology
 from ..mutation import exact_finding
@@ -64,7 +66,7 @@ DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _top_two(SPARSE.next_d
 def tables_for(method: Method) -> Tables:
     """Models on which the method's outcomes can be enumerated."""
     drafter = method.drafter
-    if drafter is None or drafter.topology is Topology.CHAIN:
+    if drafter is None or drafter.topology is Topology.CHAIN or drafter.kinds == {Kind.TOP_THEN_SAMPLED}:
         return CHAINS
     return TREES if drafter.kinds == {Kind.CHOSEN} else DRAWN_TREES
 
@@ -111,34 +113,45 @@ def table_method(recipe: Recipe, options: Options, tables: Tables) -> tuple[Meth
     own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
     if recipe.takes_drafter:
         own = replace(own, drafter=_DRAFTER)
+    if (shape := own.shape or recipe.defaults.shape) is not None:
+        own = replace(own, shape=narrow(shape))
     return recipe.build(factory, own), target
 
 
-def enumerate_method(name: str, options: Options) -> dict[str, Any]:
+def narrow(shape: str) -> str:
+    """The shape with at most two independent draws after a node: of more there are too many outcomes to visit."""
+    name, given = SHAPES.read(shape)
+    if name not in ("independent", "top-then-drawn"):
+        return shape
+    counts = str({**SHAPES.parameters(name), **given}["branching"]).split("x")
+    return spelled(name, {**given, "branching": "x".join("1" if each == "1" else "2" for each in counts)}, {})
+
+
+def enumerate_method(name: str, options: Options, tokens: int = TOKENS) -> dict[str, Any]:
     """Total variation between the texts of a method on tables and the target's joint distribution."""
     began, recipe = time.monotonic(), find_recipe(name)
     first, _ = table_method(recipe, options, CHAINS)
     tables = tables_for(first)
-    distribution, count = np.zeros((tables.target.vocab,) * TOKENS), 0
+    distribution, count = np.zeros((tables.target.vocab,) * tokens), 0
 
     def run(rng: EnumeratingRng) -> tuple[int, ...]:
         method, target = table_method(recipe, options, tables)
-        return run_once(target, method, rng)
+        return run_once(target, method, rng, tokens)
 
     for weight, text in outcomes(run):
         distribution[text] += weight
         count += 1
         if count > _MOST:
             raise ForedraftError(f"method {name!r} has more than {_MOST} outcomes on table models")
-    apart = float(np.abs(distribution - tables.target.joint(TOKENS, PROMPT)).sum() / 2)
-    more = {"tolerance": TOLERANCE, "tokens": TOKENS, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
+    apart = float(np.abs(distribution - tables.target.joint(tokens, PROMPT)).sum() / 2)
+    more = {"tolerance": TOLERANCE, "tokens": tokens, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
     return exact_finding(apart, rule=first.rule.name, lossy=first.rule.lossy, **more)
 
 
-def run_once(target: TableExecutor, method: Method, rng: EnumeratingRng) -> tuple[int, ...]:
+def run_once(target: TableExecutor, method: Method, rng: EnumeratingRng, tokens: int = TOKENS) -> tuple[int, ...]:
     """One text by the real engine, with the given rng."""
     engine = Engine(target, lambda sequences: rng)  # type: ignore[arg-type]
-    params = SamplingParams(temperature=1.0, max_new_tokens=TOKENS)
+    params = SamplingParams(temperature=1.0, max_new_tokens=tokens)
     request = Request(Sequence(0, list(PROMPT), len(PROMPT), params, 0), method, frozenset())
     engine.add(request)
     while not engine.scheduler.idle:

@@ -17,7 +17,7 @@ from ...errors import UsageError
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
-from ..trees.builder import TreeBuilder, tightened
+from ..trees.builder import TreeBuilder, column, tightened
 from ..trees.candidates import Candidates, drawn_candidates, top_candidates
 from ..trees.layout import depths_of, sibling_ranks, static_tree
 from .step import Step, Stepper
@@ -39,9 +39,17 @@ LANTERN_PATHS = rank_paths(  # the default of LANTERN++: flat distributions give
 class Level:
     """The nodes of one depth. Their parents were read together, each in a column of its own."""
 
+    first: int  # index of the first of them
     column: list[int]  # of each node's parent
     rank: list[int]
     inner: list[int]  # places of those that have children themselves
+
+    def counts(self, lengths: Tensor) -> Tensor:
+        """[B, w] children of each parent where sequence b has the first lengths[b] nodes of all; lengths [B, 1]."""
+        there = self.first + torch.arange(len(self.column), device=lengths.device) < lengths
+        column = torch.tensor(self.column, device=lengths.device).expand_as(there)
+        none = torch.zeros((len(lengths), max(self.column) + 1), dtype=torch.int64, device=lengths.device)
+        return none.scatter_add_(1, column, there.to(torch.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Layout:
             nodes = [i for i, d in enumerate(depth) if d == level]
             columns = [above.index(parent[i]) for i in nodes]
             above = [i for i in nodes if i in parent]
-            found.append(Level(columns, [self.rank[i] for i in nodes], [i - nodes[0] for i in above]))
+            found.append(Level(nodes[0], columns, [self.rank[i] for i in nodes], [i - nodes[0] for i in above]))
         return found
 
 
@@ -107,13 +115,13 @@ class FixedTree:
         lengths = [self.layout.within(budget) for budget in budgets]
         if max(lengths) <= 0:
             return empty_drafts(stepper.batch, stepper.device)
-        builder = TreeBuilder(stepper)
+        builder, limit = TreeBuilder(stepper), column(lengths, stepper.device)
         step = builder.root()
         node = torch.full((stepper.batch, 1), -1, dtype=torch.int64, device=stepper.device)
         value = torch.zeros((stepper.batch, 1), device=stepper.device)
         for depth, level in enumerate(self.layout.levels(max(lengths)), start=1):
-            found = self._children(step, max(level.rank) + 1, rng, node)
-            token, score = (column[:, level.column, level.rank] for column in (found.token, found.score))
+            found = self._children(step, level, limit, rng, node)
+            token, score = (each[:, level.column, level.rank] for each in (found.token, found.score))
             value = value[:, level.column] + score
             node = builder.add(node[:, level.column], token, value, depth)
             if level.inner:
@@ -121,12 +129,14 @@ class FixedTree:
                 step = builder.read(builder.frontier(node))
         return self._finish(builder, lengths, step.logits.shape[1])
 
-    def _children(self, step: Step, most: int, rng: Rng, node: Tensor) -> Candidates:
+    def _children(self, step: Step, level: Level, limit: Tensor, rng: Rng, node: Tensor) -> Candidates:
+        """Candidates after the nodes [B, w] of `step`; limit [B, 1] nodes of the layout that each sequence may have."""
+        most = max(level.rank) + 1
         return drawn_candidates(step, most, rng, node) if self.drawn else top_candidates(step, most)
 
     def _finish(self, builder: TreeBuilder, lengths: list[int], words: int) -> DraftBatch:
         """The first nodes of every sequence, whatever their tokens are (invariant 5); missing nodes are dropped."""
-        limit = torch.tensor(lengths, device=builder.device)[:, None]
+        limit = column(lengths, builder.device)
         value = torch.where(torch.arange(builder.size, device=builder.device) < limit, builder.columns()[2], -torch.inf)
         branching = max(map(self.layout.parent.count, self.layout.parent))
         drafts = builder.pick(value, max(lengths), self.kind, branching)

@@ -133,7 +133,7 @@ def tightened(drafts: DraftBatch) -> DraftBatch:
     widest, deepest = ((column * used).amax(dim=1) for column in (drafts.order + 1, drafts.depth))
     lengths, orders, depths = torch.stack((drafts.length, widest, deepest)).tolist()
     width = max(lengths)
-    names = ("token", "parent", "depth", "order", "value", "source")
+    names = ("token", "parent", "depth", "order", "value", "source", "multiplicity")
     columns = {name: column[:, :width] for name in names if (column := getattr(drafts, name)) is not None}
     bounds = {"branching": max(1, *orders), "levels": max(depths), "lengths_host": tuple(lengths)}
     return replace(drafts, **columns, **bounds)

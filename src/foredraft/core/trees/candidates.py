@@ -1,8 +1,8 @@
-"""Candidates for the children of nodes: the most likely tokens, or tokens drawn one after another without replacement.
+"""Candidates for the children of nodes: the most likely tokens, tokens that are drawn, or both.
 
-Drawn candidates come in a row, before anybody has decided how many of them become nodes. That is as good as drawing
-them one by one (DESIGN invariant 5) as long as the decision about a candidate looks at its `left`, which is known
-before it is drawn, and never at its token or score: what is not taken has then not been looked at.
+Those drawn without replacement come in a row, before anybody has decided how many of them become nodes. That is as good
+as drawing them one by one (DESIGN invariant 5) as long as the decision about a candidate looks at its `left`, which is
+known before it is drawn, and never at its token or score: what is not taken has then not been looked at.
 """
 
 from __future__ import annotations
@@ -73,6 +73,45 @@ def drawn_candidates(
         left = (left - prob).clamp(min=0)
     token, prob, left = (torch.stack(column, dim=2) for column in zip(*found, strict=True))
     return Candidates(step.target_ids(token), prob.log(), left)
+
+
+def independent_draws(probs: Tensor, parent: Tensor, there: Tensor, rng: Rng, key: Tensor) -> Tensor:
+    """[B, n] draws from the distributions probs [B, w, V] in columns parent [B, n], each by itself.
+
+    key [B, n] keys the rng. Where `there` [B, n] is False nothing is drawn, and any token comes back.
+    """
+    if isinstance(rng, KeyedRng):
+        ends = probs.cumsum(dim=2, dtype=torch.float64)
+        uniform = hashed_uniform(rng.seed[:, None], rng.round[:, None], key, int(Purpose.DRAFT), 0)
+        point = uniform[:, None, :] * ends[:, :, -1:]  # of every draw in every column; its own is looked at
+        token = torch.searchsorted(ends, point, right=True).clamp(max=probs.shape[2] - 1)
+        return token.gather(1, parent[:, None, :])[:, 0]
+    tokens, who = torch.zeros_like(parent), torch.arange(len(parent), device=parent.device)
+    for i in range(parent.shape[1]):
+        if bool(there[:, i].any()):
+            tokens[:, i] = rng.draw(DenseDistribution(probs[who, parent[:, i]]), Purpose.DRAFT, key[:, i])
+    return tokens
+
+
+def top_then_drawn(step: Step, count: Tensor, rng: Rng, node: Tensor) -> Candidates:
+    """The count - 1 most likely tokens after every node, then one drawn from the rest of q (Hu et al. 2025).
+
+    count [B, w] may differ from node to node; node [B, w] keys the rng. A token without mass is no candidate. Where
+    the top tokens hold all of q nothing is drawn: the last of them is what a draw after the others would surely be.
+    """
+    probs = step.dense()
+    most = min(int(count.max()), probs.shape[2])
+    rank, last = torch.arange(most, device=count.device), count.clamp(max=most)[:, :, None] - 1
+    top = probs.topk(most, dim=2).indices
+    rest = probs.scatter(2, top, probs.gather(2, top) * (rank >= last))
+    some = rest.sum(dim=2) > 0
+    columns = torch.arange(node.shape[1], device=node.device).expand_as(node)
+    drawn = independent_draws(rest, columns, some & (count > 0), rng, (node + 1) * _ATTEMPTS)
+    token = torch.where((rank == last) & some[:, :, None], drawn[:, :, None], top)
+    prob = probs.gather(2, token) * (rank <= last)
+    lacking = (0, int(count.max()) - most)  # a vocabulary may be smaller
+    token, prob = F.pad(step.target_ids(token), lacking), F.pad(prob, lacking)
+    return Candidates(token, prob.log(), 1 - (prob.cumsum(dim=2) - prob))
 
 
 class _InverseCdf:

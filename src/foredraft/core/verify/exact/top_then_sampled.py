@@ -13,28 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ....types import Distribution, Kind
+from ....types import Kind
 from ...distributions.tensors import DenseDistribution, pick_rows
-from ...rng.keyed import Purpose, Rng
+from ...rng.keyed import Purpose
 from ..base import Rule, pairs
 from ..residual_hit import emit_or_hit, emit_or_hit_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 from .rejection import ONE_DRAW, emit, emit_batch, flip_ratio, ratio, residual, walk_with_batched_rng
-
-
-def draw_top_then_sampled(distribution: Distribution, count: int, rng: Rng, node: Tensor) -> tuple[Tensor, Tensor]:
-    """Candidates of one node of every sequence: (tokens [B, count], how many are valid [B]).
-
-    `node` [B] keys the one draw (purpose DRAFT). The drawn token comes last; where Top holds all of q there is no
-    draw, and a token that q cannot produce is no candidate.
-    """
-    q = distribution.dense()
-    top = q.topk(count - 1, dim=1)
-    rest = q.scatter(1, top.indices, 0.0)
-    mass = rest.sum(dim=1)
-    last = rng.draw(DenseDistribution(torch.where(mass[:, None] > 0, rest, q)), Purpose.DRAFT, node)
-    valid = (top.values > 0).sum(dim=1) + (mass > 0).to(torch.int64)
-    return torch.cat([top.indices, last[:, None]], dim=1), valid
 
 
 def solve_top_then_sampled(node: Node) -> Step:
