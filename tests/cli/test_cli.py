@@ -276,3 +276,45 @@ def test_conversation_in_the_terminal(
     assert code == 0
     assert "tokens/s" in out
     assert "/clear" in out
+
+
+def test_a_store_is_built_used_and_refused(
+    tiny: Path, stranger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From files to drafts: the store repeats what the tiny model writes, so that it is drafted."""
+    sampling = ("--raw", "--model", tiny, "-n", "24", "--json", "--dtype", "fp32")
+    _, out, _ = call(capsys, "generate", "a b c a b", *sampling, "--method", "plain")
+    plain = json.loads(out)["results"][0]
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("a b c a b" + plain["text"], encoding="utf-8")
+    (texts / "again.txt").write_text("a b c a b" + plain["text"], encoding="utf-8")
+    (texts / "b.jsonl").write_text('{"messages": [{"role": "user", "content": "one"}]}\n{"text": "two"}\n')
+    (texts / "c.py").write_bytes(b"\xff\xfe no text")
+    store = tmp_path / "store"
+    code, out, err = call(capsys, "store", "build", texts, "--out", store, "--model", tiny, "--json")
+    assert code == 0, err
+    about = json.loads(out)
+    assert about["documents"] == 3 and about["added"]["repeated"] == about["added"]["unreadable"] == 1
+    assert about["bytes_per_token"] == 6.0
+    (tmp_path / "more.md").write_text("three four five")
+    code, out, _ = call(capsys, "store", "add", store, tmp_path / "more.md", "--model", tiny)
+    assert code == 0 and "added 1 documents" in out
+    assert call(capsys, "store", "info", store, "--verify")[0] == 0
+    code, out, _ = call(capsys, "generate", "a b c a b", *sampling, "--method", "rest", "--store", store)
+    found = json.loads(out)["results"][0]
+    assert code == 0 and found["token_ids"] == plain["token_ids"]
+    wrong = (
+        ("generate", "hi", "--model", tiny, "--method", "rest"),
+        ("generate", "hi", "--model", tiny, "--method", "suffix", "--store", store),
+        ("generate", "hi", "--model", stranger, "--method", "rest", "--store", store),
+        ("store", "add", store, tmp_path / "more.md", "--model", stranger),
+        ("store", "build", tmp_path / "nothing", "--out", tmp_path / "s", "--model", tiny),
+        ("store", "info", tmp_path),
+    )
+    for command in wrong:
+        code, _, err = call(capsys, *command)
+        assert code == 2 and one_line(err), (command, err)
+    next(store.glob("*.ids")).write_bytes(b"xx")
+    code, _, err = call(capsys, "store", "info", store)
+    assert code == 1 and one_line(err) and "damaged" in err

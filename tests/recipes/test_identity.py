@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from foredraft import LLM, SamplingParams
+from foredraft import LLM, Method, SamplingParams
+from foredraft.draft.store import Datastore
 from foredraft.models.heads import read_spec
 from foredraft.recipes import Options
 from foredraft.recipes.table import RECIPES
@@ -59,9 +61,26 @@ def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
     return [generate(reference, ids, 16) for ids in prompts[:4]]
 
 
+@pytest.fixture(scope="session")
+def store(llm: LLM, expected: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A datastore that holds what the model will write, and other text."""
+    folder = tmp_path_factory.mktemp("datastore") / "store"
+    Datastore.create(folder, llm.tokenizer.vocab_hash(), llm.tokenizer.vocab_size).add(
+        [*expected[::2], llm.tokenizer.encode("The sky is blue because the light of the sun is scattered.")]
+    )
+    return str(folder)
+
+
+def built(llm: LLM, name: str, store: str) -> Method:
+    method, options = METHODS[name]
+    return llm.build(method, replace(options, store=store if RECIPES[method].takes_store else None))
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_four_prompts(name: str, llm: LLM, reference: Any, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    method = llm.build(*METHODS[name])
+def test_four_prompts(
+    name: str, llm: LLM, reference: Any, prompts: list[list[int]], expected: list[list[int]], store: str
+) -> None:
+    method = built(llm, name, store)
     results = llm.generate(prompts[:4], SamplingParams(max_new_tokens=16), method=method)
     ties = [
         compare(reference, prompt, result.token_ids, text)
@@ -80,9 +99,9 @@ def expected_long(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_twenty_prompts(
-    name: str, llm: LLM, reference: Any, prompts: list[list[int]], expected_long: list[list[int]]
+    name: str, llm: LLM, reference: Any, prompts: list[list[int]], expected_long: list[list[int]], store: str
 ) -> None:
-    method = llm.build(*METHODS[name])
+    method = built(llm, name, store)
     results = llm.generate(prompts, SamplingParams(max_new_tokens=64), method=method)
     ties = 0
     for prompt, result, text in zip(prompts, results, expected_long, strict=True):

@@ -91,11 +91,13 @@ def make_tiny(folder: Path) -> Path:
     return folder
 
 
-def tiny_llm(folder: Path, method: str = "suffix", slots: int = 4, pause: float = 0.0) -> Load:
+def tiny_llm(
+    folder: Path, method: str = "suffix", slots: int = 4, pause: float = 0.0, store: str | None = None
+) -> Load:
     """How to load the tiny model; `pause` makes every step of the engine take so many seconds longer."""
 
     def load() -> LLM:
-        llm = LLM(str(folder), method, dtype="fp32", batch_size=slots)
+        llm = LLM(str(folder), method, store=store, dtype="fp32", batch_size=slots)
         step = llm.engine.step
 
         def slow() -> Any:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from foredraft.cli.serve import served_stores
+from foredraft.draft.store import Datastore
+from foredraft.errors import UsageError
+from foredraft.models import Tokenizer
+from foredraft.serve.settings import Settings
 
 from .kit import MODEL, Running, serving, tiny_llm
 
@@ -99,3 +106,23 @@ def test_strangers_without_keys_share_nothing(tiny: Path) -> None:
         assert drafted(ask(server, "none", guess(answer), max_tokens=2)) == 0
         ask(server, "none", PROMPT, max_tokens=1)
         assert server.metric("prompt_tokens_reused_total") == 0
+
+
+def test_a_store_of_one_key_drafts_for_no_other(tiny: Path, tmp_path: Path) -> None:
+    """Both ask the same; the store of the first key holds the answer, the shared one nothing of it."""
+    tokenizer = Tokenizer.from_folder(tiny)
+    folders = {name: str(tmp_path / name) for name in ("mine", "shared")}
+    for folder in folders.values():
+        Datastore.create(folder, tokenizer.vocab_hash(), tokenizer.vocab_size).add([[5, 6, 7]])
+    settings = Settings(MODEL, api_keys=KEYS)
+    store = served_stores([folders["shared"], f"key-1={folders['mine']}"], settings)
+    with serving(tiny_llm(tiny), api_keys=KEYS, allow_methods=("plain",)) as server:
+        answer = ask(server, "victim", PROMPT, max_tokens=24)["choices"][0]["token_ids"]
+    Datastore(folders["mine"]).add([PROMPT + answer])
+    with serving(tiny_llm(tiny, method="rest", store=store), api_keys=KEYS, allow_methods=("plain",)) as server:
+        mine, other = (ask(server, key, PROMPT, max_tokens=24) for key in KEYS)
+    assert mine["choices"][0]["token_ids"] == other["choices"][0]["token_ids"] == answer
+    assert drafted(mine) > 0 and drafted(other) == 0
+    for wrong, shared in ((["key-3=x"], False), (["me=x"], False), (["key-1=x"], True)):
+        with pytest.raises(UsageError):
+            served_stores(wrong, replace(settings, share_texts=shared))

@@ -24,6 +24,8 @@ from .judge.commands import judge
 from .listing import models
 from .method_listing import methods
 from .profile import profile
+from .retrieval.complete import complete
+from .retrieval.store import store
 from .serve import serve
 from .train import data, train
 
@@ -33,10 +35,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding: cheap drafts, verified by the model many at a time; the same text, sooner.",
 )
-for command in (generate, chat, serve, demo, methods, models, analyze, audit, profile, train, data):
+for command in (generate, chat, complete, serve, demo, methods, models, analyze, audit, profile, train, data):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(judge, name="judge")
+app.add_typer(store, name="store")
 
 # Typer brings its own copy of click in some versions; its usage error is the base of what it exports.
 BadUsage: Any = typer.BadParameter.__base__

@@ -54,6 +54,7 @@ def audit(
     drafter: o.Drafter = None,
     draft_length: o.DraftLength = None,
     words: o.Words = None,
+    store: o.Store = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
     temperature: o.Temperature = 1.0,
@@ -85,7 +86,7 @@ def audit(
     if reference is not None and endpoint is None:
         raise UsageError("--reference goes with --endpoint")
     length, draft_length = as_length(length, draft_length)
-    options = Options(shape, rule, drafter, draft_length, None, words, stop, length)
+    options = Options(shape, rule, drafter, draft_length, None, words, stop, length, store=store)
     if method is not None:
         what, options = read_method(method).method, read_method(method).options.joined(options)
     order = Order(

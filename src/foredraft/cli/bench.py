@@ -209,6 +209,27 @@ def peers(
     return finish(document)
 
 
+@bench.command("store")
+def store_figures(
+    files: Annotated[list[Path], typer.Argument(help="Text files, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page and its figures; an unfinished run goes on.")],
+    sizes: Annotated[str, typer.Option(help="Tokens of the stores, with commas.")] = "1000000,10000000",
+    suffix: Annotated[list[str] | None, typer.Option(help="Endings of the files to read in folders.")] = None,
+    model: o.Model = o.DEFAULT_MODEL,
+    as_json: Json = False,
+) -> int:
+    """Measure datastores: time to build, bytes a token, time of a look-up, at several sizes."""
+    from ..bench.store_bench import StoreOrder, page, run_store_bench
+
+    endings = tuple("." + ending.lstrip(".") for ending in suffix or ["py"])
+    order = StoreOrder(tuple(files), out, numbers(sizes, int, "--sizes"), model, endings)
+    with listening() as listener:
+        document = run_store_bench(order, listener.progress)
+    if not as_json:
+        print(page(document))
+    return finish(document)
+
+
 @bench.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", metavar="DIR...")],

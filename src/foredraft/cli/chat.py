@@ -40,6 +40,7 @@ def chat(
     top_p: o.TopP = 1.0,
     seed: o.Seed = None,
     words: o.Words = None,
+    store: o.Store = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
     plain_text: Annotated[bool, typer.Option("--no-colour", help="Do not colour accepted drafts.")] = False,
@@ -49,8 +50,8 @@ def chat(
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-            draft_device=draft_device,
-            words=words, stop=stop, length=length, dtype=dtype, device=device, max_length=max_length, progress=bar,
+            words=words, stop=stop, length=length, store=store, dtype=dtype, device=device, draft_device=draft_device,
+            max_length=max_length, progress=bar,
         )  # fmt: skip
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"model {model!r} has no chat template; use 'foredraft generate --raw'")

@@ -49,6 +49,7 @@ def generate(
     stop_string: o.StopString = None,
     length: o.Length = None,
     words: o.Words = None,
+    store: o.Store = None,
     ignore_eos: Annotated[bool, typer.Option(help="Write on after the end-of-text token.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="With --json: alternatives to report per token.")] = None,
     explain: Annotated[bool, typer.Option(help="Tell on stderr what --method auto chose, and why.")] = False,
@@ -65,9 +66,9 @@ def generate(
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-            words=words, stop=stop_rule, length=length, dtype=dtype, device=device, draft_device=draft_device,
-            batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size, max_length=max_length,
-            share=True, progress=bar,
+            words=words, stop=stop_rule, length=length, store=store, dtype=dtype, device=device,
+            draft_device=draft_device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
+            max_length=max_length, share=True, progress=bar,
         )  # fmt: skip
     ids = [encode(llm, text, chat) for text in texts]
     try:

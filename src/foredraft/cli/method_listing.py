@@ -77,7 +77,8 @@ def _method(recipe: Recipe) -> dict[str, Any]:
     card, defaults = recipe.card, recipe.defaults
     options: dict[str, Value] = {"shape": defaults.shape or "", "length": defaults.draft_length or ""}
     options |= {"rule": "", "stop": defaults.stop or "none"} if recipe.takes_stop else {"rule": ""}
-    options |= {key: "" for key, takes in (("drafter", recipe.takes_drafter), ("words", recipe.takes_words)) if takes}
+    optional = {"drafter": recipe.takes_drafter, "words": recipe.takes_words, "store": recipe.takes_store}
+    options |= {key: "" for key, takes in optional.items() if takes}
     return {
         "name": recipe.name,
         "title": card.title,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..errors import UsageError
 from ..models import DEFAULT
@@ -45,6 +45,9 @@ DraftStop = Annotated[
 Length = Annotated[
     str | None,
     typer.Option(help="Draft length by a rule, as in expected; a number is the most.", rich_help_panel=DRAFTING),
+]
+Store = Annotated[
+    str | None, typer.Option(help="Datastore to look drafts up in (foredraft store build).", rich_help_panel=DRAFTING)
 ]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
@@ -90,8 +93,9 @@ def sampling(**values: Any) -> SamplingParams:
 class LoadingBar:
     """A progress bar on stderr for downloads and conversions; silent where stderr is no terminal."""
 
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    def __init__(self, counted: ProgressColumn | None = None) -> None:
+        """`counted`: how progress is written; as bytes, unless something else is counted."""
+        columns = (TextColumn("{task.description}"), BarColumn(), counted or DownloadColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=errors, transient=True, disable=not sys.stderr.isatty())
         self.tasks: dict[str, Any] = {}
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
 from ..recipes import LLM, read_method, read_methods
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..serve.service import Settings
 
 Model = Annotated[str, typer.Argument(help="Short name, GGUF file, Hugging Face folder or hub id.")]
 KEYS = "FOREDRAFT_API_KEYS"
@@ -37,6 +41,14 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(help="Name by which clients may call the server; may be repeated (default: on loopback its own)."),
 ]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store",
+        help="Datastore to look drafts up in; key-1=STORE is for the first API key alone. May be repeated.",
+        rich_help_panel=o.DRAFTING,
+    ),
+]
 OpenMetrics = Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")]
 
 
@@ -55,6 +67,7 @@ def serve(
     device: o.Device = "auto",
     draft_device: o.DraftDevice = None,
     words: o.Words = None,
+    store: Stores = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
     max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
@@ -90,16 +103,19 @@ def serve(
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
     policy = (open_metrics, numbers("--key-weights", key_weights), listen.allowed_hosts(host, allow_host))
     settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy)
+    stores = served_stores(store or [], settings)
 
-    def load() -> LLM:
-        with o.LoadingBar() as bar:
-            return LLM(
-                model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-                words=words, stop=stop, length=length, dtype=dtype, device=device, draft_device=draft_device,
-                batch_size=slots, max_length=max_length, progress=bar,
-            )  # fmt: skip
-
+    load = partial(
+        loaded, model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
+        words=words, stop=stop, length=length, store=stores, dtype=dtype, device=device,
+        draft_device=draft_device, batch_size=slots, max_length=max_length,
+    )  # fmt: skip
     return listen.run(Service(load, settings), host, port, access_log)
+
+
+def loaded(model: str, method: str, **parts: Any) -> LLM:
+    with o.LoadingBar() as bar:
+        return LLM(model, method, progress=bar, **parts)
 
 
 def check_extra() -> None:
@@ -114,6 +130,23 @@ def checked_keys(keys: list[str] | None) -> tuple[str, ...]:
     if os.environ.get(KEYS) is not None and not keys:
         raise UsageError(f"{KEYS} holds no key; unset it to serve everyone")
     return tuple(keys or ())
+
+
+def served_stores(given: list[str], settings: Settings) -> str | None:
+    """Datastores as options spell them, with the server's names of clients: key-1 is the first API key's."""
+    spelled = []
+    for piece in given:
+        client, sign, folder = piece.partition("=")
+        if not sign:
+            spelled.append(piece)
+            continue
+        number = client.removeprefix("key-")
+        if not number.isdigit() or not 1 <= int(number) <= len(settings.api_keys):
+            raise UsageError(f"--store {piece!r}: there is no {client!r}; key-1=STORE is for the first --api-key")
+        if settings.share_texts:
+            raise UsageError(f"--store {piece!r} is for one client, but --share-texts makes all clients one")
+        spelled.append(f"{list(settings.weights)[int(number) - 1]}={folder}")
+    return ";".join(spelled) or None
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ LOOKUP_CONFIDENCE = (
 LOOKUP_PRIORS = (0.2, 0.4, 0.6, 0.8)  # P(accepted) in each of them: about the middle of the class
 GRAFT_FACTORS = (0.5, 0.8, 1.1)  # on that prior, where a head's tree lacks the first token, holds it, or ranks it first
 GRAFT_MOST = 0.95  # no prior is a certainty
+LOOKUP_EXTRA = 0.5  # tokens that a look-up finds beyond cheaper ones
 TREE_PRIOR = 1.5  # accepted drafts of a tree: ACCEPTANCE_PRIOR along a long path, 0.6 + 0.36 + ..
 CHILD_PRIORS = (0.65, 0.12)  # P(accepted) of a node's two top children before they are read
 LEVELS_PER_STEP = 12  # levels of drafts in the time of a plain step: a head of one layer beside a target of some dozens
@@ -42,6 +43,8 @@ CONTEXT_STEP = 64  # tokens of context that share a cached cost
 # --- trying again what did not pay ------------------------------------------------------------------------------------
 TRY_EVERY, TRY_LONGEST = 24, 384  # rounds before a drafter with a model is tried again: a trial costs a few per cent
 REACH = 1.5  # a new sequence tries it at once if so much more would make it the best; less for a costly trial
+LOOKUP_FREE = 0.002  # of a plain step: a look-up that takes less is always asked, it cannot lose what a clock can show
+LOOKUP_REST = 4  # rounds without a look-up that does not pay, at first
 LOOKUP_LONGEST = 32  # rounds without lookups where these do not pay: a lookup is cheap, so it is missed soon
 PROBE_TRIAL, PROBE_SAMPLE, PROBE_REST = 16, 4, 32  # rounds of drafting, of plain decoding beside it, of rest, at first
 PROBE_LONGEST = 256, 512  # of drafting and of rest: texts and machines change within minutes

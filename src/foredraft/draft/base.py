@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..core.rng.keyed import Rng
@@ -26,6 +27,20 @@ class Round:
     out: Output  # the target's logits and states at *every* drafted node, also below rejected ones
     verdict: Verdict
     accepted: list[int]  # accepted nodes per sequence, on the host
+
+    def own_rows(self, b: int) -> dict[int, int]:
+        """The drafter's own number of each verified node of a sequence -> its row of the pass; row 0 is the root."""
+        count = self.drafts.lengths()[b]
+        numbers = range(count) if self.drafts.source is None else self.drafts.source[b, :count].tolist()
+        return {number: row for row, number in enumerate(numbers, 1) if number >= 0}
+
+    def top_tokens(self, b: int, rows: Seq[int]) -> list[int]:
+        """The target's top token after some rows of a sequence."""
+        if not rows:
+            return []
+        packed = self.out.index[b, torch.tensor(list(rows), device=self.out.index.device)]
+        found: list[int] = self.out.logits[packed].argmax(dim=1).tolist()
+        return found
 
 
 class Drafter(Protocol):

@@ -89,7 +89,7 @@ def fused(heads: Sequence[str]) -> MakeParts:
     """Looked-up text grafted onto a model's tree: that of the first head there is, or of the model --drafter names."""
 
     def parts(factory: PartsFactory, options: Options) -> Parts:
-        return Parts(FusedDrafter([SuffixDrafter(), _head_or_model(factory, options, heads)]))
+        return Parts(FusedDrafter([SuffixDrafter(), model_or_head(factory, options, heads)]))
 
     return parts
 
@@ -98,19 +98,21 @@ def head_or_model(heads: Sequence[str], rule: Rule | None = None) -> MakeParts:
     """Drafts of the first of these heads there is, or of the head or model --drafter names, under a rule of its own."""
 
     def parts(factory: PartsFactory, options: Options) -> Parts:
-        return Parts(_head_or_model(factory, options, heads), rule)
+        return Parts(model_or_head(factory, options, heads), rule)
 
     return parts
 
 
-def _head_or_model(factory: PartsFactory, options: Options, heads: Sequence[str]) -> Drafter:
+def model_or_head(
+    factory: PartsFactory, options: Options, heads: Sequence[str], change: Callable[[Shape], Shape] | None = None
+) -> Drafter:
+    """The drafter of the first of these heads that there is, or of the model --drafter names; its shape may change."""
     kind = factory.best_head(heads, options.drafter)
-    if kind is None:
-        shape = factory.shape(options)
-        return stopped(_model(factory, options, shape), shape)
-    ready = factory.head(kind, options.drafter, options.words)
-    shape = factory.shape(options, ready.longest)
-    return stopped(ready.drafter(shape, kind), shape)
+    ready = None if kind is None else factory.head(kind, options.drafter, options.words)
+    shape = factory.shape(options) if ready is None else factory.shape(options, ready.longest)
+    shape = shape if change is None else change(shape)
+    member = _model(factory, options, shape) if ready is None or kind is None else ready.drafter(shape, kind)
+    return stopped(member, shape)
 
 
 def _model(factory: PartsFactory, options: Options, shape: Shape) -> ModelDrafter:

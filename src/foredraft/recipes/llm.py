@@ -17,6 +17,7 @@ from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
 from .loading import Place, load
 from .recipe import Options, PartsFactory
+from .retrieval.completions import Suggested, Suggestion, suggest
 from .spelling import as_length, read_method
 from .stop_strings import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe
@@ -52,6 +53,7 @@ class LLM:
         stop: str | None = None,
         length: str | int | None = None,
         draft_device: str | None = None,
+        store: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
         batch_size: int = 1,
@@ -70,7 +72,7 @@ class LLM:
         length, draft_length = as_length(length, draft_length)
         named = read_method(method)
         self.options = named.options.joined(
-            Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device)
+            Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device, store)
         )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
         place = Place(dtype, device, batch_size, max_length)
@@ -127,6 +129,22 @@ class LLM:
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
         return self.generate([self.tokenizer.encode_chat(messages)], params, method=method)[0]
+
+    def complete(self, prompt: Prompt, k: int = 5, length: int = 12, store: str | None = None) -> Suggested:
+        """k different continuations by one pass a token, as suggestions to choose from (superposed decoding; lossy).
+
+        For an engine at rest. `store`: a datastore whose statistics help to tell the continuations apart.
+        """
+        if not self.engine.scheduler.idle:
+            raise UsageError("the engine is busy; complete() needs it at rest")
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        stores = [] if store is None else self.factory.stores(store).of("")
+        found, seconds = suggest(self.target.executor, tokens, k, length, self.target.eos_ids, stores)
+        choices = [
+            Suggestion(self.tokenizer.decode(draft.tokens), draft.tokens, draft.score / len(draft.tokens))
+            for draft in found.best()
+        ]
+        return Suggested(choices, max(len(choice.token_ids) for choice in choices), seconds)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | str | None = None

@@ -22,6 +22,8 @@ from ..core.verify import Rule, default_rule, find_rule
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft import Drafter
 from ..draft.combine.length_control import LengthControlDrafter, with_length
+from ..draft.store import Datastore, Stores, Texts
+from ..draft.store.state_index import StateIndex
 from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
@@ -32,7 +34,7 @@ from .judge_rules import judge_rule
 from .loading import DTYPES, Loaded, Place, load, same_device
 from .shape_table import SHAPES, deepest
 from .stop_table import STOPS
-from .trained import Ready, best_kind, trained, with_accept_head
+from .trained import Ready, best_kind, trained, weights_of, with_accept_head
 
 LENGTH_RULES = PartTable("length rule", LENGTHS)
 PACED = 12  # longest draft where a length rule decides and no draft length is given
@@ -52,6 +54,7 @@ class Options:
     stop: str | None = None  # what ends a draft chain early: confidence:0.4
     length: str | None = None  # what sets the length of a draft every round: expected
     draft_device: str | None = None  # where a draft model or head runs: cpu, cuda, cuda:1; None = where the target does
+    store: str | None = None  # folder of a datastore that drafts are looked up in
     own: tuple[tuple[str, Value], ...] = ()  # parameters of the method itself
 
     def __post_init__(self) -> None:
@@ -109,6 +112,7 @@ class PartsFactory:
     place: Place
     models: dict[str, Loaded] = field(default_factory=dict)
     draft_device: str | None = None  # None = the target's
+    opened: dict[str, Datastore] = field(default_factory=dict)  # datastores by folder
 
     @property
     def draft_place(self) -> Place:
@@ -124,6 +128,19 @@ class PartsFactory:
     def elsewhere(self) -> bool:
         """Whether drafters run on another device than the target."""
         return self.draft_device is not None and not same_device(self.draft_place.torch_device(), self.target.device)
+
+    def stores(self, spelled: str) -> Stores[Texts]:
+        """The datastores that options spell; each is of the target's tokenizer and opened once."""
+        return Stores.spelled(spelled, self._store)
+
+    def states(self, spelled: str) -> Stores[StateIndex]:
+        """The same datastores by states of the target; each must have been embedded with it."""
+        return Stores.spelled(spelled, lambda folder: StateIndex(self._store(folder).folder, weights_of(self.target)))
+
+    def _store(self, folder: str) -> Datastore:
+        if folder not in self.opened:
+            self.opened[folder] = Datastore(folder, self.target.tokenizer.vocab_hash())
+        return self.opened[folder]
 
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
@@ -180,6 +197,7 @@ class Recipe:
     takes_words: bool = False  # whether it drafts with a vocabulary that may be cut
     takes_stop: bool = False  # whether it drafts chains that a stop rule may end
     takes_length: bool = True  # whether a length rule may decide for it
+    takes_store: bool = False  # whether it looks things up in a datastore
     defaults: Options = Options()
 
     @property
@@ -212,6 +230,11 @@ class Recipe:
             (options.words, self.takes_words, "has no words to choose; leave the option words out"),
             (options.stop, self.takes_stop, "has no draft chain of its own for a stop rule to end"),
             (options.length, self.takes_length, "takes no length rule"),
+            (
+                options.store,
+                self.takes_store,
+                "looks nothing up in a datastore; leave --store out or use method 'rest'",
+            ),
         )
         for given, takes, why in refusals:
             if given is not None and not takes:

@@ -16,6 +16,7 @@ from ..core.shapes.base import Chain
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.combine.auto import Arm, AutoDrafter
 from ..draft.retrieval.prompt_lookup import PromptLookup
+from ..draft.retrieval.rest import RestDrafter
 from ..draft.retrieval.suffix import SuffixDrafter
 from ..errors import unknown_name
 from ..runtime import Executor
@@ -25,6 +26,7 @@ from .cost_profiles import costs_of
 from .multi_draft import multi_draft_rows
 from .parallel import ahead_parts as ahead
 from .recipe import Card, Options, Parts, PartsFactory, Recipe
+from .retrieval.retrieval_rows import retrieval_rows
 from .shape_table import SHAPE_NAMES
 from .trained import shipped
 
@@ -39,6 +41,8 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
         return Parts(rule=SAMPLE_AND_MATCH)
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
+    if options.store is not None:
+        arms.append(Arm(RestDrafter(factory.stores(options.store), length, length, tree=False)))
     kind, costs = factory.best_head(AUTO_HEADS, options.drafter), Costs(measured)
     if kind is not None or options.drafter is not None:
         kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
@@ -226,6 +230,7 @@ RECIPES: dict[str, Recipe] = {
             takes_drafter=True,
             takes_words=True,
             takes_length=False,
+            takes_store=True,
         ),
         Recipe(
             "prompt-lookup",
@@ -318,6 +323,7 @@ RECIPES: dict[str, Recipe] = {
             defaults=TREE_OF_6,
         ),
         *multi_draft_rows(AUTO_HEADS),
+        *retrieval_rows(AUTO_HEADS, SHAPE_NAMES),
         *TRAINED,
         *BESIDE,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib import resources
@@ -97,6 +98,14 @@ def shipped() -> list[Path]:
 def identity(target: Loaded) -> Identity:
     """What heads are checked against."""
     return Identity.of(decoder_of(target).config, target.tokenizer.vocab_hash())
+
+
+def weights_of(target: Loaded) -> str:
+    """A name for the target's weights, by a sample of them; whatever was computed with others does not fit."""
+    decoder = decoder_of(target)
+    sample = torch.cat((decoder.embedding[::997].flatten(), decoder.norm.flatten().to(decoder.embedding.dtype)))
+    data = sample.to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes()
+    return hashlib.sha256(repr(identity(target)).encode() + data).hexdigest()
 
 
 def decoder_of(target: Loaded) -> Decoder:

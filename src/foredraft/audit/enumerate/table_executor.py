@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -59,6 +60,13 @@ class TableExecutor:
             start += count
         states = torch.tensor(hidden)[:, None]
         return Output(torch.stack(scores), {tap: states for tap in (*taps, FINAL)}, rows.index())
+
+    def embed(self, token: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(token, self.vocab_size).to(torch.float32)
+
+    def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
+        """A table reads a mixed embedding as the token that it holds most of."""
+        return self.forward(replace(rows, token=embeds.argmax(dim=1)), taps, logits)
 
     def _path(self, slot: int, row: int) -> list[int]:
         path = []

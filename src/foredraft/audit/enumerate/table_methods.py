@@ -22,6 +22,9 @@ from ...core.shapes.base import Shape
 from ...core.spec import spelled
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
+from ...draft.store import Stores
+from ...draft.store.scanned import ScannedText
+from ...draft.store.stores import EVERYBODY
 from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
 from ...recipes import Options, find_recipe
@@ -102,6 +105,12 @@ class _TableFactory(PartsFactory):
         executor: Any = self.models[_DRAFTER].executor
         return _TableHead(executor)
 
+    def states(self, spelled: str) -> Stores[Any]:
+        return Stores({})
+
+    def stores(self, spelled: str) -> Stores[Any]:
+        return Stores({EVERYBODY: [ScannedText([[*PROMPT, 1, 2, 0, 1], [1, 0, 2, 1, 0, 1, 1]])]})
+
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
         return self.head("fastdraft", named), lambda hidden: torch.zeros(len(hidden))
 
@@ -115,6 +124,8 @@ def table_method(recipe: Recipe, options: Options, tables: Tables) -> tuple[Meth
         own = replace(own, drafter=_DRAFTER)
     if (shape := own.shape or recipe.defaults.shape) is not None:
         own = replace(own, shape=narrow(shape))
+    if recipe.takes_store:
+        own = replace(own, store="table-store")
     return recipe.build(factory, own), target
 
 

@@ -114,11 +114,16 @@ class ArmValues:
         for candidate, count in zip(candidates, nodes, strict=True):
             self._sizes.setdefault(candidate.key, DraftTiming()).follow(each, count, levels)
 
-    def learn(self, sequence: int, candidates: Seq[Candidate], chosen: Candidate | None, wrote: Seq[int]) -> None:
-        """The text that a round wrote shows how far each lookup was right, chosen or not."""
+    def learn(
+        self, sequence: int, candidates: Seq[Candidate], chosen: Candidate | None, wrote: Seq[int]
+    ) -> dict[int, int]:
+        """The text that a round wrote shows how far each lookup was right, chosen or not: arm -> tokens."""
+        found: dict[int, int] = {}
         for lookup in candidates:
             known = min(len(lookup.tokens), len(wrote))
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(lookup.tokens, wrote, strict=False)))
+            if lookup.tokens:
+                found[lookup.arm] = right
             for key in (lookup.key, lookup.graft_key):
                 if known and key is not None:
                     self.record.observe(sequence, key, known, right)
@@ -130,6 +135,7 @@ class ArmValues:
         for arm in self.arms:
             if arm.calibration is not None:
                 arm.calibration.observe(sequence, wrote)
+        return found
 
     def end(self, sequence: int) -> None:
         self.record.end(sequence)

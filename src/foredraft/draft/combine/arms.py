@@ -59,6 +59,7 @@ class SequenceState:
     length: int
     candidates: list[Candidate] = field(default_factory=list)
     chosen: Candidate | None = None
+    asked: list[int] = field(default_factory=list)  # arms that looked something up
     rounds: int = 0
     last_try: dict[int, int] = field(default_factory=dict)  # arm -> round in which it drafted last
     _trials: dict[int, Backoff] = field(default_factory=dict)

@@ -18,6 +18,7 @@ import torch
 
 from ...control.constants import EMA_RATE, HOST_SHARE, REACH, SMALL_BATCH, TRY_EVERY
 from ...control.cost import CostModel, Costs
+from ...control.lookup_worth import LookupWorth
 from ...control.objective import best_counts, rate
 from ...control.throughput_probe import LookupRest, ThroughputProbe
 from ...core.rng.keyed import Rng
@@ -30,7 +31,7 @@ from ...types.drafts import empty_drafts
 from ..base import Round
 from .arm_values import ArmValues
 from .arms import PLAIN, Arm, Candidate, SequenceState, Tally
-from .team import Team, mean_length
+from .team import Team, among, mean_length
 
 __all__ = ["Arm", "AutoDrafter"]
 
@@ -61,7 +62,7 @@ class AutoDrafter(Team):
         self.tallies: dict[str, Tally] = {}
         self._drafted: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for which sequences
         self._states: dict[int, SequenceState] = {}
-        self._lookups, self._probe = LookupRest(), ThroughputProbe()
+        self._lookups, self._probe, self._worth = LookupRest(), ThroughputProbe(), LookupWorth()
         self._host = self._models = 0.0  # seconds of a round spent on choosing (an EMA); on drafters with a model
         self._calls = self._batch = 0
         self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last for any sequence
@@ -79,7 +80,8 @@ class AutoDrafter(Team):
         for sequence in sequences:
             self._learn(sequence)
         free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
-        found = {i: self.arms[i].drafter.propose(sequences, rng) for i in free}
+        looked = {i: self._look_up(i, sequences, rng) for i in free}
+        found = {i: drafts for i, drafts in looked.items() if drafts is not None}
         took = self._clock() - began
         chosen = [self._choose(b, sequence, found, batch) for b, sequence in enumerate(sequences)]
         if batch >= SMALL_BATCH:
@@ -92,6 +94,19 @@ class AutoDrafter(Team):
         self._drafted = self._clock(), tuple(sequence.id for sequence in sequences)
         self._host += EMA_RATE * (self._drafted[0] - began - self._models - self._host)
         return drafts
+
+    def _look_up(self, i: int, sequences: Seq[Sequence], rng: Rng) -> DraftBatch | None:
+        """An arm's drafts for those sequences for which asking it is worth its time; None = for none."""
+        batch = len(sequences)
+        who = [b for b, s in enumerate(sequences) if self._worth.asks(s.id, i, self.values.seconds(s, 0, batch))]
+        if not who:
+            return None
+        began = self._clock()
+        drafts = self.arms[i].drafter.propose([sequences[b] for b in who], rng)
+        self._worth.took(i, (self._clock() - began) / len(who))
+        for b in who:
+            self._states[sequences[b].id].asked.append(i)
+        return among(drafts, who, batch)
 
     def _draft(
         self, sequences: Seq[Sequence], chosen: list[Candidate | None], found: dict[int, DraftBatch], rng: Rng
@@ -152,7 +167,7 @@ class AutoDrafter(Team):
         """A round without even a lookup."""
         for sequence in sequences:
             state = self._states[sequence.id]
-            if state.candidates:
+            if state.candidates or state.asked:
                 self._learn(sequence)
             state.length, state.chosen = len(sequence.tokens), None
         self._calls += 1
@@ -175,6 +190,7 @@ class AutoDrafter(Team):
                 self._learn(sequence)
             self._states.pop(sequence.id, None)
             self.values.end(sequence.id)
+            self._worth.end(sequence.id)
         super().end(sequences)
 
     def explain(self) -> list[str]:
@@ -187,6 +203,9 @@ class AutoDrafter(Team):
                 expected = tally.promised / tally.rounds / plain
                 line += f", {tally.drafted / tally.rounds:.1f} drafted; promised {expected:.2f}x plain decoding"
             lines.append(line)
+        for i, arm in enumerate(self.arms):
+            if arm.free and self._worth.seconds(i):
+                lines.append(f"{arm.name}: a look-up takes {self._worth.seconds(i) * 1e6:.0f} us")
         for name, timing in self.values.timings.items():
             seconds = timing.level_seconds
             lines.append(f"{name}: {seconds * 1e3:.2f} ms a level of drafts, {seconds * plain:.1%} of a plain step")
@@ -284,7 +303,8 @@ class AutoDrafter(Team):
         if not wrote:
             return
         chosen = state.chosen
-        self.values.learn(sequence.id, state.candidates, chosen, wrote)
+        right = self.values.learn(sequence.id, state.candidates, chosen, wrote)
+        self._worth.observe(sequence.id, {i: right.get(i, 0) for i in state.asked})
         name = PLAIN if chosen is None else self.arms[chosen.arm].name + WITH_LOOKUP * chosen.has_lookup
         tally = self.tallies.setdefault(name, Tally())
         tally.rounds += 1
@@ -292,7 +312,7 @@ class AutoDrafter(Team):
         if chosen is not None:
             tally.drafted += chosen.count
             tally.promised += chosen.rate
-        state.candidates, state.chosen, state.length = [], None, len(sequence.tokens)
+        state.candidates, state.chosen, state.asked, state.length = [], None, [], len(sequence.tokens)
 
 
 def _only_lookups(chosen: Seq[Candidate | None]) -> bool:

@@ -85,7 +85,7 @@ class SuffixDrafter(Drafter):
         guesses = [self._guess(s) for s in sequences]
         if not self.tree:
             return chains([g.tokens for g in guesses], values=[g.chances for g in guesses])
-        return trees([(g.tokens, g.parents) for g in guesses])
+        return trees([(g.tokens, g.parents) for g in guesses], value=[g.chances for g in guesses])
 
     def _guess(self, sequence: Sequence) -> Guess:
         request = self._requests[sequence.id]

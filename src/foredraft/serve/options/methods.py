@@ -10,7 +10,7 @@ from ...core.verify import Rule, default_rule, find_rule
 from ...draft.combine.guarded import GuardedDrafter, OnLoss
 from ...engine import Method
 from ...errors import UsageError, unknown_name
-from ...recipes import LLM, RECIPES
+from ...recipes import LLM, RECIPES, Options
 from ...recipes.spelling import one_spelling
 from ..api.api_errors import ApiError, bad_request
 from ..api.schema import Speculation
@@ -31,7 +31,7 @@ class ServedMethods:
         self.served = self._guard(llm.method)
         names = allowed if allowed is not None else untrained()
         others = [name for name in dict.fromkeys(("plain", *names)) if name != self.served.name]
-        built = {name: self._guard(replace(llm.build(name), name=name)) for name in others}
+        built = {name: self._guard(replace(llm.build(name, _store_of(llm, name)), name=name)) for name in others}
         self._methods = built | {self.served.name: self.served}
         self.plain = self._methods["plain"]
         self._variants: OrderedDict[tuple[object, ...], Method] = OrderedDict()
@@ -117,6 +117,14 @@ def _written(threshold: float) -> str:
     return str(int(threshold)) if threshold.is_integer() else repr(threshold)
 
 
+def _store_of(llm: LLM, method: str) -> Options:
+    """The store that the operator serves, for every method that looks things up in one."""
+    recipe = RECIPES.get(method.partition(":")[0])
+    return Options(store=llm.options.store if recipe is not None and recipe.takes_store else None)
+
+
 def untrained() -> tuple[str, ...]:
-    """Methods that need no weights, and so cost nothing to serve."""
-    return tuple(name for name, r in RECIPES.items() if r.kind is None and not r.takes_drafter)
+    """Methods that need no weights and no texts, and so cost nothing to serve."""
+    return tuple(
+        name for name, r in RECIPES.items() if r.kind is None and not r.takes_drafter and r.card.needs != "store"
+    )

@@ -1,0 +1,1 @@
+"""`foredraft store` and `foredraft complete`."""

@@ -1,0 +1,1 @@
+"""Methods whose drafts come from text that exists already, and how files become datastores."""
