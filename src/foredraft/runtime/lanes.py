@@ -9,14 +9,50 @@ thread), so a lane that is given two cores takes none of the caller's. Knows no 
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
+SWITCH = 2e-4  # seconds
+
+
+class Span(NamedTuple):
+    """Something that ran on a device for a time, in seconds of `time.perf_counter`."""
+
+    what: str  # draft or verify
+    device: str
+    begin: float
+    end: float
+
+
+class Watch:
+    """Times work on a device without stopping it: by events on a GPU, by the clock elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.begin = device, time.perf_counter()
+        self._end = 0.0
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []  # type: ignore[no-untyped-call]
+        if self._events:
+            self._events[0].record()
+
+    def stop(self) -> None:
+        """What was begun since ends here; on a GPU it may still be under way."""
+        if self._events:
+            self._events[1].record()
+        self._end = time.perf_counter()
+
+    def span(self, what: str) -> Span:
+        """Once the device is done."""
+        if self._events:
+            self._events[1].synchronize()
+            self._end = self.begin + self._events[0].elapsed_time(self._events[1]) / 1e3
+        return Span(what, self.device.type, self.begin, self._end)
 
 
 class Lane(Protocol):
@@ -48,6 +84,8 @@ class OwnLane:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="foredraft-lane")
         mine = torch.get_num_threads()
         self._worker.submit(self._settle).result()
+        # Python hands over its lock every 5 ms: longer than a drafted token takes, so a busy caller would stop the lane.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         torch.set_num_threads(mine)  # what a thread sets last is also the number of threads that begin later
 
     def _settle(self) -> None:

@@ -6,6 +6,7 @@ rest forgotten. So nothing has to be announced: verdicts, cancelled requests and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ...core.rng.keyed import Rng
 from ...core.shapes.base import Shape, Vocabulary
 from ...errors import ForedraftError
 from ...runtime import Executor
-from ...runtime.lanes import Lane, NoLane
+from ...runtime.lanes import Lane, NoLane, Span
 from ...types import Budget, DraftBatch, Sequence
 from .draft_model import ModelDrafter
 
@@ -83,6 +84,7 @@ class AheadDrafter(ModelDrafter):
     ) -> None:
         super().__init__(executor, shape, vocab_size, name, vocabulary)
         self.lane, self.planner, self.cores = lane or NoLane(), planner or WindowPlanner(), cores
+        self.span: Span | None = None  # when its last drafts were made
         self._seen: dict[int, _Seen] = {}
 
     def begin(self, sequences: Seq[Sequence]) -> None:
@@ -113,8 +115,14 @@ class AheadDrafter(ModelDrafter):
             raise ForedraftError(f"drafter {self.name!r} was asked to go on with a request that has ended")
         for text in texts:
             self._follow(text)
-        drafts = ModelDrafter.propose(self, texts, rng)
-        return [self._branches(text, drafts, b) for b, text in enumerate(texts)]
+        begin = time.perf_counter()
+        drafts = self._grow(texts, rng)
+        found = [self._branches(text, drafts, b) for b, text in enumerate(texts)]
+        self.span = Span("draft", self.executor.device.type, begin, time.perf_counter())
+        return found
+
+    def _grow(self, texts: list[Sequence], rng: Rng) -> DraftBatch:
+        return ModelDrafter.propose(self, texts, rng)
 
     def _follow(self, text: Sequence) -> None:
         """Keep what was read if the text goes on like that, and forget the rest."""

@@ -19,7 +19,7 @@ from ...core.trees.layout import trees
 from ...core.verify import check_pair
 from ...draft.neural.ahead_drafter import AheadDrafter, Branch
 from ...runtime import Output
-from ...runtime.lanes import own_threads
+from ...runtime.lanes import Span, Watch, own_threads
 from ...types import Distributions, DraftBatch, Event, Kind
 from ...types.drafts import chains
 from ..method_group import MethodGroup
@@ -39,6 +39,7 @@ class Flight:
     ready: list[Branch]
     drafting: list[int]  # those of the requests for which the drafter drafts on
     ahead: Future[list[list[Branch]]] | None  # a list for each of them
+    watch: Watch | None = None  # of its pass
 
     @property
     def done(self) -> bool:
@@ -61,6 +62,7 @@ class WindowedLoop:
         self._ready: dict[int, Branch] = {}  # request id -> drafts that wait for verification
         self._flights: list[Flight] = []
         self._events: list[Event] = []  # written, and not handed out yet
+        self.spans: list[Span] | None = None  # what ran when, where somebody wants to know
 
     def take(self, groups: list[MethodGroup]) -> tuple[list[MethodGroup], list[MethodGroup]]:
         """(groups of this loop, groups of the other one); requests in flight are in neither."""
@@ -140,8 +142,13 @@ class WindowedLoop:
         running = [s for group in groups for s in group.sequences]
         executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
         cores = [drafter_of(group).cores.target for group, flight in zip(groups, flights, strict=True) if flight.ahead]
+        watch = None if self.spans is None else Watch(executor.device)
         with own_threads(min(cores, default=0)):
             forward_groups(executor, groups)
+        if watch is not None:
+            watch.stop()
+            for flight in flights:
+                flight.watch = watch
         self.engine.clock.lap("verify", [request for group in groups for request in group.requests])
 
     def _finish(self, flight: Flight) -> None:
@@ -154,6 +161,9 @@ class WindowedLoop:
         if not engine.fast_path.verify(group, engine.case):
             group.verdict = group.method.rule.verify_batch(engine.case(group))
         group.read_back()
+        if self.spans is not None and flight.watch is not None:
+            drafted = drafter_of(group).span if flight.ahead is not None else None
+            self.spans += [flight.watch.span("verify"), *([] if drafted is None else [drafted])]
         engine.clock.lap("verify", group.requests)
         for b, request in enumerate(group.requests):
             if request.finish_reason is None:  # else it was cancelled in flight, and its slot may be somebody else's

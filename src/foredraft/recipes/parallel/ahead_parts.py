@@ -30,7 +30,7 @@ def _beside(factory: PartsFactory, options: Options, wishes: Wishes, shape: Shap
     executor = draft_executor(factory, options.drafter, apart=True)
     size = factory.target.executor.vocab_size
 
-    def make(lane: Lane, planner: WindowPlanner, cores: Cores) -> AheadDrafter:
+    def make(planner: WindowPlanner, lane: Lane, cores: Cores) -> AheadDrafter:
         planner.first = first
         return AheadDrafter(executor, shape, size, name, lane=lane, planner=planner, cores=cores)
 

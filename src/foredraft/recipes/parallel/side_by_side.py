@@ -40,20 +40,20 @@ class Wishes:
         return Plan(self.window, max(0, self.lead)) if self.window else None
 
 
-MakeDrafter = Callable[[Lane, WindowPlanner, Cores], AheadDrafter]
+MakeDrafter = Callable[[WindowPlanner, Lane, Cores], AheadDrafter]
 
 
 def beside(target: Executor, drafter: Executor, make: MakeDrafter, wishes: Wishes) -> AheadDrafter:
     """A drafter in a lane of its own, with the plan that was asked for or the one that measurement gives."""
     fixed, shares = wishes.plan, shares_of(target.device, drafter.device, torch.get_num_threads(), wishes.threads)
     if fixed is not None:
-        return make(lane_for(drafter.device, shares[-1]), WindowPlanner(fixed=fixed), shares[-1])
+        return make(WindowPlanner(fixed=fixed), lane_for(drafter.device, shares[-1]), shares[-1])
     tried = [_measured(target, drafter, make, cores) for cores in shares]
     best = best_share([times for _, times in tried])
     lane, times = tried[best]
     plan = best_plan(times, WindowPlanner().acceptance)
     log.info("drafts beside the target: %s, at acceptance 0.7 %s, measured %s", shares[best], plan, times)
-    return make(lane, WindowPlanner(times), shares[best])
+    return make(WindowPlanner(times), lane, shares[best])
 
 
 def shares_of(target: torch.device, drafter: torch.device, cores: int, asked: int = 0) -> list[Cores]:
@@ -74,7 +74,12 @@ def lane_for(device: torch.device, cores: Cores) -> Lane:
 
 def _measured(target: Executor, drafter: Executor, make: MakeDrafter, cores: Cores) -> tuple[Lane, PairTimes]:
     lane = lane_for(drafter.device, cores)
-    trial = make(NoLane(), WindowPlanner(), cores)  # runs where it is called: inside the lane
+    return lane, pair_times(target, drafter, make, lane, cores)
+
+
+def pair_times(target: Executor, drafter: Executor, make: MakeDrafter, lane: Lane, cores: Cores) -> PairTimes:
+    """Seconds of both, measured as windows use them."""
+    trial = make(WindowPlanner(), NoLane(), cores)  # runs where it is called: inside the lane
     text = [TOKEN] * min(CONTEXT, drafter.max_length // 2)
     number = itertools.count()
 
@@ -88,6 +93,6 @@ def _measured(target: Executor, drafter: Executor, make: MakeDrafter, cores: Cor
     start = Sequence(NOBODY, text, len(text), SamplingParams(), 0)
     lane.submit(lambda: trial.begin([start])).result()
     try:
-        return lane, measure_pair(target, draft, lane, cores.target)
+        return measure_pair(target, draft, lane, cores.target)
     finally:
         lane.submit(lambda: trial.end([start])).result()

@@ -1,0 +1,266 @@
+"""The parts: a target and a drafter on their devices, plain, in turn and beside one another."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from foredraft.bench.lane_chart import draw
+from foredraft.control.overlap import PairTimes, Plan, WindowPlanner, best_plan, tokens_per_second
+from foredraft.core.shapes.base import Chain, Vocabulary
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
+from foredraft.core.verify import RULES
+from foredraft.draft.neural.ahead_drafter import Cores
+from foredraft.engine import Engine, Method, Request
+from foredraft.models import Decoder, ModelConfig, native, pack, random_decoder, shape
+from foredraft.models.decoder import FINAL
+from foredraft.models.elsewhere import copy_to, lent_to
+from foredraft.models.heads import DovetailHead, HeadSpec, Identity, settle
+from foredraft.models.layers.int8_linear import eight_bit_decoder, rounded
+from foredraft.provenance import provenance
+from foredraft.recipes.parallel.side_by_side import pair_times, shares_of
+from foredraft.runtime import Executor, executor_for
+from foredraft.runtime.lanes import Lane, OwnLane
+from foredraft.types import Kind, SamplingParams, Sequence
+
+from .synthetic import SyntheticAhead, SyntheticHead, SyntheticModel
+
+LOUD = 500.0
+CONTEXT, TOKENS, FEW = 256, 128, 64
+RATES = (0.6, 0.7, 0.8, 0.9)
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)  # of drafts in turn, the best of which is the rival
+TOY = ModelConfig("llama", 2048, 64, 3, 4, 2, 32, 128, max_position=1024, tied_head=True)
+
+
+class Figures:
+    """Where results go, and what parts share."""
+
+    def __init__(self, toy: bool, out: Path) -> None:
+        self.toy, self.out = toy, out
+        self.gpu = torch.device("cpu" if toy or not torch.cuda.is_available() else "cuda")
+        self.cpu = torch.device("cpu")
+        self.found: dict[str, Any] = {"provenance": provenance(), "threads": torch.get_num_threads()}
+        self.begun, self.ids, self.tokens = time.perf_counter(), itertools.count(), 16 if toy else TOKENS
+        out.mkdir(parents=True, exist_ok=True)
+
+    def say(self, *words: object) -> None:
+        print(f"{time.perf_counter() - self.begun:6.1f} s ", *words, file=sys.stderr, flush=True)
+
+    def save(self) -> None:
+        (self.out / "parallel.json").write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+
+    def release(self) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def model(self, name: str, device: torch.device, eight: bool = False) -> Executor:
+        """Random weights of a shape that repeat the last token; made on the GPU, where that is quick."""
+        config = TOY if self.toy else shape(name)
+        if eight and not self.toy:
+            decoder = eight_bit_decoder(config, "int8", torch.bfloat16, device)
+            decoder.embedding.mul_(LOUD)
+            decoder.head = rounded(decoder.embedding, torch.int8)
+        else:
+            decoder = _loud(random_decoder(config, torch.bfloat16, self.gpu))
+            if decoder.device.type != device.type:
+                decoder = copy_to(decoder, device, torch.bfloat16)
+            else:
+                pack(decoder, torch.bfloat16)
+        executor = executor_for(decoder, 1, CONTEXT + TOKENS + 128)
+        self.say(f"{name} on {device}: {executor.name}")
+        return executor
+
+    def run(self, engine: Engine, method: Method, seed: int = 0) -> tuple[float, list[float]]:
+        """(tokens per second without the prompt, seconds of every step)."""
+        params = SamplingParams(max_new_tokens=self.tokens, ignore_eos=True)
+        prompt = [7 + i % 900 for i in range(CONTEXT)]
+        request = Request(Sequence(next(self.ids), prompt, CONTEXT, params, seed), method, frozenset())
+        engine.add(request)
+        engine.step()  # the prompt, and the first round
+        written, steps, begin = request.sequence.generated, [], time.perf_counter()
+        while not engine.scheduler.idle:
+            at = time.perf_counter()
+            engine.step()
+            steps.append(time.perf_counter() - at)
+        seconds = time.perf_counter() - begin
+        assert set(request.sequence.output) == {prompt[-1]}, "the target does not repeat its last token"
+        return (request.sequence.generated - written) / seconds, steps
+
+    def best(self, engine: Engine, method: Method) -> float:
+        """Tokens per second of two texts, after one that warms up; all methods meet the same wrong drafts."""
+        self.run(engine, method, 1)
+        return 2 / sum(1 / self.run(engine, method, seed)[0] for seed in (1, 2))
+
+
+def _loud(decoder: Decoder) -> Decoder:
+    decoder.embedding.mul_(LOUD)
+    if not decoder.config.tied_head:
+        decoder.head.weight.copy_(decoder.embedding)
+    return decoder
+
+
+def pair(figures: Figures, name: str, target: Executor, drafter: Executor) -> None:
+    """Plain, in turn at every length, and beside, for every acceptance; the times of the parts."""
+    engine, greedy = Engine(target), RULES["sample-and-match"]
+    cores = shares_of(target.device, drafter.device, torch.get_num_threads())[0]
+    lane = OwnLane(drafter.device, cores.drafter)
+
+    def beside(planner: WindowPlanner, lane: Lane = lane, cores: Cores = cores) -> SyntheticAhead:
+        return SyntheticAhead(
+            drafter, Chain(24, kind=Kind.CHOSEN), target.vocab_size, lane=lane, planner=planner, cores=cores
+        )
+
+    times = pair_times(target, drafter, beside, lane, cores)
+    figures.say(name, times)
+    plain = figures.best(engine, Method("plain", greedy))
+    rows: list[dict[str, Any]] = []
+    entry = figures.found[name] = {"times": asdict(times), "plain": plain, "cores": asdict(cores), "rows": rows}
+    entry["window"] = window_times(figures, name, engine, beside, times)
+    for rate in RATES[2:3] if figures.toy else (0.8, 0.6, 0.9, 0.7):
+        rows.append(_rate(figures, engine, target, drafter, beside, times, rate) | {"plain": plain})
+        figures.say(name, rows[-1])
+        figures.save()
+
+
+def _rate(
+    figures: Figures, engine: Engine, target: Executor, drafter: Executor, beside: Callable[..., SyntheticAhead],
+    times: PairTimes, rate: float,
+) -> dict[str, Any]:  # fmt: skip
+    """One acceptance: the best length in turn against the paper's window and the planned one."""
+    greedy, turns = RULES["sample-and-match"], {}
+    expected = {n: tokens_per_second(times, rate, Plan(0, n)) for n in LENGTHS}
+    for length in sorted(expected, key=lambda n: -expected[n])[:3]:
+        made = SyntheticModel(drafter, Chain(length, kind=Kind.CHOSEN), target.vocab_size)
+        made.rate = rate
+        turns[length] = figures.best(engine, Method("in turn", greedy, made))
+    plans = {
+        "pearl": Plan(max(1, min(24, round(times.pass_seconds(4) / times.draft)))),
+        "planned": best_plan(times, rate),
+    }
+    found = {}
+    for label, plan in plans.items():
+        own = beside(WindowPlanner(fixed=plan))
+        own.rate = rate
+        found[label] = {"plan": asdict(plan), "rate": figures.best(engine, Method(label, greedy, own))}
+        found[label]["expected"] = tokens_per_second(times, rate, plan)
+    best = max(turns.values())
+    return {"acceptance": rate, "in_turn": turns, **found, "gain": found["planned"]["rate"] / best}
+
+
+def window_times(
+    figures: Figures, name: str, engine: Engine, beside: Callable[..., SyntheticAhead], times: PairTimes
+) -> dict[str, Any]:
+    """A window in which everything stands against its longer part, and what ran when."""
+    plan = Plan(max(1, min(16, round(times.pass_seconds(4) / times.draft))))
+    own = beside(WindowPlanner(fixed=plan))
+    own.rate = 1.0
+    method = Method("beside", RULES["sample-and-match"], own)
+    figures.run(engine, method, -1)
+    figures.run(engine, method, -1)
+    engine.windowed.spans = spans = []
+    _, steps = figures.run(engine, method)
+    engine.windowed.spans = None
+    parts = {what: median(s.end - s.begin for s in spans if s.what == what) for what in ("draft", "verify")}
+    part = spans[len(spans) // 3 : len(spans) // 3 + 16]
+    (figures.out / f"spans-{name}.json").write_text(json.dumps(part))
+    draw(part, name, figures.out / f"spans-{name}.svg")
+    longer = max(times.pass_seconds(plan.window), plan.window * times.draft)
+    step = median(steps[2:-2] or steps)
+    return {
+        "window": plan.window, "step": step, "draft": parts["draft"], "verify": parts["verify"],
+        "of_longer_part_beside": step / max(parts.values()), "of_longer_part_alone": step / longer,
+    }  # fmt: skip
+
+
+def build(figures: Figures) -> None:
+    """The native library is compiled here, where it is not there yet."""
+    code = native.compiled()
+    figures.found["native"] = None if code is None else code.level.name
+    figures.say("native", figures.found["native"], torch.get_num_threads(), "threads")
+
+
+def duo_8b(figures: Figures) -> None:
+    """8B shape on the GPU, drafters on the CPU's cores and on a second stream."""
+    target = figures.model("llama-8b", figures.gpu)
+    for place, device in (("cpu", figures.cpu), ("stream", figures.gpu)):
+        pair(figures, f"8b-135m-{place}", target, figures.model("smollm2", device))
+        figures.release()
+    pair(figures, "8b-1b-stream", target, figures.model("llama-1b", figures.gpu))
+
+
+def big_cpu(figures: Figures) -> None:
+    """8B shape on the GPU with a 1B shape on the CPU."""
+    target = figures.model("llama-8b", figures.gpu)
+    pair(figures, "8b-1b-cpu", target, figures.model("llama-1b", figures.cpu))
+
+
+def duo_70b(figures: Figures) -> None:
+    """70B shape in int8 on the GPU with a 135M shape on the CPU."""
+    target = figures.model("llama-70b", figures.gpu, eight=True)
+    pair(figures, "70b-135m-cpu", target, figures.model("smollm2", figures.cpu))
+
+
+def dovetail(figures: Figures) -> None:
+    """1B shape on the CPU, a head of two layers on the GPU and on the CPU, against the CPU alone."""
+    target = figures.model("llama-1b", figures.cpu)
+    figures.tokens = min(FEW, figures.tokens)
+    engine, rule = Engine(target), RULES["sample-and-match"]
+    plain = figures.best(engine, Method("plain", rule))
+    entry = figures.found["dovetail-1b"] = {"plain": plain, "rows": []}
+    figures.say("dovetail plain", plain)
+    for place, nodes in itertools.product((figures.gpu, figures.cpu), (4, 8, 16)):
+        drafter = _head(target, place, nodes)
+        for rate in (0.8, 0.7):
+            drafter.rate = rate
+            speed = figures.best(engine, Method("dovetail", rule, drafter))
+            row = {"device": place.type, "nodes": nodes, "acceptance": rate, "rate": speed, "of_plain": speed / plain}
+            entry["rows"].append(row | {"moved": drafter.moved})
+            figures.say("dovetail", row)
+            figures.save()
+            if figures.toy:
+                break
+
+
+def _head(target: Executor, device: torch.device, nodes: int) -> SyntheticHead:
+    """A random head with the gate; its tree has one path that counts, of which the last node is at depth 7 at most."""
+    decoder = target.decoder
+    assert decoder is not None
+    config, lender = decoder.config, lent_to(decoder, device, torch.bfloat16)
+    ids = torch.arange(min(8192, config.vocab_size) // 32 * 32)
+    identity = Identity(config.hidden_size, config.num_layers, config.vocab_size, "")
+    spec = HeadSpec("dovetail", identity, len(ids), (FINAL,), 2, 4, {})
+    head = DovetailHead(lender, spec, ids).eval()
+    settle(head, torch.bfloat16)
+    index = torch.full((config.vocab_size,), -1, dtype=torch.int64, device=device)
+    index[ids.to(device)] = torch.arange(len(ids), device=device)
+    depth = min(7, nodes)
+    tree = Chain(nodes, kind=Kind.CHOSEN) if nodes <= 4 else Eagle2Tree(nodes=nodes, width=4, depth=depth)
+    words = Vocabulary(ids.to(device), index)
+    return SyntheticHead(head, tree, words, 1, target.max_length, "dovetail")
+
+
+def shared_cpu(figures: Figures) -> None:
+    """1B shape and 135M shape on the CPU alone: cores shared out against all cores in turn."""
+    target, drafter = figures.model("llama-1b", figures.cpu), figures.model("smollm2", figures.cpu)
+    pair(figures, "1b-135m-shared-cpu", target, drafter)
+
+
+PARTS: dict[str, tuple[Callable[[Figures], None], int]] = {
+    "build": (build, 60),
+    "duo-70b": (duo_70b, 70),
+    "duo-8b": (duo_8b, 90),
+    "dovetail": (dovetail, 50),
+    "shared-cpu": (shared_cpu, 25),
+    "big-cpu": (big_cpu, 25),
+}
