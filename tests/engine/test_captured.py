@@ -322,7 +322,24 @@ def test_rules_that_say_so_can_be_captured() -> None:
     assert able == {"sample-and-match", "greedy", "chain", "block", "residual", "one-hot"}
 
 
-@pytest.mark.parametrize("params", [{"repetition_penalty": 1.3}, {"logprobs": 2}], ids=str)
+PENALTIES: list[dict[str, object]] = [
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.4, "temperature": 0.8, "seed": 2},
+    {"frequency_penalty": 0.3, "repetition_penalty": 1.2, "temperature": 0.8, "top_p": 0.9, "seed": 2},
+]
+
+
+@pytest.mark.parametrize("params", PENALTIES, ids=str)
+def test_penalised_rounds_are_those_of_the_steps(params: dict[str, object]) -> None:
+    """Each row sees the committed text and its own drafted ancestors, greedy or not."""
+    for kind, shape in (("plain", None), ("model", SHAPES[0]), ("eagle3", SHAPES[1])):
+        expected, _, before = run(eager, kind, shape, **params)
+        found, engine, after = run(taped, kind, shape, **params)
+        assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+        assert keys(engine.executor.graphs, "round")
+
+
+@pytest.mark.parametrize("params", [{"logit_bias": {3: 2.0}}, {"logprobs": 2}], ids=str)
 def test_what_asks_for_more_goes_step_by_step(params: dict[str, object]) -> None:
     for shape in SHAPES[:2]:
         expected, _, before = run(eager, "model", shape, **params)

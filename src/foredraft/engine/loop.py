@@ -40,9 +40,9 @@ class Engine:
 
     def __init__(self, executor: Executor, rng: RngMaker | None = None, sharing: Sharing | None = None) -> None:
         self.executor = executor
-        self.sampler = Sampler(executor.vocab_size, executor.device)
+        self.sampler = Sampler(executor.vocab_size, executor.device, executor.max_slots)
         self.rng = rng or self._keyed_rng
-        self.fast_path = GreedyFastPath(executor, rng is None)  # verdicts without asking the rule
+        self.fast_path = GreedyFastPath(executor, self.sampler, rng is None)  # verdicts without asking the rule
         self.windowed = WindowedLoop(self)  # for methods that draft while the target verifies
         self._captures = 0  # of the executor before the pass
         self.share(sharing or Sharing())

@@ -8,27 +8,32 @@ import torch
 from torch import Tensor
 
 from ..core.distributions.masks import RowMasks, words
-from ..core.distributions.sampling import LogitDistributions, ParamBlock, TokenCounts
+from ..core.distributions.sampling import LogitDistributions, ParamBlock
 from ..runtime import Output
 from ..types import DraftBatch
 from .request import Request
+from .slot_counts import SlotCounts
 
 
 class Sampler:
     """Keeps the option tensors of a group of requests while the group stays the same."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.vocab_size, self.device = vocab_size, device
+    def __init__(self, vocab_size: int, device: torch.device, slots: int) -> None:
+        self.vocab_size, self.device, self.slots = vocab_size, device, slots
+        self._counts: SlotCounts | None = None  # of texts with penalties
         self._blocks: deque[tuple[list[Request], ParamBlock]] = deque(maxlen=8)
 
     def rows(self, requests: list[Request], drafts: DraftBatch, out: Output) -> LogitDistributions:
         """The distribution p of every row, worked out when a rule visits it."""
         block = self._block(requests)
-        counts = None
-        if block.penalised:
-            texts = [(r.sequence.tokens, r.sequence.prompt_length) for r in requests]
-            counts = TokenCounts.of(texts, self.vocab_size, self.device)
+        counts = self.counts.of([r.sequence for r in requests]) if block.penalised else None
         return LogitDistributions(out.logits, out.index, block, drafts, counts, self._masks(requests, drafts))
+
+    @property
+    def counts(self) -> SlotCounts:
+        if self._counts is None:
+            self._counts = SlotCounts(self.slots, self.vocab_size, self.device)
+        return self._counts
 
     def _masks(self, requests: list[Request], drafts: DraftBatch) -> RowMasks | None:
         """What each request's grammar allows at each row, given the drafted path to it."""

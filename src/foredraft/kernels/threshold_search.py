@@ -28,7 +28,7 @@ def can_cut(rows: Tensor) -> bool:
 
 
 def find_cut(rows: Tensor, wanted: Tensor, log_mass: Tensor | None = None) -> Tensor:
-    """[M, 1] the border of each row of [M, V], by weights exp(x - log_mass) or 1; one that keeps all where all weigh less.
+    """[M, 1] the border of each row of [M, V], by weights exp(x - log_mass) or 1 (all stay if all weigh less).
 
     wanted and log_mass: [M].
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...types import SamplingParams, Sequence
 from .sampling import COLDEST, ParamBlock
 
-LINES = 5  # temperature, greedy, top_k, top_p, min_p
+LINES = 8  # temperature, greedy, top_k, top_p, min_p, repetition, presence, frequency
 
 
 class Form(NamedTuple):
@@ -28,12 +28,27 @@ class Form(NamedTuple):
     top_k: bool
     top_p: bool
     min_p: bool
+    repetition: bool
+    presence: bool
+    frequency: bool
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition or self.presence or self.frequency
 
 
 def form_of(params: Seq[SamplingParams], vocab: int) -> Form:
     greedy = [p.temperature == 0 for p in params]
-    cut = any(0 < p.top_k < vocab for p in params)
-    return Form(all(greedy), any(greedy), cut, any(p.top_p != 1 for p in params), any(p.min_p != 0 for p in params))
+    return Form(
+        all_greedy=all(greedy),
+        any_greedy=any(greedy),
+        top_k=any(0 < p.top_k < vocab for p in params),
+        top_p=any(p.top_p != 1 for p in params),
+        min_p=any(p.min_p != 0 for p in params),
+        repetition=any(p.repetition_penalty != 1 for p in params),
+        presence=any(p.presence_penalty != 0 for p in params),
+        frequency=any(p.frequency_penalty != 0 for p in params),
+    )
 
 
 def lines_of(params: Seq[SamplingParams], vocab: int) -> list[list[int]]:
@@ -44,6 +59,9 @@ def lines_of(params: Seq[SamplingParams], vocab: int) -> list[list[int]]:
         [p.top_k if 0 < p.top_k < vocab else vocab for p in params],
         [bits(p.top_p) for p in params],
         [bits(p.min_p) for p in params],
+        [bits(p.repetition_penalty) for p in params],
+        [bits(p.presence_penalty) for p in params],
+        [bits(p.frequency_penalty) for p in params],
     ]
 
 
@@ -55,7 +73,7 @@ def key_lines(sequences: Seq[Sequence], params: Seq[SamplingParams], vocab: int)
 
 def block_of(form: Form, lines: Tensor) -> ParamBlock:
     """The options of `lines` [LINES, B] as `ParamBlock.of` makes them; columns of zeros belong to nobody."""
-    temperature, greedy, top_k, top_p, min_p = lines.unbind(0)
+    temperature, greedy, top_k, top_p, min_p, repetition, presence, frequency = lines.unbind(0)
     return ParamBlock(
         temperature=_float(temperature).clamp(min=COLDEST),
         greedy=greedy > 0,
@@ -64,9 +82,9 @@ def block_of(form: Form, lines: Tensor) -> ParamBlock:
         top_k=top_k.clamp(min=1) if form.top_k else None,
         top_p=_float(top_p) if form.top_p else None,
         min_p=_float(min_p) if form.min_p else None,
-        repetition=None,
-        presence=None,
-        frequency=None,
+        repetition=_float(repetition)[:, None] if form.repetition else None,
+        presence=_float(presence)[:, None] if form.presence else None,
+        frequency=_float(frequency)[:, None] if form.frequency else None,
         bias=None,
     )
 

@@ -184,7 +184,7 @@ class TokenCounts:
 
     @classmethod
     def of(cls, texts: Seq[tuple[list[int], int]], vocab: int, device: torch.device | str = "cpu") -> TokenCounts:
-        """From (tokens, prompt length) of each sequence."""
+        """From (tokens, prompt length) of each sequence: the reference."""
         both = torch.zeros((len(texts), vocab), device=device)
         output = torch.zeros_like(both)
         for row, (tokens, prompt_length) in enumerate(texts):
@@ -192,6 +192,10 @@ class TokenCounts:
             both[row] += torch.bincount(ids, minlength=vocab)[:vocab]
             output[row] += torch.bincount(ids[prompt_length:], minlength=vocab)[:vocab]
         return cls(both, output)
+
+    def choose(self, index: Tensor) -> TokenCounts:
+        """Those of some sequences."""
+        return TokenCounts(self.prompt_and_output[index], self.output[index])
 
 
 def penalise(logits: Tensor, counts: TokenCounts, path: Tensor, block: ParamBlock) -> Tensor:
@@ -244,17 +248,20 @@ class LogitDistributions:
         block = replace(self.block, greedy=torch.zeros_like(self.block.greedy), all_greedy=False, any_greedy=False)
         return replace(self, block=block)
 
-    def table(self) -> tuple[Tensor, Tensor]:
-        """All rows at once, by the same arithmetic: probabilities [B, N + 1, V], and which rows are void [B, N + 1].
+    def every_row(self) -> tuple[Distribution, Tensor]:
+        """All rows at once by the same arithmetic, one after another [B * (N + 1)]; and which are void [B, N + 1].
 
-        For rows without penalties, bias and masks.
+        For rows without masks.
         """
         batch, rows = self.index.shape
-        logits = self.logits[self.index.flatten()].to(torch.float32)
+        who = torch.arange(batch, device=self.logits.device)[:, None].expand(batch, rows)
+        block, logits = self.block.choose(who.flatten()), self.logits[self.index.flatten()].to(torch.float32)
+        if self.counts is not None and self.drafts is not None:
+            row = torch.arange(rows, device=logits.device).expand(batch, rows)
+            path = torch.stack([ancestor_tokens(self.drafts, r) for r in row.unbind(1)], dim=1)
+            logits = penalise(logits, self.counts.choose(who.flatten()), path.flatten(0, 1), block)
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
-        who = torch.arange(batch, device=logits.device)[:, None].expand(batch, rows).flatten()
-        distribution = distribution_of(logits.masked_fill(void, 0.0), self.block.choose(who))
-        return distribution.dense().view(batch, rows, -1), void.view(batch, rows)
+        return distribution_of(logits.masked_fill(void, 0.0), block), void.view(batch, rows)
 
     def at(self, row: Tensor) -> Distribution:
         packed = self.index.gather(1, row[:, None])[:, 0]

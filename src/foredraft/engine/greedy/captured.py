@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.distributions.param_table import key_lines
-from ...core.distributions.sampling import LogitDistributions, ParamBlock
+from ...core.distributions.sampling import LogitDistributions, ParamBlock, TokenCounts
 from ...core.distributions.tensors import DraftTable
 from ...core.distributions.top_k import find_top_k
 from ...core.rng.keyed import KeyedRng
@@ -32,6 +32,7 @@ from ...runtime.cuda.tree_attention import move_rows
 from ...runtime.row_layout import NOWHERE, SlotTable, pinned
 from ...types import DraftBatch, Reason, Sequence, Verdict
 from ..method_group import MethodGroup
+from ..sampler import Sampler
 from .async_copy import AsyncCopy
 from .device import Decision, decide
 from .eligible import is_greedy
@@ -45,7 +46,9 @@ AFTER = 1  # eager rounds before one is captured
 PATIENCE = 24  # rounds that use a larger graph before one of their own size is captured
 
 
-def verify_captured(executor: GraphExecutor, groups: Seq[MethodGroup], ahead: RunAhead | None = None) -> None:
+def verify_captured(
+    executor: GraphExecutor, groups: Seq[MethodGroup], sampler: Sampler, ahead: RunAhead | None = None
+) -> None:
     """Fill in the output, verdict and summary of every group that fits into a captured round.
 
     Groups share a pass as far as there is room and they are decided alike: a pass reads every weight, however few its
@@ -66,7 +69,7 @@ def verify_captured(executor: GraphExecutor, groups: Seq[MethodGroup], ahead: Ru
         ahead.forget()
         ahead = None
     for members in passes:
-        _take(executor, members, taken, ahead)
+        _take(executor, members, sampler, taken, ahead)
 
 
 def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
@@ -105,7 +108,13 @@ def _has_room(groups: Seq[MethodGroup]) -> bool:
     return len(groups) == 1 or cells <= max(FLAT, 2 * rows)
 
 
-def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hashable], ahead: RunAhead | None) -> None:
+def _take(
+    executor: GraphExecutor,
+    groups: Seq[MethodGroup],
+    sampler: Sampler,
+    taken: Counter[Hashable],
+    ahead: RunAhead | None,
+) -> None:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
     Rounds of one step that look alike need a graph each: replaying one would overwrite its answer.
@@ -120,13 +129,9 @@ def _take(executor: GraphExecutor, groups: Seq[MethodGroup], taken: Counter[Hash
     made = None if ahead is None else ahead.collect(key, sequences)
     if made is None:
         taken[key] += 1
-        made = _run(
-            executor,
-            groups,
-            key._replace(time=taken[key]),
-            Asked(inner, groups[0].method.rule, sampled),
-            (slots, counts),
-        )
+        counted = sampled is not None and sampled.form.penalised
+        asked = Asked(inner, groups[0].method.rule, sampled, sampler.counts.update(sequences) if counted else None)
+        made = _run(executor, groups, key._replace(time=taken[key]), asked, (slots, counts))
     out, verdict, summary = made
     copy = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, copy)
@@ -140,6 +145,7 @@ class Asked(NamedTuple):
     taps: Seq[int]
     rule: Rule
     sampled: Sampled | None  # None = greedy
+    counts: TokenCounts | None  # of all slots, where somebody has penalties
 
 
 def _run(
@@ -276,7 +282,8 @@ def _round(
     links = parent + 1 if key.tree else None  # by row, where the root is row 0 and has none above it
     logits, hidden = executor.run_cells(slot_table, width + 1, token, depth, links, asked.taps)
     out = Output(logits, hidden, index, lasting=True)
-    made = _decide(_drafts(columns, count - 1, width if key.tree else 1, key.levels), out, asked, lines, q)
+    drafts = _drafts(columns, count - 1, width if key.tree else 1, key.levels)
+    made = _decide(drafts, out, asked, (slot, lines), q)
     if not width:  # the round as it would come next, for whoever runs ahead
         known.add_(1)
         root.copy_(made.verdict.token)
@@ -287,9 +294,13 @@ def _round(
     return out, made.verdict, made.summary
 
 
-def _decide(drafts: DraftBatch, out: Output, asked: Asked, lines: Tensor, q: DraftTable | None) -> Decision:
+def _decide(
+    drafts: DraftBatch, out: Output, asked: Asked, given: tuple[Tensor, Tensor], q: DraftTable | None
+) -> Decision:
+    slot, lines = given
     if asked.sampled is not None:
-        return decide_sampled(asked.sampled, drafts, out, lines, q)
+        counts = None if asked.counts is None else asked.counts.choose(slot.clamp(min=0))
+        return decide_sampled(asked.sampled, drafts, out, lines, q, counts)
     best, choice = (found.view(drafts.batch, drafts.width + 1) for found in find_top_k(out.logits, 1))
     return decide(drafts, choice, best, *_second_chances(asked.rule, drafts, out, lines[0].view(torch.float64)))
 

@@ -21,10 +21,11 @@ from ...runtime import Executor
 from ...runtime.native.native_top_k import find_top_k
 from ...types import Reason
 from ..method_group import MethodGroup
+from ..sampler import Sampler
 from .async_copy import AsyncCopy
 from .captured import verify_captured
 from .device import decide
-from .eligible import is_greedy
+from .eligible import is_greedy, is_penalised
 from .host import decide_on_host
 from .run_ahead import RunAhead
 
@@ -32,9 +33,9 @@ from .run_ahead import RunAhead
 class GreedyFastPath:
     """Takes the groups that it may take; the others are left to the pass and to their rules."""
 
-    def __init__(self, executor: Executor, keyed: bool = True) -> None:
+    def __init__(self, executor: Executor, sampler: Sampler, keyed: bool = True) -> None:
         """keyed: random numbers are those of `KeyedRng`, which captured rounds work out for themselves."""
-        self.executor, self.keyed = executor, keyed
+        self.executor, self.sampler, self.keyed = executor, sampler, keyed
         self._ahead = RunAhead()
 
     def forward(self, groups: list[MethodGroup], steady: bool) -> list[MethodGroup]:
@@ -47,7 +48,8 @@ class GreedyFastPath:
             self._ahead.forget()
         if self.executor.capturing is not None:
             mine = groups if self.keyed else [group for group in groups if is_greedy(group)]
-            verify_captured(self.executor.capturing, mine, self._ahead if alone and len(mine) == len(groups) else None)
+            ahead = self._ahead if alone and len(mine) == len(groups) else None
+            verify_captured(self.executor.capturing, mine, self.sampler, ahead)
         verified = [group for group in groups if group.summary is not None]
         for group in verified:
             if group.method.drafter is not None:  # while the device is busy
@@ -74,5 +76,6 @@ class GreedyFastPath:
 
 
 def _is_watched(group: MethodGroup) -> bool:
-    """Whether somebody looks at the logits after the round: the next one, begun too early, would overwrite them."""
-    return any(r.trace or r.sequence.params.logprobs is not None for r in group.requests)
+    """Whether the next round must not begin early: somebody looks at this one's logits, or its tokens are counted."""
+    asked = ((r, r.sequence.params.logprobs is not None) for r in group.requests)
+    return any(r.trace or logprobs or is_penalised(r) for r, logprobs in asked)

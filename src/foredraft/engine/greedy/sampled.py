@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.distributions.param_table import Form, block_of, form_of
-from ...core.distributions.sampling import LogitDistributions
-from ...core.distributions.tensors import DraftTable, TableDistributions, race
+from ...core.distributions.sampling import LogitDistributions, TokenCounts
+from ...core.distributions.tensors import DraftTable, TableDistributions
 from ...core.rng.hashing import state_of
 from ...core.rng.keyed import KeyedRng, Purpose
 from ...core.verify import RULES, BatchCase, Rule
@@ -24,7 +24,6 @@ from ...types import DraftBatch, Kind
 from ..method_group import MethodGroup
 from ..request import Request
 from .device import Decision, decide
-from .eligible import is_penalised
 from .summary import summarise
 
 MOST_ENTRIES = 1 << 25  # probabilities of a round that are written out at once
@@ -47,18 +46,24 @@ def can_capture_sampled(group: MethodGroup, vocab: int) -> bool:
         return False
     if len(group.requests) * (drafts.width + 1) * vocab > MOST_ENTRIES:
         return False
-    return rule is MATCHING or drafts.distributions is None or isinstance(drafts.distributions, DraftTable)
+    greedy = all(s.params.temperature == 0 for s in group.sequences)
+    return _follows(rule, greedy) or drafts.distributions is None or isinstance(drafts.distributions, DraftTable)
 
 
 def _is_simple(request: Request) -> bool:
-    """Temperature and truncation alone; penalties, biases and grammars depend on more than the logits."""
-    return not is_penalised(request) and not request.sequence.params.logit_bias and request.constraint is None
+    """Temperature, truncation and penalties; biases and grammars are large, and made on the host."""
+    return not request.sequence.params.logit_bias and request.constraint is None
+
+
+def _follows(rule: Rule, greedy: bool) -> bool:
+    """Whether the target's tokens decide, whatever the drafts were drawn from; at temperature 0 by every exact rule."""
+    return rule is MATCHING or greedy
 
 
 def sampled_of(group: MethodGroup, vocab: int) -> Sampled:
     rule, form = group.method.rule, form_of([s.params for s in group.sequences], vocab)
     table = group.drafts.distributions
-    if rule is MATCHING or not isinstance(table, DraftTable):
+    if _follows(rule, form.all_greedy) or not isinstance(table, DraftTable):
         return Sampled(rule, form)
     where = 0 if table.ids is None else table.ids.data_ptr()
     return Sampled(rule, form, group.drafts.kind, (table.probs.shape[2], where))
@@ -69,16 +74,19 @@ def shared_key(sampled: Sampled) -> Hashable:
     return sampled if sampled.words is None else None
 
 
-def decide_sampled(sampled: Sampled, drafts: DraftBatch, out: Output, lines: Tensor, q: DraftTable | None) -> Decision:
-    """The verdict of the rule. lines: as `key_lines` has them."""
-    rng = KeyedRng(lines[0], lines[1], lines[2])
-    probs, void = LogitDistributions(out.logits, out.index, block_of(sampled.form, lines[3:])).table()
-    if sampled.rule is MATCHING:
+def decide_sampled(
+    sampled: Sampled, drafts: DraftBatch, out: Output, lines: Tensor, q: DraftTable | None, counts: TokenCounts | None
+) -> Decision:
+    """The verdict of the rule. lines: as `key_lines` has them; counts of the sequences where there are penalties."""
+    rng, block = KeyedRng(lines[0], lines[1], lines[2]), block_of(sampled.form, lines[3:])
+    rows, void = LogitDistributions(out.logits, out.index, block, drafts, counts).every_row()
+    if _follows(sampled.rule, sampled.form.all_greedy):
         depth = F.pad(drafts.depth, (1, 0)) + 1  # of the token that each row predicts
-        key = state_of(rng.seed[:, None], rng.position[:, None] + depth, torch.zeros_like(depth), int(Purpose.EMIT), 0)
-        choice = race(probs.flatten(0, 1), key.flatten()).view_as(depth)
-        return decide(drafts, choice, torch.where(void, torch.inf, 0.0))
+        zeros = torch.zeros_like(depth)
+        key = state_of(rng.seed[:, None], rng.position[:, None] + depth, zeros, int(Purpose.EMIT), 0)
+        return decide(drafts, rows.race(key.flatten()).view_as(depth), torch.where(void, torch.inf, 0.0))
     drafts = replace(drafts, kind=sampled.kind, distributions=q)
-    verdict = sampled.rule.verify_batch(BatchCase(drafts, TableDistributions(probs), rng))
+    target = TableDistributions(rows.dense().view(drafts.batch, drafts.width + 1, -1))
+    verdict = sampled.rule.verify_batch(BatchCase(drafts, target, rng))
     keep = torch.cat((torch.zeros_like(verdict.accepted)[:, None], verdict.path + 1), dim=1)
     return Decision(verdict, summarise(drafts, verdict, void), keep)
