@@ -12,7 +12,7 @@ from ..types import Sequence
 
 
 class SlotCounts:
-    """Rows by slot. A slot that a new text has taken is counted anew."""
+    """Rows by slot. A slot that a new text has taken is counted from its start."""
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
         self.table = TokenCounts(*(torch.zeros((slots, vocab), device=device) for _ in range(2)))

@@ -43,6 +43,33 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+def count_tokens(texts: list[tuple[list[int], int]], vocab: int) -> TokenCounts:
+    """Of (tokens, prompt length) of each sequence, counted from the start."""
+    counts = (torch.zeros((len(texts), vocab)) for _ in range(2))
+    both, output = counts
+    for row, (tokens, prompt_length) in enumerate(texts):
+        both[row] = torch.bincount(torch.tensor(tokens), minlength=vocab)
+        output[row] = torch.bincount(torch.tensor(tokens[prompt_length:], dtype=torch.int64), minlength=vocab)
+    return TokenCounts(both, output)
+
+
+def test_counts_follow_texts_that_grow_and_slots_that_change_hands() -> None:
+    from foredraft.engine.slot_counts import SlotCounts
+    from foredraft.types import SamplingParams, Sequence
+
+    kept = SlotCounts(3, 6, torch.device("cpu"))
+    first, second = (Sequence(i, [1, 2, i], 2, SamplingParams(), 0) for i in range(2))
+    first.slot, second.slot = 2, 0
+    for grown in ([], [5, 5], [1]):
+        for text in (first, second):
+            text.tokens.extend(grown)
+        found, known = kept.of([first, second]), count_tokens([(s.tokens, 2) for s in (first, second)], 6)
+        assert torch.equal(found.output, known.output) and torch.equal(found.prompt_and_output, known.prompt_and_output)
+    third = Sequence(7, [4], 1, SamplingParams(), 0)
+    third.slot = 2
+    assert kept.of([third]).prompt_and_output.tolist() == [[0, 0, 0, 0, 1, 0]]
+
+
 def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> Tensor:
     return torch.randn((rows, vocab), generator=torch.Generator().manual_seed(seed)) * spread
 
@@ -159,7 +186,7 @@ PENALTIES = [
 def distributions_of(logits: Tensor, params: list[SamplingParams], drafts: DraftBatch = DRAFTS) -> LogitDistributions:
     vocab, rows = logits.shape[1], drafts.width + 1
     index = torch.arange(drafts.batch * rows).reshape(drafts.batch, rows)
-    counts = TokenCounts.of(TEXTS[: drafts.batch], vocab)
+    counts = count_tokens(TEXTS[: drafts.batch], vocab)
     return LogitDistributions(logits, index, ParamBlock.of(params, vocab), drafts, counts)
 
 
@@ -212,7 +239,7 @@ def test_penalties_work_without_drafts() -> None:
 
 def test_penalties_decide_the_greedy_token() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.9]])
-    counts = TokenCounts.of([([1], 0)], 3)
+    counts = count_tokens([([1], 0)], 3)
     block = ParamBlock.of([SamplingParams(presence_penalty=0.5)], 3)
     distributions = LogitDistributions(logits, torch.tensor([[0]]), block, empty_drafts(1), counts)
     assert distributions.at(torch.tensor([0])).dense().tolist() == [[0, 0, 1]]

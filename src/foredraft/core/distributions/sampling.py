@@ -182,17 +182,6 @@ class TokenCounts:
     prompt_and_output: Tensor  # [B, V] float32
     output: Tensor  # [B, V] float32
 
-    @classmethod
-    def of(cls, texts: Seq[tuple[list[int], int]], vocab: int, device: torch.device | str = "cpu") -> TokenCounts:
-        """From (tokens, prompt length) of each sequence: the reference."""
-        both = torch.zeros((len(texts), vocab), device=device)
-        output = torch.zeros_like(both)
-        for row, (tokens, prompt_length) in enumerate(texts):
-            ids = torch.tensor(tokens, dtype=torch.int64, device=device)
-            both[row] += torch.bincount(ids, minlength=vocab)[:vocab]
-            output[row] += torch.bincount(ids[prompt_length:], minlength=vocab)[:vocab]
-        return cls(both, output)
-
     def choose(self, index: Tensor) -> TokenCounts:
         """Those of some sequences."""
         return TokenCounts(self.prompt_and_output[index], self.output[index])
