@@ -31,10 +31,12 @@ DRAWN = "static:drawn=true"
 QUICK = {"draft-model": ("chain", "static", DRAWN, "eagle2"), "eagle3": ("eagle2",), "suffix": ("tree",)}
 # Several draws a node have many outcomes: texts of two tokens by default, of three in the slow run.
 MULTI_DRAFT = ("multi-candidate", "spectr", "canonical-multi-draft")
+# Likewise other trees, with smaller ones; the fan's is enumerated in core/shapes.
+SMALLER = {"sequoia": "sequoia:nodes=4", "target-init-mcsd": None}
 
 
 def quick(name: str) -> tuple[str | None, ...]:
-    return () if name in MULTI_DRAFT else (None, *QUICK.get(name, ()))
+    return () if name in (*MULTI_DRAFT, *SMALLER) else (None, *QUICK.get(name, ()))
 
 
 PAIRS = [
@@ -42,6 +44,7 @@ PAIRS = [
     for name, recipe in RECIPES.items()
     for shape in (None, *(recipe.shapes if recipe.kind in (None, "eagle3") and len(recipe.shapes) > 1 else ()))
 ] + [pytest.param("draft-model", DRAWN), pytest.param("eagle3", DRAWN, marks=pytest.mark.slow)]
+PAIRS += [pytest.param(name, shape) for name, shape in SMALLER.items() if shape]
 PLAN = Plan((PROMPT,), 3, resolution=0.25, texts=3000, batch=32)
 TABLE = SamplingParams(temperature=1.0)
 

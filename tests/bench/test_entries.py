@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.bench.entries import Entry, every_method, parse
+from foredraft.bench.entries import Entry, parse, takes_all
 from foredraft.errors import UsageError
 from foredraft.recipes import RECIPES, Options
 
@@ -38,10 +38,17 @@ def test_a_variant_by_its_old_and_its_new_name_is_measured_once() -> None:
     assert len(parse("eagle3:shape=cost-tree,eagle3:shape=cost-aware,suffix:16,suffix:length=16")) == 2
 
 
+def test_all_gives_way_to_what_is_spelled_beside_it() -> None:
+    entries = parse("all,suffix:length=4,suffix:length=8")
+    assert [e.label for e in entries if e.method == "suffix"] == ["suffix:length=4", "suffix:length=8"]
+    assert {e.method for e in entries} == set(RECIPES) - {"plain"}
+    assert takes_all("suffix,all") and not takes_all("suffix")
+
+
 def test_a_method_has_parameters_of_its_own() -> None:
-    (entry,) = parse("cascade:reviews=2,lenience=1.0,length=6")
-    assert entry.options == Options(draft_length=6, own=(("reviews", 2), ("lenience", 1.0)))
-    assert entry.label == "cascade:length=6,reviews=2,lenience=1.0"
+    (entry,) = parse("cascade:plan=2(4)+3,lenience=1.0,length=6")
+    assert entry.options == Options(draft_length=6, own=(("plan", "2(4)+3"), ("lenience", 1.0)))
+    assert entry.label == "cascade:length=6,plan=2(4)+3,lenience=1.0"
 
 
 def test_plain_is_always_there_and_nothing_is_measured_twice() -> None:
@@ -56,7 +63,7 @@ def test_a_label_does_not_depend_on_the_spelling() -> None:
 
 
 def test_all_methods_are_those_of_the_table() -> None:
-    assert {entry.method for entry in every_method()} == set(RECIPES) - {"plain"}
+    assert {entry.method for entry in parse("all")} == set(RECIPES) - {"plain"}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +84,8 @@ def test_all_methods_are_those_of_the_table() -> None:
         ("eagle3:stop=entropy:low", "must be a number"),
         ("eagle3:length=expcted", "expected"),
         ("eagle3:rule=lenienc", "did you mean 'lenience'"),
-        ("cascade:reviews=two", "whole number"),
-        ("cascade:review=2", "did you mean 'reviews'"),
+        ("cascade:lenience=two", "a number"),
+        ("cascade:lenienc=2", "did you mean 'lenience'"),
         ("suffix:shape=chain,shape=tree", "given twice"),
     ],
 )

@@ -108,6 +108,19 @@ def test_claims_stand_apart_from_measurements(tmp_path: Path) -> None:
     assert CLAIM not in measured and CLAIM in claimed
 
 
+def test_several_runs_of_a_model_get_an_overview(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path / name)) for name in ("cold", "hot")]
+    runs[1].settings["temperature"] = 1.0
+    found = tables.overview(runs)
+    assert found is not None and found.heads[2:8:3] == ["T = 0: tokens/pass", "T = 1: tokens/pass"]
+    assert [row[0] for row in found.rows] == ["plain", "suffix", "draft-model"]
+    assert found.rows[1][2] == "2.67" and found.rows[1][2:5] == found.rows[1][5:8]
+    text = markdown("t", runs, [{}, {}])
+    first = text.index("### Overview")
+    assert first < text.index(CLAIM) < text.index("## Methods against") and tables.CLAIM in text[first:]
+    assert tables.overview(runs[:1]) is None
+
+
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
     html = page("<b>&", [load(write_run(tmp_path))], [{}])
     assert "A &amp; B &lt;2024&gt;" in html and "<title>&lt;b&gt;&amp;</title>" in html

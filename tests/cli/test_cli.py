@@ -221,7 +221,7 @@ def test_cards(capsys: pytest.CaptureFixture[str]) -> None:
         code, out, _ = call(capsys, "methods", row["name"])
         assert code == 0 and out.startswith(f"method {row['name']} (exact): {row['title']}")
         assert all(len(line) <= 80 for line in out.splitlines())
-    assert "reviews=3" in call(capsys, "methods", "cascade")[1]
+    assert "lenience=2.0" in call(capsys, "methods", "cascade")[1]
     assert "was called value-tree" in call(capsys, "methods", "value-tree")[1]
     assert list(json.loads(call(capsys, "methods", "eagle2", "--json")[1])) == ["methods", "shapes"]
     code, _, err = call(capsys, "methods", "eagle9")

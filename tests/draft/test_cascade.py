@@ -9,6 +9,7 @@ import torch
 from foredraft.core.verify import RULES, check_pair
 from foredraft.draft.combine.cascade import CascadeDrafter, agreed
 from foredraft.draft.combine.continuing import Continuing
+from foredraft.draft.combine.stages import StagedDrafter
 from foredraft.draft.neural.draft_model import CATCH_UP
 from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
@@ -125,6 +126,42 @@ def test_the_targets_distribution_is_exact(rule: str, lenience: float) -> None:
 
     distribution = distribution_of_texts(target, build, 4)
     assert np.abs(distribution - target.joint(4, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
+
+
+def both_ways(slots: int = 3, lenience: float = 1.0) -> StagedDrafter:
+    """Plan 2(1(2)+1)+1(2)+2: two models and text statistics, vertical and horizontal."""
+
+    def model(seed: int) -> TableExecutor:
+        return TableExecutor(mixed(LOOPING, dirichlet(4, seed=seed), 0.8), slots, 128)
+
+    inner = StagedDrafter([(CascadeDrafter(model(7), MaxGram(), 1, 2, lenience), 3), (MaxGram(), 1)])
+    first = CascadeDrafter(model(6), inner, 2, inner.nodes, lenience)
+    second = CascadeDrafter(model(7), MaxGram(), 1, 2, lenience)
+    return StagedDrafter([(first, first.nodes), (second, second.nodes), (MaxGram(), 2)])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("lenience", [1.0, 4.0])
+def test_greedy_identity_of_three_drafters_both_ways(batch: int, lenience: float) -> None:
+    drafter = both_ways(lenience=lenience)
+    assert drafter.nodes == 2 * 5 + 3 + 2
+    assert run(drafter, LOOPING, batch) > 0
+
+
+def test_three_drafters_both_ways_leave_the_distribution() -> None:
+    distribution = distribution_of_texts(LOOPING, lambda: Method("m", RULES["sample-and-match"], both_ways(1)), 3)
+    assert np.abs(distribution - LOOPING.joint(3, (0, 1))).max() < 1e-6
+
+
+def test_a_stage_continues_what_the_one_before_it_drafted() -> None:
+    first = cascade(LOOPING, reviews=1, per_review=2)
+    drafter = StagedDrafter([(first, first.nodes), (MaxGram(), 4)])
+    text = text_of([0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
+    drafter.begin([text])
+    [whole] = drafter.continue_from([text], [[]], [9])
+    [head] = first.continue_from([text], [[]], [first.nodes])
+    assert whole[: len(head)] == head and len(head) < len(whole) <= len(head) + 4
+    assert drafter.continue_from([text], [whole[:1]], [0]) == [[]]
 
 
 def test_rules_for_drawn_tokens_are_refused() -> None:

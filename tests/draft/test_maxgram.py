@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from foredraft.draft.retrieval.bigrams import Bigrams
@@ -133,3 +134,22 @@ def test_pairs_are_learnt_for_their_own_namespace_alone(namespace: str | None, s
     drafter.end([first])
     drafter.begin([second])
     assert drafter.continue_from([second], [()], [1]) == ([[4]] if seen else [[]])
+
+
+def test_a_packed_table_says_what_no_text_has_said(tmp_path: Path) -> None:
+    table = Bigrams()
+    table.learn([0, 2, 0, 2, 1, 3])
+    np.save(tmp_path / "t.npy", table.pack(6))
+    packed = Bigrams.load(tmp_path / "t.npy", 6)
+    assert [packed.after(token) for token in range(7)] == [2, 3, 0, None, None, None, None]
+    packed.learn([0, 5])
+    assert packed.after(0) == 5 and packed.after(1) == 3  # the text's own pairs come first
+    drafter = MaxGram(4, Bigrams(packed=table.pack(6)))
+    text = text_of([4, 1])
+    drafter.begin([text])
+    assert drafter.continue_from([text], [[]], [3]) == [[3]]
+    np.save(tmp_path / "wide.npy", np.full(6, 9, dtype=np.uint16))
+    (tmp_path / "broken.npy").write_bytes(b"no table")
+    for name in ("wide.npy", "broken.npy", "missing.npy"):
+        with pytest.raises(UsageError, match="table of pairs"):
+            Bigrams.load(tmp_path / name, 6)

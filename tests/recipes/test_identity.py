@@ -25,6 +25,9 @@ METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in R
     "draft-model sampled tree": ("draft-model", Options(shape="sampled-tree", drafter="layers:29")),
     "pearl": ("pearl", Options(drafter="layers:28", draft_length=3)),  # a given length drafts whether it pays or not
     "duodecoding": ("duodecoding", Options(drafter="layers:28", draft_length=4)),
+    "dyspec node by node": ("dyspec", Options(shape="dyspec:nodes=64", drafter="layers:29")),
+    "opt-tree of 64": ("opt-tree", Options(shape="opt-tree:nodes=64,gain=0.2", drafter="layers:27")),
+    "sequoia of 128": ("sequoia", Options(shape="sequoia:nodes=128,ranks=0.6/0.2/0.08/0.04/0.02")),
     "draft-model block": ("draft-model", Options(rule="block", drafter="layers:28")),
 }
 

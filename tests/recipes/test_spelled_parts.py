@@ -40,10 +40,12 @@ SPELLED_SHAPES = [
     "dyspec-layers:nodes=6,width=3,threshold=0.1,adapt=0.0,depth=3",
     "sequoia:nodes=8,ranks=0.5/0.3,depth=3",
     "sequoia:nodes=0,depth=3",
+    "fan:width=3,depth=3",
+    "fan:width=2,depth=3,drawn=false",
     "lantern:depth=3",
     *SHAPES.aliases,
 ]
-DRAWN = ("dyspec", "sequoia", "sampled", "independent", "top-then-drawn")
+DRAWN = ("dyspec", "sequoia", "sampled", "independent", "top-then-drawn", "fan")
 SPELLED_STOPS = ["none", "confidence:0.45", "path:0.3", "entropy:0.9", "adaptive:first=0.4,step=0.5", "thompson:seed=3"]
 SPELLED_LENGTHS = ["fixed:1", "heuristic:first=1", "expected:probe=2", "predicted", "thompson:seed=1", "thompson-coins"]
 

@@ -21,7 +21,7 @@ from ..recipes import LLM
 from ..recipes.loading import Place
 from .conditions import Settings
 from .data.tasks import Loaded, find_tasks, load
-from .entries import ALL, Entry, every_method, parse
+from .entries import ALL, Entry, parse, takes_all
 from .machine import copy_bandwidth, weight_bytes
 from .measure import Progress, Runner
 from .method_runs import MethodRun, make_runs
@@ -52,7 +52,7 @@ class Order:
     forget: bool = False
 
     def entries(self) -> list[Entry]:
-        return every_method() if self.methods == ALL else parse(self.methods)
+        return parse(self.methods)
 
     def load_tasks(self) -> list[Loaded]:
         if self.data is not None and not self.data.is_dir():
@@ -106,7 +106,7 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
         order.model, "plain", dtype=settings.dtype, device=settings.device, batch_size=settings.batch_size,
         max_length=settings.max_length, progress=listener.loading,
     )  # fmt: skip
-    runs = make_runs(llm, entries, listener.say if order.methods == ALL else None)
+    runs = make_runs(llm, entries, listener.say if takes_all(order.methods) else None)
     run = _open(folder, settings, runs, tasks, llm)
     with RecordLog(folder / files.RECORDS) as log:
         if log.records:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,8 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..control.cost import CostModel
-from ..errors import ForedraftError
+from ..errors import ForedraftError, UsageError
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..recipes.loading import Place
 
 
 def profile(
@@ -25,20 +30,29 @@ def profile(
     batch_size: Annotated[int, typer.Option(help="Sequences at a time, at most.")] = 8,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    method: Annotated[
+        str | None, typer.Option(help="Measure what this method goes by instead: sequoia, cascade; with its options.")
+    ] = None,
+    drafter: o.Drafter = None,
+    prompts: Annotated[Path | None, typer.Option(help="With --method: one prompt per line (default: twelve).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
-    """Measure what passes of a model cost on this machine (under a minute) and keep it for --method auto."""
+    """Measure what passes of a model cost on this machine (under a minute) and keep it for --method auto.
+
+    With --method: what is accepted of its drafter, for methods whose drafts are sized by it.
+    """
     from ..recipes.cost_profiles import make_profile, profile_file, stored_profile
     from ..recipes.loading import Place, load
     from ..runtime.profiler import Grid
 
-    target = load(model, Place(dtype, device, batch_size))
+    place = Place(dtype, device, batch_size)
+    if method is not None:
+        return profile_method(model, place, method, drafter, prompts, as_json)
+    target = load(model, place)
     costs = None if again else stored_profile(target)
     if costs is None or len(costs.contexts) == 1:  # none, or a quick one
-        columns = (TextColumn("measuring"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
-            task = progress.add_task("measuring", total=None)
-            costs = make_profile(target, Grid(), lambda done, total: progress.update(task, completed=done, total=total))
+        with measuring() as tell:
+            costs = make_profile(target, Grid(), tell)
     if plot is not None:
         draw(costs, plot, model)
     if as_json:
@@ -46,6 +60,39 @@ def profile(
     else:
         show(costs, str(profile_file(target)))
     return 0
+
+
+def profile_method(
+    model: str, place: Place, spelling: str, drafter: str | None, prompts: Path | None, as_json: bool
+) -> int:
+    """Let a method measure what it goes by, and say what was found."""
+    from ..recipes import Options, find_recipe, read_method
+    from ..recipes.loading import load
+    from ..recipes.profiles.calibration_texts import calibration_prompts
+    from ..recipes.recipe import PartsFactory
+    from ..recipes.table import RECIPES
+
+    named = read_method(spelling)
+    recipe, options = find_recipe(named.method), named.options.joined(Options(drafter=drafter))
+    recipe.check(options)
+    if recipe.measure is None:
+        able = ", ".join(name for name, each in RECIPES.items() if each.measure is not None)
+        raise UsageError(f"method {named.method!r} goes by nothing that could be measured beforehand; use {able}")
+    target = load(model, place)
+    with measuring() as tell:
+        ids = calibration_prompts(target, prompts)
+        lines = recipe.measure(PartsFactory(target, place), recipe.filled(options), ids, tell)
+    print(json.dumps({"method": named.label, "model": model, "found": lines}) if as_json else "\n".join(lines))
+    return 0
+
+
+@contextmanager
+def measuring() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr."""
+    columns = (TextColumn("measuring"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("measuring", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def show(costs: CostModel, where: str) -> None:

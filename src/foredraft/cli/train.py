@@ -54,7 +54,7 @@ def train(
     kinds: Annotated[
         str,
         typer.Argument(
-            help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo; "
+            help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, accept-head, decision; "
             "several with commas share one pass of the target."
         ),
     ],
@@ -70,7 +70,7 @@ def train(
     layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.")] = None,
     ff: Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="accept-head: the fastdraft head that it belongs to.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="Of accept-head and decision: their fastdraft head.")] = None,
     begin: Annotated[Path | None, typer.Option(help="Folder with heads of these kinds to go on from.")] = None,
     objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.")] = None,
     held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,

@@ -57,6 +57,7 @@ class Drafter(Protocol):
     max_length: int = 1 << 30  # longest text that it can follow; sequences beyond it go on without drafts
     moved: int = 0  # bytes of target states that it had to fetch from another device so far
     cost_aware: bool = False  # sizes its drafts by what they cost and bring, so the budget planner leaves it alone
+    shares: bool = False  # whether what it drafts for a sequence depends on the others of the batch
 
     @property
     def gives_states(self) -> bool:
@@ -106,7 +107,7 @@ class WrappedDrafter(Drafter):
         self.inner = inner
         self.name, self.kinds, self.topology = inner.name, inner.kinds, inner.topology
         self.nodes, self.taps, self.max_length = inner.nodes, inner.taps, inner.max_length
-        self.cost_aware = inner.cost_aware
+        self.cost_aware, self.shares = inner.cost_aware, inner.shares
 
     @property
     def moved(self) -> int:  # type: ignore[override]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from ..core.shapes.base import Shape
 from ..core.verify import Rule
 from ..draft import Drafter
-from ..draft.combine.cascade import CascadeDrafter
 from ..draft.combine.fused import FusedDrafter
 from ..draft.combine.relay import RelayDrafter
 from ..draft.neural.draft_model import ModelDrafter
@@ -21,6 +20,7 @@ from ..draft.retrieval.suffix import SuffixDrafter
 from .recipe import Options, Parts, PartsFactory, draft_executor, stopped
 
 MakeParts = Callable[[PartsFactory, Options], Parts]
+HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
 
 
 def no_drafter(factory: PartsFactory, options: Options) -> Parts:
@@ -57,7 +57,7 @@ def head(kind: str) -> MakeParts:
     def parts(factory: PartsFactory, options: Options) -> Parts:
         ready = factory.head(kind, options.drafter, options.words)
         accept = (lambda: factory.head_that_stops(options.drafter)[1]) if kind == "fastdraft" else None
-        shape = factory.shape(options, ready.longest, accept)
+        shape = factory.shape(options, ready.longest, accept, kind)
         return Parts(stopped(ready.drafter(shape, kind), shape))
 
     return parts
@@ -70,13 +70,6 @@ def specdec(factory: PartsFactory, options: Options) -> Parts:
     return Parts(stopped(ready.drafter(shape, "specdec++"), shape))
 
 
-def cascade(
-    factory: PartsFactory, options: Options, *, reviews: int = 3, per_review: int = 5, lenience: float = 2.0
-) -> Parts:
-    executor, size = draft_executor(factory, options.drafter), factory.target.executor.vocab_size
-    return Parts(CascadeDrafter(executor, MaxGram(), reviews, per_review, lenience, vocab_size=size))
-
-
 def relay(factory: PartsFactory, options: Options) -> Parts:
     """A model drafts the first half of the draft length, lookup continues for as many again."""
     assert options.draft_length is not None
@@ -85,16 +78,27 @@ def relay(factory: PartsFactory, options: Options) -> Parts:
     return Parts(RelayDrafter(first, MaxGram(options.draft_length)))
 
 
-def fused(heads: Sequence[str]) -> MakeParts:
-    """Looked-up text grafted onto a model's tree: that of the first head there is, or of the model --drafter names."""
-
-    def parts(factory: PartsFactory, options: Options) -> Parts:
-        return Parts(FusedDrafter([SuffixDrafter(), model_or_head(factory, options, heads)]))
-
-    return parts
+def fused(factory: PartsFactory, options: Options) -> Parts:
+    """Looked-up text grafted onto a model's tree."""
+    return Parts(FusedDrafter([SuffixDrafter(), model_or_head(factory, options)]))
 
 
-def head_or_model(heads: Sequence[str], rule: Rule | None = None) -> MakeParts:
+def model_or_head(
+    factory: PartsFactory,
+    options: Options,
+    heads: Sequence[str] = HEADS,
+    change: Callable[[Shape], Shape] | None = None,
+) -> Drafter:
+    """The drafter of the first of these heads that there is, or of the model --drafter names; its shape may change."""
+    kind = factory.best_head(heads, options.drafter)
+    ready = None if kind is None else factory.head(kind, options.drafter, options.words)
+    shape = factory.shape(options, kind=kind) if ready is None else factory.shape(options, ready.longest, kind=kind)
+    shape = shape if change is None else change(shape)
+    member = _model(factory, options, shape) if ready is None or kind is None else ready.drafter(shape, kind)
+    return stopped(member, shape)
+
+
+def head_or_model(heads: Sequence[str] = HEADS, rule: Rule | None = None) -> MakeParts:
     """Drafts of the first of these heads there is, or of the head or model --drafter names, under a rule of its own."""
 
     def parts(factory: PartsFactory, options: Options) -> Parts:
@@ -103,17 +107,6 @@ def head_or_model(heads: Sequence[str], rule: Rule | None = None) -> MakeParts:
     return parts
 
 
-def model_or_head(
-    factory: PartsFactory, options: Options, heads: Sequence[str], change: Callable[[Shape], Shape] | None = None
-) -> Drafter:
-    """The drafter of the first of these heads that there is, or of the model --drafter names; its shape may change."""
-    kind = factory.best_head(heads, options.drafter)
-    ready = None if kind is None else factory.head(kind, options.drafter, options.words)
-    shape = factory.shape(options) if ready is None else factory.shape(options, ready.longest)
-    shape = shape if change is None else change(shape)
-    member = _model(factory, options, shape) if ready is None or kind is None else ready.drafter(shape, kind)
-    return stopped(member, shape)
-
-
 def _model(factory: PartsFactory, options: Options, shape: Shape) -> ModelDrafter:
-    return ModelDrafter(draft_executor(factory, options.drafter), shape, factory.target.executor.vocab_size)
+    executor = draft_executor(factory, options.drafter, reads=shape.reads)
+    return ModelDrafter(executor, shape, factory.target.executor.vocab_size)

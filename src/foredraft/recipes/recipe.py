@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..control.lengths import LENGTHS
 from ..core.shapes.base import Chain, Shape
+from ..core.shapes.fan import Decide
 from ..core.spec import PartTable, Value, parameters_of
 from ..core.verify import Rule, default_rule, find_rule
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
@@ -32,13 +33,16 @@ from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
 from .judge_rules import judge_rule
 from .loading import DTYPES, Loaded, Place, load, same_device
+from .profiles.calibration_texts import calibration_prompts
+from .profiles.drafter_profiles import drafter_mark, stored_ranks
 from .shape_table import SHAPES, deepest
 from .stop_table import STOPS
-from .trained import Ready, best_kind, trained, weights_of, with_accept_head
+from .trained import Ready, best_kind, decision_model, trained, weights_of, with_accept_head
 
 LENGTH_RULES = PartTable("length rule", LENGTHS)
 PACED = 12  # longest draft where a length rule decides and no draft length is given
 ANY_LENGTH = 1 << 16
+MODEL_OR_HEAD = "--drafter MODEL of the same tokenizer, layers:K, or the folder of a trained head"  # what cards say
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +158,29 @@ class PartsFactory:
         """A fastdraft head, and the head that predicts from its states whether its tokens are accepted."""
         return with_accept_head(self.target, named)
 
+    def decision(self, named: str | None) -> Decide:
+        """The chance that a drafted token is accepted, by a trained decision model."""
+        return decision_model(self.target, named)
+
     def shape(
-        self, options: Options, most: int = ANY_LENGTH, accept: Callable[[], Callable[[Tensor], Tensor]] | None = None
+        self,
+        options: Options,
+        most: int = ANY_LENGTH,
+        accept: Callable[[], Callable[[Tensor], Tensor]] | None = None,
+        kind: str | None = None,
     ) -> Shape:
-        """The shape that options spell, with their stop rule. `most`: the longest path that the drafter can draft."""
+        """The shape that options spell, with their stop rule. `most`: the longest path that the drafter can draft.
+
+        `kind`: of the trained head that will draft; None = a model. Some shapes follow what was measured of it.
+        """
         assert options.shape is not None and options.draft_length is not None, "methods have defaults for these"
         length = min(options.draft_length, most)
-        shape = SHAPES.make(options.shape, length=lambda: length, costs=lambda: costs_of(self.target))
+        shape = SHAPES.make(
+            options.shape,
+            length=lambda: length,
+            costs=lambda: costs_of(self.target),
+            measured=lambda: lambda temperature: self.ranks(kind, options.drafter, temperature),
+        )
         if deepest(shape) > most:
             raise UsageError(f"shape {options.shape!r} is {deepest(shape)} deep, and this head drafts {most} tokens")
         if options.stop is None:
@@ -168,6 +188,14 @@ class PartsFactory:
         if not isinstance(shape, Chain):
             raise UsageError(f"a stop rule ends chains, and shape {options.shape!r} is a tree; use shape 'chain'")
         return replace(shape, stop=STOPS.make(options.stop, **({} if accept is None else {"accept": accept})))
+
+    def ranks(self, kind: str | None, named: str | None, temperature: float) -> tuple[float, ...] | None:
+        """A drafter's acceptance by rank as `foredraft profile` measured it; None = it did not."""
+        return stored_ranks(self.target, drafter_mark(self.target, kind, named), temperature)
+
+    def prompts(self) -> list[list[int]]:
+        """What a drafter may be measured on before its first use; none = it is not to be measured here."""
+        return calibration_prompts(self.target)
 
     def rule(self, name: str, judge: str | None, drafter: Drafter | None) -> Rule:
         """A rule by its spelling; the judge is loaded for the target, and for the drafter whose states it may read."""
@@ -182,6 +210,10 @@ class Parts:
 
     drafter: Drafter | None = None
     rule: Rule | None = None
+
+
+# (factory, options, prompts, progress) -> what was measured and stored of the drafter, in lines
+Measure = Callable[[PartsFactory, Options, Sequence[Sequence[int]], Callable[[int, int], None]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +231,7 @@ class Recipe:
     takes_length: bool = True  # whether a length rule may decide for it
     takes_store: bool = False  # whether it looks things up in a datastore
     defaults: Options = Options()
+    measure: Measure | None = None  # what `foredraft profile --method` finds out for it
 
     @property
     def own(self) -> dict[str, Value]:
@@ -279,10 +312,11 @@ def _innermost(drafter: Drafter | None) -> Drafter | None:
     return drafter
 
 
-def draft_executor(factory: PartsFactory, name: str | None, apart: bool = False) -> Executor:
+def draft_executor(factory: PartsFactory, name: str | None, apart: bool = False, reads: int = 0) -> Executor:
     """The model that --drafter names: `layers:K` is the target's own first K layers, anything else a model argument.
 
     apart: it runs beside the target, so it shares no buffers with it on a GPU.
+    reads: nodes that its shape reads in a round; large trees need more scratch rows than a target does.
     """
     name = name or DRAFTERS.get(factory.target.name, "")
     target = factory.target.executor
@@ -295,13 +329,16 @@ def draft_executor(factory: PartsFactory, name: str | None, apart: bool = False)
         decoder, place = shallow(target.decoder, int(count)), factory.draft_place
         if factory.elsewhere() or (apart and target.device.type == "cuda"):
             decoder = copy_to(decoder, place.torch_device(), DTYPES[place.dtype_name()])
-        return executor_for(decoder, target.max_slots, target.max_length)
+        return executor_for(decoder, target.max_slots, target.max_length, reads)
     drafter = factory.model(name)
     if drafter.tokenizer.vocab_hash() != factory.target.tokenizer.vocab_hash():
         raise UsageError(
             f"drafter {name!r} has another tokenizer than {factory.target.name!r}; choose one of the same family"
         )
-    return drafter.executor
+    own = drafter.executor
+    if own.max_scratch >= reads or own.decoder is None:
+        return own
+    return executor_for(own.decoder, own.max_slots, own.max_length, reads)
 
 
 # Model -> the drafter that `draft-model` takes when none is named.

@@ -1,7 +1,8 @@
 """The table of shapes: what `--shape` spells, such as `eagle2:nodes=64,width=8`. Knows no drafter.
 
 A factory's parameters with defaults can be spelled. `length` is the method's draft length, and the depth of a tree for
-which none is spelled (depth 0); `costs` yields the target's cost model on this machine.
+which none is spelled (depth 0); `costs` yields the target's cost model on this machine, `measured` what `foredraft
+profile` has measured of the drafter.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..core.shapes.drawn_tree import IndependentTree, TopThenDrawnTree
 from ..core.shapes.dyspec import DySpec
 from ..core.shapes.dyspec_layers import DySpecLayers
 from ..core.shapes.eagle2_tree import Eagle2Tree
+from ..core.shapes.fan import Fan
 from ..core.shapes.opt_tree import OptTree
 from ..core.shapes.sequoia import Sequoia
 from ..core.shapes.static_tree import LANTERN_PATHS, FixedTree, StaticTree, rank_paths
@@ -25,9 +27,10 @@ from ..errors import UsageError
 from ..types import Kind
 
 Number = TypeVar("Number", int, float)
-# Acceptance by rank, assumed: the first guess is right six times in ten. `RankCounts` measures a drafter's own.
-RANKS = "0.6/0.15/0.06/0.03"
-MOST_NODES = 64  # of a Sequoia tree whose size the cost model decides
+Measured = Callable[[float], tuple[float, ...] | None]  # temperature -> a drafter's acceptance by rank, None = unknown
+# Acceptance by rank where nobody has measured it: the first guess is right six times in ten.
+RANKS = (0.6, 0.15, 0.06, 0.03)
+MOST_NODES = 128  # of a Sequoia tree whose size the cost model decides
 
 
 def chain(length: int, depth: int = 0, drawn: bool = True) -> Shape:
@@ -87,21 +90,38 @@ def dyspec_layers(
     return DySpecLayers(nodes, width, depth or length, drawn, threshold or None, adapt)
 
 
-def sequoia(length: int, costs: CostModel, nodes: int = 24, ranks: str = RANKS, depth: int = 0) -> Shape:
-    """The best fixed tree for acceptance by rank (Sequoia); 0 nodes: as many as pay."""
-    accept, deep = _numbers("ranks", ranks, "/", float), depth or length
+def sequoia(
+    length: int,
+    costs: CostModel,
+    measured: Measured,
+    nodes: int = 24,
+    ranks: str = "",
+    depth: int = 0,
+    temperature: float = 0.0,
+) -> Shape:
+    """The best fixed tree for acceptance by rank (Sequoia); 0 nodes: as many as pay.
+
+    `ranks` spells the acceptance; else it is what `foredraft profile` measured nearest to `temperature`, else assumed.
+    """
+    accept = _numbers("ranks", ranks, "/", float) if ranks else measured(temperature) or RANKS
+    deep = depth or length
     if nodes > 0:
         return _sequoia(accept, nodes, deep)
     draft = Costs(costs).untimed().level_seconds
     verify = {size: costs.seconds(size) for size in range(2, MOST_NODES + 1)}
     choice = Sequoia(accept, MOST_NODES, deep + 1).best(draft, verify)
-    return _sequoia(accept, choice.size, choice.layers - 1)
+    return _sequoia(accept, choice.size - 1, choice.layers - 1)
 
 
 @lru_cache
 def _sequoia(accept: tuple[float, ...], nodes: int, depth: int) -> StaticTree:
-    size = min(nodes, sum(len(accept) ** level for level in range(depth + 1)))
+    size = 1 + min(nodes, sum(len(accept) ** level for level in range(1, depth + 1)))  # the root is no node of ours
     return StaticTree(Sequoia(accept, size, depth + 1).paths(size, depth + 1), drawn=True)
+
+
+def fan(length: int, width: int = 6, depth: int = 0, drawn: bool = True) -> Shape:
+    """Several first tokens and one chain below each (target-init-mcsd)."""
+    return Fan(width, depth or length, drawn)
 
 
 def lantern(length: int, depth: int = 0) -> Shape:
@@ -122,6 +142,7 @@ SHAPES: PartTable[Shape] = PartTable(
         "dyspec": dyspec,
         "dyspec-layers": dyspec_layers,
         "sequoia": sequoia,
+        "fan": fan,
         "lantern": lantern,
     },
     aliases={

@@ -23,9 +23,13 @@ from ..runtime import Executor
 from ..types import Kind
 from . import drafter_parts as parts
 from .cost_profiles import costs_of
+from .methods.batch_sharing import TETRIS
+from .methods.cascades import CASCADE
+from .methods.target_init import TARGET_INIT
+from .methods.trees import TREES
 from .multi_draft import multi_draft_rows
 from .parallel import ahead_parts as ahead
-from .recipe import Card, Options, Parts, PartsFactory, Recipe
+from .recipe import MODEL_OR_HEAD, Card, Options, Parts, PartsFactory, Recipe
 from .retrieval.retrieval_rows import retrieval_rows
 from .shape_table import SHAPE_NAMES
 from .trained import shipped
@@ -43,9 +47,9 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     if options.store is not None:
         arms.append(Arm(RestDrafter(factory.stores(options.store), length, length, tree=False)))
-    kind, costs = factory.best_head(AUTO_HEADS, options.drafter), Costs(measured)
+    kind, costs = factory.best_head(parts.HEADS, options.drafter), Costs(measured)
     if kind is not None or options.drafter is not None:
-        kind = kind or AUTO_HEADS[0]  # a folder without a head is refused below
+        kind = kind or parts.HEADS[0]  # a folder without a head is refused below
         ready = factory.head(kind, options.drafter, options.words)
         depth = min(length, AUTO_DEPTH, ready.longest)
         if factory.target.executor.capturing is not None:  # a chain can be recorded, the tree below cannot
@@ -64,15 +68,10 @@ def can_choose(executor: Executor, costs: CostModel) -> bool:
     return executor.capturing is None or costs.seconds(1) > LEAST_PASS
 
 
-AUTO_HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
-
-
 TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
 SHIPPED = f"come with the package for smollm2; for other models {TRAIN}"
 SHIPPED_KINDS = {folder.name for folder in shipped()}
 MODEL = "--drafter MODEL of the same tokenizer, or layers:K (the target's own first K layers)"
-MODELS = "--drafter MODEL of the same tokenizer, or layers:K; fused takes a trained head too"
-CASCADES = "Chen et al. 2023 (arXiv 2312.11462)"
 
 
 def _head(
@@ -274,27 +273,14 @@ RECIPES: dict[str, Recipe] = {
             takes_stop=True,
             defaults=CHAIN_OF_5,
         ),
-        Recipe(
-            "cascade",
-            Card(
-                "Cascade speculative drafting",
-                CASCADES,
-                "a model reviews max-gram guesses",
-                "+72%, modelled",
-                MODELS,
-                needs="draft model",
-                get="foredraft generate --method cascade --drafter layers:8 ..",
-            ),
-            parts.cascade,
-            takes_drafter=True,
-        ),
+        CASCADE,
         Recipe(
             "relay",
             Card(
                 "Horizontal cascade",
-                CASCADES,
+                CASCADE.card.paper,
                 "a model's drawn chain, continued by max-gram",
-                weights=MODELS,
+                weights=MODEL,
                 needs="draft model",
                 phrase="a model's chain, continued by max-gram",
                 get="foredraft generate --method relay --drafter layers:8 ..",
@@ -310,20 +296,23 @@ RECIPES: dict[str, Recipe] = {
                 "Retrieval fused into a model's tree",
                 "RASD",
                 "suffix chain grafted onto a tree",
-                weights=MODELS,
+                weights=MODEL_OR_HEAD,
                 needs="model or head",
                 phrase="suffix matches grafted onto a tree",
                 get="foredraft generate --method fused --drafter layers:8 ..",
             ),
-            parts.fused(AUTO_HEADS),
+            parts.fused,
             shapes=SHAPE_NAMES,
             takes_drafter=True,
             takes_words=True,
             takes_stop=True,
             defaults=TREE_OF_6,
         ),
-        *multi_draft_rows(AUTO_HEADS),
-        *retrieval_rows(AUTO_HEADS, SHAPE_NAMES),
+        *multi_draft_rows(parts.HEADS),
+        *retrieval_rows(parts.HEADS, SHAPE_NAMES),
+        *TREES,
+        TETRIS,
+        TARGET_INIT,
         *TRAINED,
         *BESIDE,
     )

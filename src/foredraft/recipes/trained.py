@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from ..core.shapes.base import Chain, Shape, Vocabulary
+from ..core.shapes.fan import Decide, decision_features
+from ..core.shapes.step import Step
 from ..draft import Drafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..draft.neural.eagle import EagleDrafter
@@ -34,6 +36,7 @@ from ..models.heads import (
     weights_digest,
 )
 from ..models.heads.artefact import CONFIG
+from ..models.heads.decision import PROBABILITIES
 from ..models.layers.linear import TiledLinear
 from ..models.load.names import TUNED, tuned_folder
 from ..runtime import TorchExecutor, executor_for
@@ -77,7 +80,7 @@ class Trained:
             return MedusaDrafter(self.head, shape, self.vocabulary, name)
         if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
             return KangarooDrafter(self.head, self.target, shape, self.vocabulary, name)
-        executor = executor_for(cast(Decoder, self.head), slots, length)
+        executor = executor_for(cast(Decoder, self.head), slots, length, shape.reads)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 
     def _draft_vocab(self, shape: Shape) -> DraftVocab | None:
@@ -189,3 +192,21 @@ def with_accept_head(target: Loaded, named: str | None) -> tuple[Trained, nn.Mod
             f"the accept-head belongs to another drafter than {folder}; train one: foredraft train accept-head"
         )
     return trained("fastdraft", target, first or None), head
+
+
+def decision_model(target: Loaded, named: str | None) -> Decide:
+    """A decision model as a function of what a drafter knows after a step.
+
+    One that reads probabilities goes with any drafter; one that reads states, with drafters that hand over theirs.
+    """
+    folder = find_head("decision", target, named)
+    head, spec = load_head(folder, "decision", decoder_of(target), identity(target))
+
+    def decide(step: Step) -> torch.Tensor:
+        if spec.extra["reads"] == PROBABILITIES:
+            return torch.sigmoid(head(decision_features(step)))
+        if step.hidden is None:
+            raise UsageError("this decision model reads the drafter's states, and the drafter has none; train another")
+        return torch.sigmoid(head(step.hidden[step.rows]))
+
+    return decide

@@ -20,7 +20,7 @@ from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
-from .kinds import KINDS, Accept, Kind
+from .kinds import KINDS, Accept, Decision, Kind
 from .simulate import Simulation
 from .student import Pretrained, Student
 from .trainer import Plan, Trainer
@@ -49,7 +49,7 @@ class TrainOrder:
         if name not in KINDS:
             raise unknown_name("kind of drafter", name, KINDS)
         kind = KINDS[name]
-        return replace(kind, drafter=self.drafter) if isinstance(kind, Accept) else kind
+        return replace(kind, drafter=self.drafter) if isinstance(kind, Accept | Decision) else kind
 
 
 def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:

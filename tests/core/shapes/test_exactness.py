@@ -22,6 +22,7 @@ from foredraft.core.shapes.drawn_tree import IndependentTree, TopThenDrawnTree
 from foredraft.core.shapes.dyspec import DySpec
 from foredraft.core.shapes.dyspec_layers import DySpecLayers
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
+from foredraft.core.shapes.fan import Fan
 from foredraft.core.shapes.opt_tree import OptTree
 from foredraft.core.shapes.sequoia import Sequoia
 from foredraft.core.shapes.static_tree import StaticTree, rank_paths
@@ -62,6 +63,7 @@ GROWTHS: dict[str, Shape] = {
     "EAGLE-2 at a price, calibrated": CostAwareTree(
         nodes=4, width=2, depth=3, costs=Costs(PRICED), timing=DraftTiming(0.05), calibration=taught()
     ),
+    "fan that stops": Fan(width=2, depth=3, decide=lambda step: step.dense().amax(dim=2), threshold=0.55),
     "chosen DySpec": DySpec(nodes=4, depth=3, drawn=False),
     "chosen DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.2, drawn=False),
 }

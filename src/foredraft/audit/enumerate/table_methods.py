@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ...core.rng.enumerating import EnumeratingRng, outcomes
 from ...core.shapes.base import Shape
+from ...core.shapes.fan import Decide
 from ...core.spec import spelled
 from ...draft import Drafter
 from ...draft.neural.draft_model import ModelDrafter
@@ -39,6 +41,8 @@ from .table_model import Array, TableModel, dirichlet, mixed
 
 TOKENS = 3
 PROMPT = (0, 1, 0)  # the last token occurred before, so that lookups draft at once
+Mates = tuple[tuple[tuple[int, ...], int], ...]  # prompts that run side by side, and tokens of each
+MATE = (2,)  # the prompt of a second text
 TOLERANCE = 1e-6  # distributions are float32 in the engine
 _DRAFTER = "table-drafter"
 _MOST = 400_000  # outcomes that anybody waits for
@@ -64,11 +68,14 @@ TREES = Tables(LARGE, mixed(LARGE, dirichlet(5, seed=5), 0.5))  # trees are up t
 # Few possible tokens at a place keep the number of drawn trees down.
 SPARSE = dirichlet(5, seed=6, support=3)
 DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _top_two(SPARSE.next_distribution(prefix))))
+NARROW = Tables(dirichlet(3, seed=3, support=2), dirichlet(3, seed=8, support=2))  # two texts have many outcomes
 
 
 def tables_for(method: Method) -> Tables:
     """Models on which the method's outcomes can be enumerated."""
     drafter = method.drafter
+    if drafter is not None and drafter.shares:
+        return NARROW
     if drafter is None or drafter.topology is Topology.CHAIN or drafter.kinds == {Kind.TOP_THEN_SAMPLED}:
         return CHAINS
     return TREES if drafter.kinds == {Kind.CHOSEN} else DRAWN_TREES
@@ -111,13 +118,22 @@ class _TableFactory(PartsFactory):
     def stores(self, spelled: str) -> Stores[Any]:
         return Stores({EVERYBODY: [ScannedText([[*PROMPT, 1, 2, 0, 1], [1, 0, 2, 1, 0, 1, 1]])]})
 
+    def ranks(self, kind: str | None, named: str | None, temperature: float) -> tuple[float, ...] | None:
+        return None  # nobody has measured tables
+
+    def decision(self, named: str | None) -> Decide:
+        return lambda step: step.dense().amax(dim=2)  # as sure as the draft model is
+
+    def prompts(self) -> list[list[int]]:
+        return []  # and they have no words to be measured on
+
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
         return self.head("fastdraft", named), lambda hidden: torch.zeros(len(hidden))
 
 
-def table_method(recipe: Recipe, options: Options, tables: Tables) -> tuple[Method, TableExecutor]:
+def table_method(recipe: Recipe, options: Options, tables: Tables, slots: int = 2) -> tuple[Method, TableExecutor]:
     """The recipe's parts on fresh table models."""
-    target, drafter = TableExecutor(tables.target), TableExecutor(tables.drafter)
+    target, drafter = TableExecutor(tables.target, slots), TableExecutor(tables.drafter, slots)
     factory = _TableFactory(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
     own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
     if recipe.takes_drafter:
@@ -139,32 +155,39 @@ def narrow(shape: str) -> str:
 
 
 def enumerate_method(name: str, options: Options, tokens: int = TOKENS) -> dict[str, Any]:
-    """Total variation between the texts of a method on tables and the target's joint distribution."""
+    """Total variation between the texts of a method on tables and the target's joint distribution.
+
+    A drafter that looks at a whole batch writes two texts side by side: the distribution of both must be the product.
+    """
     began, recipe = time.monotonic(), find_recipe(name)
     first, _ = table_method(recipe, options, CHAINS)
-    tables = tables_for(first)
-    distribution, count = np.zeros((tables.target.vocab,) * tokens), 0
+    tables, shares = tables_for(first), first.drafter is not None and first.drafter.shares
+    mates: Mates = ((PROMPT, tokens), *(((MATE, tokens - 1),) if shares else ()))
+    distribution, count = np.zeros((tables.target.vocab,) * sum(n for _, n in mates)), 0
 
     def run(rng: EnumeratingRng) -> tuple[int, ...]:
         method, target = table_method(recipe, options, tables)
-        return run_once(target, method, rng, tokens)
+        return run_once(target, method, rng, mates)
 
     for weight, text in outcomes(run):
         distribution[text] += weight
         count += 1
         if count > _MOST:
             raise ForedraftError(f"method {name!r} has more than {_MOST} outcomes on table models")
-    apart = float(np.abs(distribution - tables.target.joint(tokens, PROMPT)).sum() / 2)
+    expected = reduce(np.multiply.outer, [tables.target.joint(n, prompt) for prompt, n in mates])
+    apart = float(np.abs(distribution - expected).sum() / 2)
     more = {"tolerance": TOLERANCE, "tokens": tokens, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
-    return exact_finding(apart, rule=first.rule.name, lossy=first.rule.lossy, **more)
+    return exact_finding(apart, rule=first.rule.name, lossy=first.rule.lossy, requests=len(mates), **more)
 
 
-def run_once(target: TableExecutor, method: Method, rng: EnumeratingRng, tokens: int = TOKENS) -> tuple[int, ...]:
-    """One text by the real engine, with the given rng."""
+def run_once(target: TableExecutor, method: Method, rng: EnumeratingRng, mates: Mates) -> tuple[int, ...]:
+    """One text by the real engine, or several side by side, with the given rng."""
     engine = Engine(target, lambda sequences: rng)  # type: ignore[arg-type]
-    params = SamplingParams(temperature=1.0, max_new_tokens=tokens)
-    request = Request(Sequence(0, list(PROMPT), len(PROMPT), params, 0), method, frozenset())
-    engine.add(request)
+    requests = []
+    for i, (prompt, tokens) in enumerate(mates):
+        params = SamplingParams(temperature=1.0, max_new_tokens=tokens)
+        requests.append(Request(Sequence(i, list(prompt), len(prompt), params, 0), method, frozenset()))
+        engine.add(requests[-1])
     while not engine.scheduler.idle:
         engine.step()
-    return tuple(request.sequence.output)
+    return tuple(token for request in requests for token in request.sequence.output)

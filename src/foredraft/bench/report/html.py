@@ -21,6 +21,8 @@ Pictures = dict[str, tuple[str, bytes]]  # name -> (caption, svg)
 def page(title: str, runs: list[Run], pictures: list[Pictures]) -> str:
     """The whole page."""
     body = "\n".join(section(run, drawn) for run, drawn in zip(runs, pictures, strict=True))
+    if (overview := tables.overview(runs)) is not None:
+        body = html_table(overview) + body
     first = runs[0].provenance
     commit = (first.get("commit") or "unknown")[:12]
     subtitle = (

@@ -11,6 +11,9 @@ from .tables import Table
 def markdown(title: str, runs: list[Run], images: list[dict[str, str]]) -> str:
     """The whole page; `images` maps captions to file names."""
     parts = [f"# {title}", "", "Made by `foredraft bench report`; do not edit by hand."]
+    if (first := tables.overview(runs)) is not None:
+        machines = dict.fromkeys(f"{run.title}: {run.conditions()}." for run in runs)
+        parts += ["", *text_table(first), "", *(f"- {line}" for line in machines)]
     for run, files in zip(runs, images, strict=True):
         parts += ["", *section(run, files)]
     return "\n".join(parts) + "\n"
@@ -28,7 +31,7 @@ def section(run: Run, images: dict[str, str]) -> list[str]:
 
 def text_table(table: Table) -> list[str]:
     """A table as Markdown; claims become a table of their own, so that they cannot be mistaken for measurements."""
-    end = len(table.heads) if table.foreign is None else table.foreign
+    end = len(table.heads) if table.foreign is None or table.beside else table.foreign
     lines = [f"### {table.title}", "", *_grid(table.heads[:end], [row[:end] for row in table.rows])]
     if table.note:
         lines += ["", table.note]

@@ -26,6 +26,38 @@ class Table:
     rows: list[list[str]]
     foreign: int | None = None  # first column that holds claims
     note: str = ""
+    beside: bool = False  # claims stay beside what was measured, under their own heading
+
+
+def overview(runs: list[Run]) -> Table | None:
+    """One line a method over several runs of one model, and its paper's claim; None = there are no such runs."""
+    runs = [run for run in runs if run.kind == "run"]
+    if len(runs) < 2 or len({(run.settings["model"], run.settings["batch_size"]) for run in runs}) > 1:
+        return None
+    heads, found = ["method", "output"], [_by_method(run) for run in runs]
+    for run in runs:
+        heat = f"T = {run.settings['temperature']:g}"
+        heads += [f"{heat}: tokens/pass", "accepted", "speed-up [95%]"]
+    rows = []
+    for name in dict.fromkeys(name for each in found for name in each):
+        about = next(run.about(each[name]["method"]) for run, each in zip(runs, found, strict=True) if name in each)
+        cells = [cell for each in found for cell in _brief(each.get(name))]
+        claim = f"{about['paper']}: {about['claim']}" if about.get("claim") else "-"
+        rows.append([name, output(about), *cells, claim])
+    note = "A pass writes one token more than it accepts. Speed-up is against plain decoding in the same run."
+    return Table("Overview", [*heads, CLAIM], rows, foreign=len(heads), note=note, beside=True)
+
+
+def _by_method(run: Run) -> dict[str, Row]:
+    """Rows by method; by their whole spelling where a method has several."""
+    names = [row["method"].partition(":")[0] for row in run.totals]
+    return {name if names.count(name) == 1 else row["method"]: row for name, row in zip(names, run.totals, strict=True)}
+
+
+def _brief(row: Row | None) -> list[str]:
+    if row is None:
+        return ["-", "-", "-"]
+    return [f"{row['tokens_per_step']:.2f}", f"{row['accepted_per_step']:.2f}", interval(row, "speedup")]
 
 
 def methods(run: Run) -> Table:

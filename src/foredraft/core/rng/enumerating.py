@@ -29,20 +29,20 @@ class _Branch:
 
 @dataclass(slots=True)
 class EnumeratingRng:
-    """Follows a script of outcomes and extends it with first choices."""
+    """Follows a script of outcomes and extends it with first choices; of a batch, sequence by sequence."""
 
     script: list[_Branch] = field(default_factory=list)
     at: int = 0
     weight: float = 1.0
 
     def flip(self, prob: Tensor, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
-        p = float(prob.reshape(-1)[0])
-        return torch.tensor([bool(self.take([(1, p), (0, 1.0 - p)]))])
+        chances = prob.reshape(-1).tolist()
+        return torch.tensor([bool(self.take([(1, p), (0, 1.0 - p)])) for p in chances])
 
     def draw(self, distribution: Distribution, purpose: Purpose, node: Tensor, attempt: int = 0) -> Tensor:
-        probs = distribution.dense()[0].double()
-        probs = probs / probs.sum()
-        return torch.tensor([self.take(list(enumerate(probs.tolist())))])
+        probs = distribution.dense().double()
+        probs = probs / probs.sum(dim=1, keepdim=True)
+        return torch.tensor([self.take(list(enumerate(row))) for row in probs.tolist()])
 
     def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
         return self.draw(distribution, Purpose.EMIT, depth)

@@ -75,6 +75,7 @@ class Chain:
     kind: Kind = Kind.SAMPLED_WITHOUT_REPLACEMENT
     topology: Topology = Topology.CHAIN
     states: bool = False  # hand over the draft model's state at every node, for which it reads the last one too
+    values: bool = False  # hand over the product of top probabilities at temperature 1, which looks at no token
 
     @property
     def sure(self) -> bool:
@@ -111,6 +112,9 @@ class Chain:
         drawn = torch.stack(tokens, dim=1)
         distributions = None if self.sure else self._distributions(stepper, steps, drawn, drawn_from)
         drafts = chain_batch(drawn, lengths, self.kind, distributions)
+        if self.values:
+            value = torch.stack([step.top(1)[0][:, 0, 0] for step in steps], dim=1).cumsum(dim=1)
+            drafts = replace(drafts, value=value.exp())
         return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
 
     def _distributions(

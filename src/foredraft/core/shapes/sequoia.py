@@ -26,6 +26,7 @@ from ...types import DraftBatch, Verdict
 from .static_tree import Paths
 
 Array = NDArray[np.float64]
+KNOWN = 8  # acceptances of a rank from which on its share says more than the other ranks do
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,18 @@ class RankCounts:
     def chances(self) -> tuple[float, ...]:
         """The acceptance vector; ranks that were never accepted get no chance."""
         return tuple((self.accepted / max(1, self.visited)).tolist())
+
+    def smoothed(self) -> tuple[float, ...]:
+        """The same with a tail a_k = c k^-s: ranks of few acceptances follow the better known ones.
+
+        Fitted to the logarithms, each rank weighing as often as it was accepted; no rank gets more than the last
+        known one, and all together no more than 1.
+        """
+        known = self.accepted >= KNOWN
+        if known.sum() < 2:
+            return self.chances()
+        rank, chance = np.arange(1, self.accepted.size + 1), self.accepted / self.visited
+        fit = np.polyfit(np.log(rank[known]), np.log(chance[known]), 1, w=np.sqrt(self.accepted[known]))
+        tail = np.minimum(np.exp(np.polyval(fit, np.log(rank))), chance[known][-1])
+        found = np.where(known, chance, tail)
+        return tuple((found / max(1.0, found.sum())).tolist())

@@ -19,7 +19,7 @@ from .exact.matching import GREEDY, SAMPLE_AND_MATCH
 from .exact.optimal_transport import OPTIMAL_TRANSPORT
 from .exact.rejection import ONE_HOT, RESIDUAL, RESIDUAL_IID
 from .exact.top_then_sampled import TOP_THEN_SAMPLED
-from .lossy.branches import BEST_BRANCH, ONE_BRANCH
+from .lossy.branches import ONE_BRANCH, best_branch
 from .lossy.fly import fly
 from .lossy.gates import fuzzy, kl_gate
 from .lossy.judge import judge
@@ -41,10 +41,11 @@ FACTORIES: dict[str, Callable[..., Rule]] = {
     "fuzzy": fuzzy,
     "kl-gate": kl_gate,
     "fly": fly,
+    "best-branch": best_branch,
 }
 
 _FIXED = [SAMPLE_AND_MATCH, GREEDY, ONE_HOT, RESIDUAL, RESIDUAL_IID, CHAIN, BLOCK]
-_FIXED += [TOP_THEN_SAMPLED, OPTIMAL_TRANSPORT, ONE_BRANCH, BEST_BRANCH]
+_FIXED += [TOP_THEN_SAMPLED, OPTIMAL_TRANSPORT, ONE_BRANCH]
 RULES: dict[str, Rule] = {rule.name: rule for rule in _FIXED} | {name: make() for name, make in FACTORIES.items()}
 
 # Rules that a name alone cannot make, and what they need.

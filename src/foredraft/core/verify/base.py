@@ -130,3 +130,21 @@ def tree_case(case: BatchCase, index: int = 0) -> TreeCase:
     temperature_one = None if case.temperature_one is None else rows(case.temperature_one)
     tree, draft = case.drafts.tree(index), rows(case.drafts.distributions)
     return TreeCase(tree, rows(case.target), draft, rng, states, temperature_one, drafted)
+
+
+def one_by_one(verify: Callable[[TreeCase], TreeVerdict]) -> Callable[[BatchCase], Verdict]:
+    """The batched form of a rule that nobody runs for speed."""
+
+    def verify_batch(case: BatchCase) -> Verdict:
+        found = [verify(tree_case(case, b)) for b in range(case.drafts.batch)]
+        device, levels = case.drafts.token.device, case.drafts.levels
+        path = [row.path + [-1] * (levels - len(row.path)) for row in found]
+        reason = [list(map(int, row.reasons)) + [0] * (levels + 1 - len(row.reasons)) for row in found]
+        return Verdict(
+            torch.tensor(path, dtype=torch.int64, device=device).reshape(len(found), levels),
+            torch.tensor([len(row.path) for row in found], device=device),
+            torch.tensor([row.token for row in found], device=device),
+            torch.tensor(reason, dtype=torch.int64, device=device),
+        )
+
+    return verify_batch

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from ...errors import UsageError
-from ...types import Kind, Reason, Topology, Verdict
-from .base import ANY_TOPOLOGY, BatchCase, Rule, pairs, tree_case
+from ...types import Kind, Reason, Topology
+from .base import ANY_TOPOLOGY, Rule, one_by_one, pairs
 from .tree_walk import Node, Solver, Step, walk
 
 
@@ -38,16 +36,4 @@ def node_rule(
 
     verify = partial(walk, checked)
 
-    def verify_batch(case: BatchCase) -> Verdict:
-        found = [verify(tree_case(case, b)) for b in range(case.drafts.batch)]
-        device, levels = case.drafts.token.device, case.drafts.levels
-        path = [row.path + [-1] * (levels - len(row.path)) for row in found]
-        reason = [list(map(int, row.reasons)) + [0] * (levels + 1 - len(row.reasons)) for row in found]
-        return Verdict(
-            torch.tensor(path, dtype=torch.int64, device=device).reshape(len(found), levels),
-            torch.tensor([len(row.path) for row in found], device=device),
-            torch.tensor([row.token for row in found], device=device),
-            torch.tensor(reason, dtype=torch.int64, device=device),
-        )
-
-    return Rule(name, summary, pairs(exact_for, topologies), verify, verify_batch, lossy=not exact_for)
+    return Rule(name, summary, pairs(exact_for, topologies), verify, one_by_one(verify), lossy=not exact_for)

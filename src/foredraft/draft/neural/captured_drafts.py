@@ -84,7 +84,7 @@ def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence]) -> b
     if executor.capturing is None or len(sequences) > MOST:
         return False
     if type(shape) is Chain:
-        return shape.stop is None and any(s.budget.chain > 0 for s in sequences)
+        return shape.stop is None and not shape.values and any(s.budget.chain > 0 for s in sequences)
     # A tree has all its nodes where the vocabulary has enough tokens.
     sure = type(shape) is Eagle2Tree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
     return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)

@@ -13,6 +13,7 @@ from ..decoder import Decoder
 from ..layers.linear import Linear, RoundedLinear, TiledLinear, can_pack, can_tile
 from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
+from .decision import DecisionHead
 from .delta import whole_weights
 from .draft_vocab import by_frequency, rounded
 from .eagle import DovetailHead, Eagle3Head, EagleHead, GriffinHead
@@ -29,6 +30,7 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "fastdraft": FastDraft,
     "kangaroo": KangarooHead,
     "accept-head": AcceptHead,
+    "decision": DecisionHead,
 }
 
 
@@ -49,7 +51,7 @@ def load_head(
         raise UsageError(f"the words of {folder} lie in no order of frequency; leave the option words out")
     head = BUILDERS[kind](target, spec, ids if words is None else ids[: rounded(words, len(ids))])
     fill(head, weights, folder)
-    settle(head, torch.float32 if kind == "accept-head" else target.dtype)
+    settle(head, torch.float32 if kind in ("accept-head", "decision") else target.dtype)
     return head.eval(), spec
 
 

@@ -74,21 +74,39 @@ def features(draft: Decoder, ids: Tensor) -> Tensor:
     return draft.finish(stream).view(*ids.shape, -1)
 
 
-def own_tokens(draft: FastDraft, outputs: TeacherOutputs, temperature: float) -> tuple[Tensor, Tensor]:
-    """[B, T] what the draft model would put at each place after the true text, and its chance to be accepted."""
-    states = features(draft, outputs.ids)[:, :-1]
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """What a draft model would put at n written places after the true text."""
+
+    where: Tensor  # [B, T - 1] bool: the places, one before each guessed token; n in all
+    states: Tensor  # [n, d] that it guesses from
+    logits: Tensor  # [n, Vd]
+    best: Tensor  # [n] its own ids
+    chance: Tensor  # [n] that they are accepted
+
+
+@torch.no_grad()
+def guesses(draft: FastDraft, outputs: TeacherOutputs, temperature: float) -> Guesses:
+    """Top tokens at temperature 0, which are accepted if they are the target's; draws above, accepted with p / q."""
     where = outputs.written[:, 1:]
-    logits = draft.logits(states[where]).float()
-    own, chance = outputs.ids.clone(), torch.ones(outputs.ids.shape, device=outputs.ids.device)
+    states = features(draft, outputs.ids)[:, :-1][where]
+    logits = draft.logits(states).float()
     if temperature == 0:
         best = logits.argmax(-1)
-        ratio = (best == outputs.best[:, :-1][where]).float()
+        chance = (best == outputs.best[:, :-1][where]).float()
     else:
         q = (logits / temperature).softmax(-1)
         best = torch.multinomial(q, 1)[:, 0]
         slots = torch.cat((where, torch.zeros_like(where[:, :1])), dim=1).flatten().nonzero()[:, 0]
         p = (outputs.logits(slots, 1).float() / temperature).softmax(-1)
-        ratio = (p.gather(1, best[:, None]) / q.gather(1, best[:, None]))[:, 0].clamp(max=1)
-    own[:, 1:][where] = outputs.words[best]
-    chance[:, 1:][where] = ratio
+        chance = (p.gather(1, best[:, None]) / q.gather(1, best[:, None]))[:, 0].clamp(max=1)
+    return Guesses(where, states, logits, best, chance)
+
+
+def own_tokens(draft: FastDraft, outputs: TeacherOutputs, temperature: float) -> tuple[Tensor, Tensor]:
+    """[B, T] what the draft model would put at each place after the true text, and its chance to be accepted."""
+    found = guesses(draft, outputs, temperature)
+    own, chance = outputs.ids.clone(), torch.ones(outputs.ids.shape, device=outputs.ids.device)
+    own[:, 1:][found.where] = outputs.words[found.best]
+    chance[:, 1:][found.where] = found.chance
     return own, chance

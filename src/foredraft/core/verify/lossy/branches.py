@@ -4,6 +4,10 @@ best-branch, as published: every first-level child is a draw of the target (or o
 drafted tail below it; all tails are tested, and the branch whose tail is accepted furthest wins. LOSSY: picking the
 longest tail changes the distribution of the first token. one-branch is the exact use of the same tree: the target draws
 one first token, and only the tail below it is tested.
+
+best-branch:bonus=false ends a round with the last accepted token instead of one more of the target's: the target's
+distribution after that token is known by then, and the next first tokens come from it, as published. A first token
+passes there if it is among as many top tokens of the target as there are branches.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ from ....types import Reason, TreeVerdict, Verdict
 from ...host_look import may_look
 from ...rng.batched import all_tests, batched_rng
 from ...rng.keyed import Purpose
-from ..base import EVERY_KIND, BatchCase, Rule, TreeCase, pairs
+from ...spec import label
+from ..base import EVERY_KIND, BatchCase, Rule, TreeCase, one_by_one, pairs
 from ..exact.matching import solve_match, solve_match_batch
 from ..exact.rejection import ratio, walk_with_batched_rng
-from ..longest_path import chosen_batch, deepest, drawn_from, finish, finish_batch, some_chosen
+from ..longest_path import chosen_batch, deepest, drawn_from, finish, finish_batch, path_to, some_chosen
 from ..second_chance import solve_standard, solve_standard_batch
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
 
@@ -96,12 +101,37 @@ ONE_BRANCH = Rule(
     verify_batch=verify_one_branch_batch,
 )
 
-BEST_BRANCH = Rule(
-    name="best-branch",
-    summary="of several branches begun by the target the one accepted furthest wins, as published (lossy)",
-    exact_for=frozenset(),
-    verify=verify_best_branch,
-    verify_batch=verify_best_branch_batch,
-    lossy=True,
-    reads_ahead=True,
-)
+
+def verify_without_bonus(case: TreeCase) -> TreeVerdict:
+    """best-branch whose last accepted token takes the place of the bonus token."""
+    tree, best, depth = case.tree, -1, {-1: 0}
+    for parent in range(-1, len(tree.token)):
+        for node in tree.children(parent) if parent in depth else []:
+            if case.rng.flip(_chance(case, parent, node), Purpose.ACCEPT, node):
+                depth[node] = depth[parent] + 1
+                best = node if depth[node] > depth[best] else best
+    if best < 0:
+        return finish(case, best, [], tested=False)
+    return TreeVerdict(path_to(tree, best)[:-1], tree.token[best], [Reason.RELAXED] * depth[best])
+
+
+def _chance(case: TreeCase, parent: int, node: int) -> float:
+    token = case.tree.token[node]
+    if parent >= 0:
+        return ratio(case.target(parent + 1)[token], drawn_from(case, node)[token])
+    p = (case.temperature_one or case.target)(0)
+    return float((p > p[token]).sum() < len(case.tree.children(-1)))
+
+
+def best_branch(bonus: bool = True) -> Rule:
+    """Of several branches begun by the target the one accepted furthest wins, as published (lossy)."""
+    return Rule(
+        name=label("best-branch", bonus=(bonus, True)),
+        summary="of several branches begun by the target the one accepted furthest wins, as published (lossy)",
+        exact_for=frozenset(),
+        verify=verify_best_branch if bonus else verify_without_bonus,
+        verify_batch=verify_best_branch_batch if bonus else one_by_one(verify_without_bonus),
+        lossy=True,
+        reads_ahead=True,
+        needs_temperature_one=not bonus,
+    )
