@@ -54,8 +54,8 @@ def train(
     kinds: Annotated[
         str,
         typer.Argument(
-            help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, accept-head, decision; "
-            "several with commas share one pass of the target."
+            help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, accept-head, "
+            "decision; several with commas share one pass of the target."
         ),
     ],
     target: Target = o.DEFAULT_MODEL,
