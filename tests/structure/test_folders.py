@@ -15,6 +15,7 @@ SIBLINGS = {
     "app.py",  # of the command line and of the server
     "artefact.py",  # of heads and of judges
     "base.py",  # the protocol of a package
+    "decision.py",  # the model and its trainer
     "eagle.py",  # the head, its drafter and its trainer; likewise the next two
     "language.py",
     "medusa.py",
