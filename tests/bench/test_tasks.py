@@ -140,3 +140,14 @@ def test_missing_and_foreign_data_are_told(tmp_path: Path) -> None:
 def test_every_scorer_that_tasks_name_exists() -> None:
     named = {q.scorer for task in find_tasks(["own"]) for q in load(task, None).questions} - {""}
     assert named <= set(SCORERS)
+
+
+def test_tool_calls_ask_with_the_functions_before_them() -> None:
+    rows = [
+        {"tools": '[{"name": "now"}]', "conversations": [{"from": "human", "value": "What time is it?"},
+         {"from": "function_call", "value": "{}"}, {"from": "human", "value": "And in Oslo?"}]},
+        {"tools": "[]", "conversations": [{"from": "human", "value": "Hello"}]},
+    ]  # fmt: skip
+    found = formats.tool_calls(DataFile("x.json", json.dumps(rows), "0"), "tool-calls")
+    assert len(found) == 1 and found[0].turns[1] == "And in Oslo?"
+    assert found[0].turns[0].index("now") < found[0].turns[0].index("What time")

@@ -97,6 +97,23 @@ def instructions(file: DataFile, task: str) -> list[Question]:
     return found
 
 
+def tool_calls(file: DataFile, task: str) -> list[Question]:
+    """Conversations with functions: what the functions are, and what the user says until a function is called.
+
+    The same instructions come before every question, and functions come back, as in the work of an agent.
+    """
+    ask = (
+        'You can call these functions. Answer with one line of JSON, {{"name": .., "arguments": ..}}, for the '
+        "function that helps, or in words if none does.\n\n{}\n\n{}"
+    )
+    found = []
+    for i, row in enumerate(file.rows()):
+        said = [each["value"] for each in row["conversations"] if each["from"] == "human"]
+        if row["tools"] and row["tools"] != "[]" and said:
+            found.append(Question(task, str(i), (ask.format(row["tools"], said[0]), *said[1:2])))
+    return found
+
+
 def continuation(file: DataFile, task: str) -> list[Question]:
     """Pieces of a long text, spread over it, to be written on; each begins at a paragraph."""
     paragraphs = [p for p in file.text.split("\n\n") if p.strip()] if "\n\n" in file.text else file.text.split("\n")

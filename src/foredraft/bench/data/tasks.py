@@ -67,6 +67,7 @@ TASKS: dict[str, Task] = {
         Task("arc-challenge", "arc", "arc/arc_challenge_test.json", f.instructions),
         Task("openbookqa", "arc", "arc/openbookqa_test.json", f.instructions),
         Task("boolq", "arc", "arc/boolq_test.json", f.instructions),
+        Task("tool-calls", "agentic", "toolcall/glaive_toolcall_en_demo.json", f.tool_calls),
         Task("text-shakespeare", "text", "text_tinyshakespeare/input.txt", f.continuation),
         Task("text-stories", "text", "text_tinystories/tiny_stories.txt", f.continuation),
         Task("text-tolstoy", "text", "text_war_and_peace/war_and_peace.txt", f.continuation),
