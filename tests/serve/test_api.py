@@ -277,3 +277,20 @@ def test_sixteen_clients_at_once(server: Running) -> None:
         together = list(pool.map(ask, range(16)))
     assert together[:4] == expected
     assert together == [ask(n) for n in range(16)]
+
+
+def test_suggestions_are_several_and_leave_nothing_behind(server: Running) -> None:
+    """Superposed decoding between two steps: k different continuations; answers before and after are the same."""
+    ask = {"model": MODEL, "prompt": "one two three", "temperature": 0, "max_tokens": 12}
+    before = server.client.post("/v1/completions", json=ask).json()["choices"][0]["text"]
+    body = {"model": MODEL, "prompt": "The sky is", "k": 4, "max_tokens": 6}
+    found = server.client.post("/v1/suggestions", json=body)
+    assert found.status_code == 200, found.text
+    choices = found.json()["choices"]
+    assert len(choices) == len({choice["text"] for choice in choices}) == 4
+    assert [choice["score"] for choice in choices] == sorted((choice["score"] for choice in choices), reverse=True)
+    assert server.client.post("/v1/suggestions", json=body).json()["choices"] == choices
+    assert server.client.post("/v1/suggestions", json=body | {"prompt": "word " * 900}).status_code == 200
+    assert server.client.post("/v1/completions", json=ask).json()["choices"][0]["text"] == before
+    for wrong in ({"k": 9}, {"prompt": ""}, {"max_tokens": 99}, {"model": "other"}, {"prompt": 3}):
+        assert server.client.post("/v1/suggestions", json=body | wrong).status_code in (400, 404)

@@ -396,3 +396,18 @@ def test_a_server_with_keys(visit: Open, tiny: Path) -> None:
         expect(page.locator(".answer .token").first).to_be_visible()
         page.reload()
         ready(page)
+
+
+def test_suggestions_show_up_and_are_taken(visit: Open, server: Running) -> None:
+    page = visit(server)
+    expect(page.locator("#model")).to_contain_text("context of")
+    page.locator("#prompt").type("The sky")
+    page.wait_for_timeout(600)
+    expect(page.locator("#suggestions")).to_be_hidden()  # only if asked for
+    page.locator("[name=suggest]").check()
+    page.locator("#prompt").type(" is")
+    first = page.locator("#suggestions button").first
+    expect(first).to_be_visible()
+    first.click()
+    expect(page.locator("#prompt")).not_to_have_value("The sky is")
+    expect(page.locator("#prompt")).to_have_value(re.compile("^The sky is.+", re.S))

@@ -17,7 +17,7 @@ from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
 from .loading import Place, load
 from .recipe import Options, PartsFactory
-from .retrieval.completions import Suggested, Suggestion, suggest
+from .retrieval.completions import Suggested, suggestions
 from .spelling import as_length, read_method
 from .stop_strings import StopFinder, StreamedText
 from .table import DEFAULT_METHOD, find_recipe
@@ -138,13 +138,7 @@ class LLM:
         if not self.engine.scheduler.idle:
             raise UsageError("the engine is busy; complete() needs it at rest")
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        stores = [] if store is None else self.factory.stores(store).of("")
-        found, seconds = suggest(self.target.executor, tokens, k, length, self.target.eos_ids, stores)
-        choices = [
-            Suggestion(self.tokenizer.decode(draft.tokens), draft.tokens, draft.score / len(draft.tokens))
-            for draft in found.best()
-        ]
-        return Suggested(choices, max(len(choice.token_ids) for choice in choices), seconds)
+        return suggestions(self, tokens, k, length, [] if store is None else self.factory.stores(store).of(""))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | str | None = None

@@ -18,7 +18,8 @@ from starlette.responses import Response
 
 from .api.api_errors import install_handlers
 from .api.call import answer
-from .api.schema import ChatBody, CompletionBody
+from .api.schema import Body, ChatBody, CompletionBody
+from .api.suggestions import SuggestionBody, suggest_for
 from .engine_thread import State
 from .page import page
 from .service import Service
@@ -78,6 +79,10 @@ def api(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         return await answer(service, request, CompletionBody)
 
+    @router.post("/suggestions", openapi_extra=_body(SuggestionBody))
+    async def suggestions(request: Request) -> Document:
+        return await suggest_for(service, request)
+
     @router.get("/models")
     async def models() -> Document:
         return {"object": "list", "data": [card()]}
@@ -115,14 +120,14 @@ def openapi(app: FastAPI) -> Document:
     """FastAPI's document with the bodies that we read ourselves, so that size and types are ours to refuse."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        kinds = [(ChatBody, "validation"), (CompletionBody, "validation")]
+        kinds = [(each, "validation") for each in (ChatBody, CompletionBody, SuggestionBody)]
         _, definitions = models_json_schema(kinds, ref_template=_REF)  # type: ignore[arg-type]
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _body(model: type[ChatBody] | type[CompletionBody]) -> Document:
+def _body(model: type[Body]) -> Document:
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -11,10 +11,12 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import TypeVar
 
 from ..draft.combine.auto import AutoDrafter
 from ..engine import BudgetPlanner, Engine, Request, Sharing
@@ -31,6 +33,7 @@ from .options.methods import ServedMethods
 from .settings import Settings
 
 log = logging.getLogger("foredraft.serve")
+Done = TypeVar("Done")
 STUCK = "stuck"  # a step takes longer than it may
 SUSPICIOUS = 3  # steps in a row after which nobody went on: is it the requests, or the engine?
 
@@ -114,6 +117,20 @@ class Worker:
     def cancel(self, job: Job) -> None:
         """Nobody waits for this job any more. Finished ones are left alone."""
         self._inbox.put(lambda: self._drop(job))
+
+    def call(self, task: Callable[[LLM], Done]) -> Future[Done]:
+        """Something short for the engine's thread to do between two steps."""
+        made: Future[Done] = Future()
+
+        def run() -> None:
+            if made.set_running_or_notify_cancel():
+                try:
+                    made.set_result(task(self.llm))
+                except Exception as error:
+                    made.set_exception(error)
+
+        self._inbox.put(run)
+        return made
 
     def drain(self, grace: float) -> None:
         """Finish what was submitted, for so many seconds at most, then stop."""

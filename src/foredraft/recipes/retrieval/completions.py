@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from ...draft.retrieval.suffix_automaton import SuffixAutomaton
 from ...draft.store import Texts
 from ...errors import UsageError
 from ...runtime import Executor, Rows
+
+if TYPE_CHECKING:
+    from ..llm import LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,16 @@ def suggest(
         return found, time.perf_counter() - began
     finally:
         executor.rollback([slot], [0])
+
+
+def suggestions(
+    llm: LLM, tokens: list[int], count: int, length: int, stores: Seq[Texts] = (), slot: int = 0
+) -> Suggested:
+    """The same as text."""
+    target = llm.target
+    found, seconds = suggest(target.executor, tokens, count, length, target.eos_ids, stores, slot)
+    choices = [
+        Suggestion(target.tokenizer.decode(draft.tokens), draft.tokens, draft.score / len(draft.tokens))
+        for draft in found.best()
+    ]
+    return Suggested(choices, max(len(choice.token_ids) for choice in choices), seconds)

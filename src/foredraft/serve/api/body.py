@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect
 from ..admission import BODIES, BYTES, BodyBudget
 from ..settings import Limits
 from .api_errors import ApiError, bad_request, invalid_body
-from .schema import Generation
+from .schema import Body
 
-Model = TypeVar("Model", bound=Generation)
+Model = TypeVar("Model", bound=Body)
 SURPLUS = 8 << 20  # bytes beyond the limit that are read and forgotten
 CLOSE = {"Connection": "close"}  # the rest of the body is not wanted
 

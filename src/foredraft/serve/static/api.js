@@ -26,6 +26,11 @@ export async function fetchOptions(key) {
   return (await request("/page/options", key)).json();
 }
 
+/** Some ways in which a text may go on. */
+export async function fetchSuggestions(body, key, signal) {
+  return (await request("/v1/suggestions", key, { method: "POST", body: JSON.stringify(body), signal })).json();
+}
+
 /** The documents of a streamed chat completion. Aborting the signal makes the server stop as well. */
 export async function* streamChat(body, key, signal) {
   const response = await request("/v1/chat/completions", key, { method: "POST", body: JSON.stringify(body), signal });

@@ -46,6 +46,7 @@ export class Controls {
       if (saved[name] !== undefined) this._fields[name].value = saved[name];
     }
     this._fields.compare.checked = saved.compare ?? false;
+    this._fields.suggest.checked = saved.suggest ?? false;
     this._update();
   }
 
@@ -65,6 +66,11 @@ export class Controls {
   /** Whether plain decoding is to run as well; beside itself it would tell nothing. */
   get compares() {
     return this._fields.compare.checked && this._method.drafts;
+  }
+
+  /** Whether the page asks how a message may go on while it is typed. */
+  get suggests() {
+    return this._fields.suggest.checked;
   }
 
   /** An error in what was typed, or an empty text. */
@@ -128,8 +134,8 @@ export class Controls {
   }
 
   _save() {
-    const { method, rule, draft_length, temperature, max_tokens, threshold, compare } = this._fields;
-    const values = { method: method.value, rule: rule.value, compare: compare.checked };
+    const { method, rule, draft_length, temperature, max_tokens, threshold, compare, suggest } = this._fields;
+    const values = { method: method.value, rule: rule.value, compare: compare.checked, suggest: suggest.checked };
     for (const field of [draft_length, temperature, max_tokens, threshold]) values[field.name] = field.value;
     saveSettings(values);
   }

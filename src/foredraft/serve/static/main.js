@@ -7,6 +7,7 @@ import { find } from "./dom.js";
 import { Positions, showRace, showRate, showVerdict } from "./figures.js";
 import { Run } from "./run.js";
 import { loadTheme, loadTurns, saveTheme, saveTurns } from "./store.js";
+import { Suggestions } from "./suggest.js";
 import { watchTokens } from "./tokens.js";
 import { drawTree } from "./tree.js";
 
@@ -14,6 +15,12 @@ const RETRY = 1000; // milliseconds until a server that loads is asked again
 const THEMES = ["auto", "light", "dark"];
 const [log, prompt, error] = ["log", "prompt", "error"].map(find);
 const controls = new Controls(connect);
+
+const suggestions = new Suggestions(find("suggestions"), prompt, () => ({
+  wanted: Boolean(model) && !stopping && controls.suggests,
+  model,
+  key: controls.key,
+}));
 
 let model = ""; // set once the server is ready
 let turns = loadTurns(); // {role, text, and of answers: label, tokens, note, twin}
@@ -49,6 +56,7 @@ async function send() {
   complain(controls.complaint);
   if (controls.complaint) return;
   prompt.value = "";
+  suggestions.clear();
   addTurn({ role: "user", text });
   setBusy(new AbortController());
   try {
