@@ -80,4 +80,4 @@ def suggestions(
         Suggestion(target.tokenizer.decode(draft.tokens), draft.tokens, draft.score / len(draft.tokens))
         for draft in found.best()
     ]
-    return Suggested(choices, max(len(choice.token_ids) for choice in choices), seconds)
+    return Suggested(choices, max((len(choice.token_ids) for choice in choices), default=0), seconds)

@@ -13,11 +13,12 @@ from fastapi import Request as HttpRequest
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from ...errors import UsageError
 from ...recipes import LLM
 from ...recipes.retrieval.completions import Suggestion, suggestions
 from ..admission import too_busy
 from ..service import Service
-from .api_errors import ApiError
+from .api_errors import ApiError, bad_request
 from .body import check_type, parse, read_body
 from .schema import Body
 
@@ -46,6 +47,8 @@ async def suggest_for(service: Service, http: HttpRequest) -> dict[str, Any]:
     try:
         made = service.worker.call(lambda llm: _suggest(llm, body, service.settings.namespace(client, None)))
         found = await asyncio.wait_for(asyncio.wrap_future(made), SECONDS)
+    except UsageError as error:
+        raise bad_request(str(error), "prompt") from None
     except TimeoutError:
         raise ApiError(504, f"no suggestions within {SECONDS:g} s", "timeout") from None
     finally:
