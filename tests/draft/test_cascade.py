@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from foredraft.core.verify import RULES, check_pair
-from foredraft.draft.combine.cascade import CascadeDrafter, agreed
-from foredraft.draft.combine.continuing import Continuing
-from foredraft.draft.combine.stages import StagedDrafter
+from foredraft.draft.cascades.cascade import CascadeDrafter, agreed
+from foredraft.draft.cascades.continuing import Continuing
+from foredraft.draft.cascades.stages import StagedDrafter
 from foredraft.draft.neural.draft_model import CATCH_UP
 from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup

@@ -13,12 +13,12 @@ from foredraft.core.shapes.base import Chain, Shape, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter
 from foredraft.draft.base import Round
+from foredraft.draft.cascades.cascade import CascadeDrafter
+from foredraft.draft.cascades.relay import RelayDrafter
 from foredraft.draft.combine.auto import Arm, AutoDrafter
-from foredraft.draft.combine.cascade import CascadeDrafter
 from foredraft.draft.combine.fused import FusedDrafter
 from foredraft.draft.combine.guarded import GuardedDrafter
 from foredraft.draft.combine.length_control import LengthControlDrafter
-from foredraft.draft.combine.relay import RelayDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.suffix import SuffixDrafter

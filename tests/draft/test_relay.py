@@ -13,9 +13,9 @@ from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES, check_pair, default_rule
 from foredraft.draft import Drafter
-from foredraft.draft.combine import relay as relay_module
-from foredraft.draft.combine.cascade import CascadeDrafter
-from foredraft.draft.combine.relay import RelayDrafter
+from foredraft.draft.cascades import relay as relay_module
+from foredraft.draft.cascades.cascade import CascadeDrafter
+from foredraft.draft.cascades.relay import RelayDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup

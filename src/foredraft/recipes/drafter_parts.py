@@ -11,8 +11,8 @@ from dataclasses import replace
 from ..core.shapes.base import Shape
 from ..core.verify import Rule
 from ..draft import Drafter
+from ..draft.cascades.relay import RelayDrafter
 from ..draft.combine.fused import FusedDrafter
-from ..draft.combine.relay import RelayDrafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..draft.retrieval.maxgram import MaxGram
 from ..draft.retrieval.prompt_lookup import PromptLookup

@@ -17,10 +17,10 @@ from ...core.trees.layout import trees
 from ...runtime import Executor
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ..base import Drafter, Round
+from ..cascades.cascade import CascadeDrafter
 from ..retrieval.namespaces import Namespaces
 from ..retrieval.path_trie import PathTrie
 from ..retrieval.phrase_pool import Phrase, PhrasePool
-from .cascade import CascadeDrafter
 
 
 class PhraseDrafter(Drafter):

@@ -22,9 +22,9 @@ from ...control.cascade_plan import Levels, Plan, choose, read_plan, spelled_pla
 from ...control.cost import CostModel
 from ...core.shapes.base import Chain, Vocabulary
 from ...core.verify.exact.matching import SAMPLE_AND_MATCH
-from ...draft.combine.cascade import CascadeDrafter
-from ...draft.combine.continuing import Continuing
-from ...draft.combine.stages import StagedDrafter
+from ...draft.cascades.cascade import CascadeDrafter
+from ...draft.cascades.continuing import Continuing
+from ...draft.cascades.stages import StagedDrafter
 from ...draft.neural.draft_model import ModelDrafter
 from ...draft.retrieval.bigrams import Bigrams
 from ...draft.retrieval.maxgram import MaxGram

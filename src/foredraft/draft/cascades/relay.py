@@ -18,8 +18,8 @@ from ...errors import UsageError
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
 from ..base import Drafter
+from ..combine.team import Team
 from .continuing import Continuing
-from .team import Team
 
 
 class RelayDrafter(Team):

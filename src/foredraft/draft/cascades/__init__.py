@@ -1,0 +1,1 @@
+"""Drafters that review and continue each other's drafts."""
