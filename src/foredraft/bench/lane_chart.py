@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..draft.neural.ahead_drafter import AheadDrafter
+from ..engine import Method
+from ..errors import UsageError
+from ..recipes import LLM
 from ..runtime.lanes import Span
+from ..types import SamplingParams
 
 WIDTH, LEFT, ROW, BAR, TOP = 960, 150, 44, 26, 46
+MOST = 24  # pieces that are shown
 COLOURS = {"draft": "#d98b2b", "verify": "#2b6cb0"}
+
+
+def watch(llm: LLM, method: Method, prompt: str, tokens: int) -> list[Span]:
+    """What ran when while a text was written; the first half warms up and is left out."""
+    if not isinstance(method.drafter, AheadDrafter):
+        raise UsageError(f"method {method.name!r} does not work beside its target; try pearl or duodecoding")
+    params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+    llm.generate(prompt, params, method=method)
+    llm.engine.windowed.spans = spans = []
+    try:
+        llm.generate(prompt, params, method=method)
+    finally:
+        llm.engine.windowed.spans = None
+    return spans[len(spans) // 2 :][:MOST]
 
 
 def draw(spans: Sequence[Span], title: str, file: Path) -> None:

@@ -177,6 +177,27 @@ def engine(
 
 
 @bench.command()
+def timeline(
+    prompt: Annotated[str, typer.Argument(help="What to write on after.")] = "The library opens at",
+    model: o.Model = o.DEFAULT_MODEL,
+    method: o.Method = "pearl",
+    max_new_tokens: o.MaxNewTokens = 64,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    out: Annotated[Path, typer.Option(help="The picture, an SVG file.")] = Path("timeline.svg"),
+) -> int:
+    """Draw what ran when on which device, for methods that draft while the target verifies."""
+    from ..bench.lane_chart import draw, watch
+    from ..recipes import LLM
+
+    with o.LoadingBar() as bar:
+        llm = LLM(model, method, dtype=dtype, device=device, progress=bar)
+    spans = watch(llm, llm.method, prompt, max_new_tokens)
+    draw(spans, f"{method} on {model}", out)
+    return finish({"out": str(out), "spans": [span._asdict() for span in spans]})
+
+
+@bench.command()
 def peers(
     model: o.Model = o.DEFAULT_MODEL,
     methods: Methods = "prompt-lookup,suffix",

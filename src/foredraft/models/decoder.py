@@ -106,6 +106,7 @@ class Decoder(nn.Module):
     """The model. Build one with `Decoder.empty`, `load_decoder`, `random_decoder` or `shallow`."""
 
     rotations: Tensor
+    mode = ""  # which of several ways a pass goes, where a decoder has more than one
 
     def __init__(
         self,

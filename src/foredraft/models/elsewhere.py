@@ -22,7 +22,7 @@ def copy_to(decoder: Decoder, device: torch.device, dtype: torch.dtype) -> Decod
     made.embedding.copy_(decoder.embedding)
     made.norm.copy_(decoder.norm)
     if not decoder.config.tied_head:
-        cast(Linear, made.head).weight.copy_(_plain(decoder.head))
+        cast(Linear, made.head).weight.copy_(plain_rows(decoder.head))
     for layer, source in zip(made.layers, decoder.layers, strict=True):
         _fill(cast(Layer, layer), cast(Layer, source))
     made.requires_grad_(False)
@@ -38,7 +38,7 @@ def lent_to(decoder: Decoder, device: torch.device, dtype: torch.dtype) -> Decod
     head = Linear(config.hidden_size, config.vocab_size, dtype, "meta")
     rows = embedding
     if not config.tied_head:
-        rows = nn.Parameter(_plain(decoder.head).to(device, dtype), requires_grad=False)
+        rows = nn.Parameter(plain_rows(decoder.head).to(device, dtype), requires_grad=False)
     head.weight = rows
     norm = nn.Parameter(decoder.norm.to(device, dtype), requires_grad=False)
     made = Decoder(config, embedding, [], norm, head, rotation_table(config, dtype, device))
@@ -53,12 +53,12 @@ def _fill(layer: Layer, source: Layer) -> None:
             own.copy_(given)
     for name in PRODUCTS:
         own, given = getattr(layer, name), getattr(source, name)
-        own.weight.copy_(_plain(given))
+        own.weight.copy_(plain_rows(given))
         if own.bias is not None:
             own.bias.copy_(given.bias)
 
 
-def _plain(product: Any) -> Tensor:
+def plain_rows(product: Any) -> Tensor:
     """The rows of a product."""
     weight = getattr(product, "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():

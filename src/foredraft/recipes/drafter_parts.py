@@ -14,6 +14,7 @@ from ..draft import Drafter
 from ..draft.cascades.relay import RelayDrafter
 from ..draft.combine.fused import FusedDrafter
 from ..draft.neural.draft_model import ModelDrafter
+from ..draft.neural.easyspec import EasySpecDrafter
 from ..draft.retrieval.maxgram import MaxGram
 from ..draft.retrieval.prompt_lookup import PromptLookup
 from ..draft.retrieval.suffix import SuffixDrafter
@@ -49,6 +50,13 @@ def suffix(
 def draft_model(factory: PartsFactory, options: Options) -> Parts:
     shape = factory.shape(options)
     return Parts(stopped(_model(factory, options, shape), shape))
+
+
+def easyspec(factory: PartsFactory, options: Options, *, group: int = 4) -> Parts:
+    """A draft model whose layers run in groups while it drafts."""
+    shape = factory.shape(options)
+    executor = factory.grouped(draft_executor(factory, options.drafter), group)
+    return Parts(stopped(EasySpecDrafter(executor, shape, factory.target.executor.vocab_size, "easyspec"), shape))
 
 
 def head(kind: str) -> MakeParts:

@@ -29,6 +29,7 @@ from ..engine import Method
 from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..models.elsewhere import copy_to
+from ..models.grouped import GroupedDecoder
 from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
 from .judge_rules import judge_rule
@@ -149,6 +150,12 @@ class PartsFactory:
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
         return trained(kind, self.target, named, words, self.draft_place if self.elsewhere() else None)
+
+    def grouped(self, executor: Executor, size: int) -> Executor:
+        """A draft model whose layers run in groups of this size while it drafts."""
+        if executor.decoder is None:
+            raise UsageError("layers run in groups only in models that the built-in decoder runs; name another drafter")
+        return executor_for(GroupedDecoder(executor.decoder, size), executor.max_slots, executor.max_length)
 
     def best_head(self, wanted: Sequence[str], named: str | None) -> str | None:
         """The kind of the head that was named, or the first of those wanted that comes with the package."""

@@ -84,7 +84,7 @@ class OwnLane:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="foredraft-lane")
         mine = torch.get_num_threads()
         self._worker.submit(self._settle).result()
-        # Python hands over its lock every 5 ms: longer than a drafted token takes, so a busy caller would stop the lane.
+        # Python hands over its lock every 5 ms, longer than a drafted token takes: a busy caller would stop the lane.
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         torch.set_num_threads(mine)  # what a thread sets last is also the number of threads that begin later
 
@@ -93,6 +93,7 @@ class OwnLane:
             # Its kernels are short and few beside those of a large target: let them go first.
             self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
             return
+        torch.get_num_threads()  # the first look at it would undo what is set before
         torch.set_num_threads(self.threads)
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:

@@ -34,6 +34,7 @@ from ...recipes.loading import Loaded, Place
 from ...recipes.recipe import PartsFactory, Recipe
 from ...recipes.shape_table import SHAPES
 from ...recipes.trained import Ready
+from ...runtime import Executor
 from ...types import Kind, SamplingParams, Sequence, Topology
 from ..mutation import exact_finding
 from .table_executor import TableExecutor
@@ -126,6 +127,9 @@ class _TableFactory(PartsFactory):
 
     def prompts(self) -> list[list[int]]:
         return []  # and they have no words to be measured on
+
+    def grouped(self, executor: Executor, size: int) -> Executor:
+        return executor
 
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
         return self.head("fastdraft", named), lambda hidden: torch.zeros(len(hidden))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,12 +109,16 @@ class ModelDrafter(Drafter):
         slots = [self._slots[s.id] for s in sequences]
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
-        stepper = ModelStepper(self.executor, slots, sequences, block, self.shape)
+        stepper = self.new_stepper(False, self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
         self._read |= {s.id: row for s, row in zip(sequences, stepper.row_of, strict=True)}
         self._rows |= {s.id: stepper.rows for s in sequences}
         return drafts
+
+    def new_stepper(self, inside: bool, *args: Any) -> ModelStepper:
+        """Of one round; inside = while it is captured."""
+        return (InsideStepper if inside else ModelStepper)(*args)
 
     def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one CUDA graph; None where it must go step by step."""
@@ -128,7 +133,7 @@ class ModelDrafter(Drafter):
             inside: CapturedPasses, tokens: Tensor, counts: Tensor, features: Tensor | None, block: ParamBlock
         ) -> ModelStepper:
             places = filled(slots, len(counts))
-            stepper = InsideStepper(inside, places, sequences, block, shape)  # type: ignore[arg-type]
+            stepper: Any = self.new_stepper(True, inside, places, sequences, block, shape)
             stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
             stepper.given, stepper.counts = tokens, counts
             return stepper

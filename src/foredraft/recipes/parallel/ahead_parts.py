@@ -8,6 +8,7 @@ from ...core.shapes.parallel_chains import ParallelChains
 from ...core.verify import Rule, find_rule
 from ...draft.neural.ahead_drafter import AheadDrafter, Cores
 from ...errors import UsageError
+from ...models import MODELS
 from ...runtime.lanes import Lane
 from ..recipe import Options, Parts, PartsFactory, draft_executor
 from .side_by_side import Wishes, beside
@@ -35,6 +36,11 @@ def _beside(factory: PartsFactory, options: Options, wishes: Wishes, shape: Shap
         return AheadDrafter(executor, shape, size, name, lane=lane, planner=planner, cores=cores)
 
     return Parts(beside(factory.target.executor, executor, make, wishes))
+
+
+def names_model(drafter: str | None) -> bool:
+    """Whether --drafter names a draft model, not the folder of a trained head."""
+    return drafter is not None and (drafter.startswith("layers:") or drafter in MODELS or drafter.endswith(".gguf"))
 
 
 def check_rule(options: Options) -> None:

@@ -56,6 +56,7 @@ class Bucket:
     chain: bool
     embeds: bool
     taps: tuple[int, ...]
+    mode: str = ""  # of the decoder
 
 
 class GraphExecutor(TorchExecutor):
@@ -97,7 +98,7 @@ class GraphExecutor(TorchExecutor):
         if batch * width > MOST_ROWS:
             return self.resume(rows, self.decoder.embed(given) if given.dim() == 1 else given, 0, taps)
         inner = tuple(sorted(tap for tap in taps if tap != FINAL))
-        bucket = Bucket(batch, width, rows.parent is None, given.dim() == 2, inner)
+        bucket = Bucket(batch, width, rows.parent is None, given.dim() == 2, inner, self.decoder.mode)
         links = torch.stack((rows.depth, rows.depth if rows.parent is None else rows.parent))
         first = self.kv_cache.reserve(rows.slots, rows.counts)
         table = table_of(self._columns(rows, first), batch, self.device)

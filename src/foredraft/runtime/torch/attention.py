@@ -74,6 +74,21 @@ class RaggedAttention:
         assert out is not None
         return out.flatten(1)
 
+    def together(self, layers: range, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Several layers at once: q [T, N, H, D], k and v [T, N, Hkv, D] -> [T, N, H * D]."""
+        block = self.kv_cache.data[layers.start : layers.stop]  # [N, 2, slots, Hkv, rows, D]
+        out = torch.empty_like(q)
+        for slot, begin, end, at, upto, mask in self.spans:
+            key, value = block[:, 0, slot], block[:, 1, slot]
+            key[:, :, at:upto] = k[begin:end].permute(1, 2, 0, 3)
+            value[:, :, at:upto] = v[begin:end].permute(1, 2, 0, 3)
+            query = q[begin:end].permute(1, 2, 0, 3)  # [N, H, count, D]
+            part = F.scaled_dot_product_attention(
+                query, key[:, :, :upto], value[:, :, :upto], attn_mask=mask, enable_gqa=True
+            )
+            out[begin:end] = part.permute(2, 0, 1, 3)
+        return out.flatten(2)
+
 
 class MaskBuffers:
     """Additive masks without a per-step allocation that grows with the context.
