@@ -13,7 +13,7 @@ from foredraft.core.distributions.tensors import TableDistributions
 from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Frontier, Shape, Step
 from foredraft.core.verify import BatchCase, Rule, tree_case
-from foredraft.types import Budget, DraftBatch, SamplingParams
+from foredraft.types import Budget, DraftBatch, Kind, SamplingParams
 
 from .exactness import Emit, Method
 from .tables import Prefix, TableModel
@@ -67,14 +67,14 @@ class TableStepper:
 class Grown:
     """Drafts of one sequence; equal trees are equal keys."""
 
-    tree: tuple[tuple[int, int, int], ...]  # (token, parent, multiplicity) of every node
+    tree: tuple[tuple[int, int, int, Kind], ...]  # (token, parent, multiplicity, kind) of every node
     drafts: DraftBatch = field(compare=False)
 
     @classmethod
     def of(cls, drafts: DraftBatch) -> Grown:
         drafts.check()
         tree = drafts.tree(0)
-        return cls(tuple(zip(tree.token, tree.parent, tree.multiplicity, strict=True)), drafts)
+        return cls(tuple(zip(tree.token, tree.parent, tree.multiplicity, tree.kind, strict=True)), drafts)
 
     def path(self, node: int) -> Prefix:
         return () if node < 0 else (*self.path(self.tree[node][1]), self.tree[node][0])

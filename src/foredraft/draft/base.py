@@ -56,6 +56,8 @@ class Drafter(Protocol):
     taps: frozenset[int] = frozenset()  # target states that it wants to see (runtime.FINAL, or a layer's entry)
     max_length: int = 1 << 30  # longest text that it can follow; sequences beyond it go on without drafts
     moved: int = 0  # bytes of target states that it had to fetch from another device so far
+    draft_words: int = 0  # most tokens that its distributions give mass to, where it draws; 0 = it does not say
+    siblings: int = 0  # most children of a node; 0 = it does not say
     cost_aware: bool = False  # sizes its drafts by what they cost and bring, so the budget planner leaves it alone
     shares: bool = False  # whether what it drafts for a sequence depends on the others of the batch
 
@@ -108,6 +110,7 @@ class WrappedDrafter(Drafter):
         self.name, self.kinds, self.topology = inner.name, inner.kinds, inner.topology
         self.nodes, self.taps, self.max_length = inner.nodes, inner.taps, inner.max_length
         self.cost_aware, self.shares = inner.cost_aware, inner.shares
+        self.draft_words, self.siblings = inner.draft_words, inner.siblings
 
     @property
     def moved(self) -> int:  # type: ignore[override]

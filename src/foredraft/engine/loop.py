@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -16,10 +18,12 @@ import torch
 from ..core.rng.keyed import KeyedRng, LazyRng, Rng
 from ..core.trees.editing import move, part
 from ..core.verify import BatchCase, check_pair
+from ..core.verify.exact.matching import SAMPLE_AND_MATCH
+from ..core.verify.one_by_one import verify_one_by_one
 from ..draft import Round
 from ..runtime import Executor
 from ..runtime.row_layout import upload
-from ..types import DraftBatch, Event, Sequence
+from ..types import DraftBatch, Event, Sequence, Verdict
 from ..types.drafts import empty_drafts
 from .clock import Clock
 from .greedy.fast_path import GreedyFastPath
@@ -32,6 +36,7 @@ from .sharing import Sharing
 from .validation import check_drafts, check_request
 from .windowed.windowed_loop import WindowedLoop
 
+log = logging.getLogger(__name__)
 RngMaker = Callable[[Seq[Sequence]], Rng]
 
 
@@ -140,12 +145,27 @@ class Engine:
         for group in groups:
             check_pair(group.method.rule, group.drafts.kinds, group.drafts.topology)  # a scheduler may change it
             if not self.fast_path.verify(group, self.case):
-                group.verdict = group.method.rule.verify_batch(self.case(group))
+                group.verdict = self._verdict(group, alone=len(groups) == len(group.requests) == 1)
             group.read_back()  # the one small copy to the host
         seconds = self.clock.lap("verify", requests_of(groups))
         if self.scheduler.planner is not None:
             usual = self.executor.captures == self._captures  # else it says nothing about passes to come
             self.scheduler.planner.observe(groups, seconds if usual else 0.0)
+
+    def _verdict(self, group: MethodGroup, alone: bool) -> Verdict:
+        """What the group's rule says. One that raises must hurt its own request only: that one goes on without it."""
+        case = self.case(group)
+        try:
+            return group.method.rule.verify_batch(case)
+        except Exception:
+            if alone:
+                raise
+        verdict, raised = verify_one_by_one(group.method.rule, case)
+        for index, error in raised.items():
+            request = group.requests[index]
+            log.warning("rule %s failed, request %d goes on without: %r", group.method.rule.name, request.id, error)
+            request.method = replace(request.method, rule=SAMPLE_AND_MATCH)
+        return verdict
 
     def case(self, group: MethodGroup) -> BatchCase:
         """What the rule looks at."""

@@ -27,11 +27,19 @@ class Method:
             check_pair(self.rule, self.drafter.kinds, self.drafter.topology)
         else:
             check_pair(self.rule, frozenset({Kind.CHOSEN}), Topology.CHAIN)
+        if self.drafter is not None and (why := self._too_large(self.drafter)) is not None:
+            raise UsageError(f"rule {self.rule.name!r} does not fit the drafts of {self.drafter.name!r}: {why}")
         if self.rule.needs_draft_states and (self.drafter is None or not self.drafter.gives_states):
             raise UsageError(
                 f"rule {self.rule.name!r} reads the drafter's states, and method {self.name!r} drafts without any; "
                 "use a draft model with shape chain"
             )
+
+    def _too_large(self, drafter: Drafter) -> str | None:
+        """Why the rule cannot verify drafts of such size; None = it can, or the drafter does not say."""
+        if self.rule.too_large is None or not drafter.draft_words or not drafter.siblings:
+            return None
+        return self.rule.too_large(drafter.kinds, drafter.draft_words, drafter.siblings)
 
     @property
     def taps(self) -> frozenset[int]:

@@ -2,7 +2,8 @@
 
 The function is run again and again; each run follows a given prefix of outcomes and takes the first branch of every
 later draw, which the next run then changes, depth first. So rules, drafters and the whole engine loop are enumerated
-as they are written, without a second implementation. Works for one sequence (B = 1); all draws are independent.
+as they are written, without a second implementation. All draws are independent, those of batch mates too, so the
+outcomes of a batch are the product of those of its sequences: few sequences, small tables.
 """
 
 from __future__ import annotations

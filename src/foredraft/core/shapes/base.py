@@ -21,7 +21,7 @@ from ..distributions.tensors import DraftTable, MappedDistribution
 from ..host_look import may_look
 from ..rng.batched import batched_rng
 from ..rng.keyed import Purpose, Rng
-from .static_tree import StaticTree
+from .static_tree import FixedTree, StaticTree
 from .step import Frontier, Step, Stepper, Vocabulary, chain_distributions
 
 __all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop", "Vocabulary"]
@@ -64,6 +64,13 @@ class Shape(Protocol):
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         """Draft within budgets[b] for sequence b."""
+
+
+def most_siblings(shape: Shape) -> int:
+    """Most children that a shape gives a node."""
+    if isinstance(shape, FixedTree):
+        return max(map(shape.layout.parent.count, shape.layout.parent))
+    return 1 if shape.topology is Topology.CHAIN else shape.nodes
 
 
 @dataclass(frozen=True, slots=True)

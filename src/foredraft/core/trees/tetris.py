@@ -43,15 +43,18 @@ def distribution_scores(drafts: DraftBatch, score: Score = Score.SHIFTED) -> Ten
 def can_cut(drafts: DraftBatch, rule: Rule) -> bool:
     """Whether the drafts carry what cutting needs, and the rule stays exact with what is left.
 
-    A drawn tree is cut only under rules that take any tree. For another rule it would have to be CHOSEN when it is cut
-    and drawn when it is not, and whether it is cut may depend on what was drawn.
+    A drawn tree is cut only under rules that are blind to its kind. For another rule it would have to be CHOSEN when it
+    is cut and drawn when it is not, and whether it is cut may depend on what was drawn: one that is exact for either
+    kind is then still biased.
     """
     if not drafts.width or drafts.node_kind is not None:
         return False
     if drafts.topology is Topology.CHAIN and drafts.kind is not Kind.CHOSEN:
         return drafts.distributions is not None
-    kinds = frozenset({Kind.CHOSEN}) if drafts.kind is Kind.CHOSEN else frozenset(Kind)
-    return drafts.value is not None and drafts.started is None and rule.exact_with(kinds, drafts.topology)
+    if drafts.value is None or drafts.started is not None:
+        return False
+    chosen = drafts.kind is Kind.CHOSEN and rule.exact_with(frozenset({Kind.CHOSEN}), drafts.topology)
+    return chosen or rule.blind
 
 
 def cut_to(drafts: DraftBatch, capacity: int, score: Score = Score.SHIFTED) -> DraftBatch:

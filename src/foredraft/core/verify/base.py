@@ -89,7 +89,8 @@ class Rule:
     lossy: bool = False  # changes the output distribution by design
     greedy_only: bool = False  # exact at temperature 0 alone
     seed_stable: bool = False  # a seed gives the same text with speculation on, off or batched
-    reads_ahead: bool = False  # looks at rows after the emitted token, so lengths must not depend on them
+    blind: bool = False  # looks neither at the kind of drafts nor at their distributions: exact however trees were cut
+    reads_ahead: bool = False  # looks at rows off the accepted path, so whoever verifies piece by piece refuses it
     needs_hidden: bool = False  # looks at the target's states ...
     tap: int = -1  # ... at this tap (runtime.FINAL, or the entry of a layer)
     needs_distributions: bool = False  # reads draft distributions even of chosen tokens, for which drafters give none
@@ -98,6 +99,8 @@ class Rule:
     needs_temperature_one: bool = False
     needs_draft_states: bool = False  # looks at the drafter's own states, which few drafters hand over
     capturable: bool = False  # `verify_batch` never looks at a value from the host, so CUDA graphs may hold it
+    # (kinds, words of the draft vocabulary, most siblings) -> why it cannot verify such drafts, None = it can.
+    too_large: Callable[[frozenset[Kind], int, int], str | None] | None = None
     # The rule is the exact one with this second chance: greedy requests are then verified from argmax and scores alone.
     second_chance: BatchedSecondChance | None = None
 

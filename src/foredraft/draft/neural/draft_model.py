@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import Rng
-from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
+from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary, most_siblings
 from ...errors import ForedraftError, UsageError
 from ...runtime import FINAL, Executor, Output, Rows
 from ...runtime.cuda.captured_passes import CapturedPasses
@@ -60,6 +60,7 @@ class ModelDrafter(Drafter):
         self.max_length = executor.max_length
         self.vocab_size = vocab_size or executor.vocab_size
         self._vocabulary = vocabulary or _shared_ids(executor, self.vocab_size)
+        self.draft_words, self.siblings = min(executor.vocab_size, self.vocab_size), most_siblings(shape)
         self._slots: dict[int, int] = {}  # sequence id -> slot of the draft model's K/V cache
         self._free = list(range(executor.max_slots))[::-1]
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import Rng
-from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ...core.shapes.base import Frontier, Shape, Step, Vocabulary, most_siblings
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import empty_drafts
@@ -25,7 +25,7 @@ class MedusaDrafter(Drafter):
         self.name, self.head, self.shape, self.vocabulary = name, head, shape, vocabulary
         self.kinds: frozenset[Kind] = frozenset({shape.kind})
         self.topology: Topology = shape.topology
-        self.nodes = shape.nodes
+        self.nodes, self.siblings, self.draft_words = shape.nodes, most_siblings(shape), len(vocabulary.ids)
         self.taps = frozenset(head.taps)
         self._state: dict[int, Tensor] = {}  # sequence id -> [d]
 

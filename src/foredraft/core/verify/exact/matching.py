@@ -53,6 +53,7 @@ SAMPLE_AND_MATCH = Rule(
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_match),
     verify_batch=partial(walk_batch, solve_match_batch),
+    blind=True,
     seed_stable=True,
     capturable=True,
 )
@@ -63,6 +64,7 @@ GREEDY = Rule(
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_greedy),
     verify_batch=partial(walk_batch, solve_greedy_batch),
+    blind=True,
     greedy_only=True,
     seed_stable=True,
     capturable=True,

@@ -18,12 +18,15 @@ from ...distributions.tensors import DenseDistribution
 from ...rng.keyed import Purpose
 from ..base import Array, Rule, pairs
 from ..tree_walk import Node, NodeBatch, Step, StepBatch, walk
-from .rejection import ONE_DRAW, emit, emit_batch, walk_with_batched_rng
-from .transport import SMALL, Plan, set_distribution, transport
+from .rejection import ONE_DRAW, emit, emit_batch, ratio, residual, walk_with_batched_rng
+from .transport import MOST_DRAWS, SMALL, Plan, sequences_of, set_distribution, transport
 
 
 def answer(p: Array, q: Array, kind: Kind, tokens: list[int], draws: int) -> tuple[Array, Array]:
     """What to do with candidates `tokens`: a distribution over (each of them .., none), and the residual if none."""
+    if draws == 1 and kind != Kind.CHOSEN:  # the transport of one draw is min(p, q), at any vocabulary
+        own = ratio(p[tokens[0]], q[tokens[0]])
+        return np.array([own, 1.0 - own]), residual(p, q)
     plan = _plan(p, q, kind, tuple(tokens) if _fixed(kind) else (0,) * len(tokens), draws)
     seen = tuple(sorted(tokens))
     mass = plan.distribution.get(seen, 0.0)
@@ -91,10 +94,22 @@ def _kinds(node: NodeBatch) -> list[Kind]:
     return [Kind(k) for k in node.drafts.node_kind.gather(1, first)[:, 0].tolist()]
 
 
+def too_many(kinds: frozenset[Kind], words: int, siblings: int) -> str | None:
+    """Why drafts of these kinds, out of so many words and so many to a node, cannot be listed; None = they can."""
+    for kind in kinds:
+        if (count := sequences_of(kind, words, siblings)) > MOST_DRAWS:
+            return (
+                f"it would list {count} draws of {siblings} out of {words} tokens at a node; use rule 'canonical' or"
+                " 'k-seq' on independent draws, 'residual' on draws without replacement"
+            )
+    return None
+
+
 OPTIMAL_TRANSPORT = Rule(
     name="otm",
     summary="optimal transport between candidates and target; the highest acceptance, for drafts of few tokens",
     exact_for=pairs(tuple(kind for kind in Kind if kind != Kind.SAMPLED_ADAPTIVELY)) | ONE_DRAW,
     verify=partial(walk, solve_transport),
     verify_batch=partial(walk_with_batched_rng, solve_transport_batch),
+    too_large=too_many,
 )

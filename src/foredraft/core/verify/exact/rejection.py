@@ -282,6 +282,7 @@ ONE_HOT = Rule(
     exact_for=pairs(EVERY_KIND),
     verify=partial(walk, solve_one_hot),
     verify_batch=partial(walk_with_batched_rng, solve_one_hot_batch),
+    blind=True,
     capturable=True,
 )
 

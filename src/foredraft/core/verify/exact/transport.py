@@ -54,11 +54,19 @@ def set_distribution(q: Array, kind: Kind, candidates: Seq[int], draws: int) -> 
     if kind == Kind.TOP_THEN_SAMPLED:
         return _last_drawn(q, tuple(candidates[:-1]), candidates[-1])
     support = [int(v) for v in np.flatnonzero(q > 0)]
-    if kind == Kind.SAMPLED_IID:
-        _refuse_many(comb(len(support) + draws - 1, draws))
-        return _independent(q, support, draws)
-    _refuse_many(perm(len(support), len(candidates)))
-    return _without_replacement(q, support, len(candidates))
+    count = draws if kind == Kind.SAMPLED_IID else len(candidates)
+    _refuse_many(sequences_of(kind, len(support), count))
+    make = _independent if kind == Kind.SAMPLED_IID else _without_replacement
+    return make(q, support, count)
+
+
+def sequences_of(kind: Kind, words: int, count: int) -> int:
+    """How many outcomes there are to list of `count` candidates out of `words` tokens; a single draw needs no list."""
+    if count <= 1 or kind == Kind.CHOSEN:
+        return 1
+    if kind == Kind.TOP_THEN_SAMPLED:
+        return words
+    return comb(words + count - 1, count) if kind == Kind.SAMPLED_IID else perm(words, count)
 
 
 def _refuse_many(sequences: int) -> None:
