@@ -42,6 +42,7 @@ def quick(name: str) -> tuple[str | None, ...]:
 PAIRS = [
     pytest.param(name, shape, marks=() if shape in quick(name) else pytest.mark.slow)
     for name, recipe in RECIPES.items()
+    if recipe.card.exact
     for shape in (None, *(recipe.shapes if recipe.kind in (None, "eagle3") and len(recipe.shapes) > 1 else ()))
 ] + [pytest.param("draft-model", DRAWN), pytest.param("eagle3", DRAWN, marks=pytest.mark.slow)]
 PAIRS += [pytest.param(name, shape) for name, shape in SMALLER.items() if shape]
@@ -63,6 +64,11 @@ def test_several_draws_are_exact(name: str, shape: str | None) -> None:
     found = enumerate_method(name, Options(shape=shape), tokens=2)
     assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
     assert found["outcomes"] > 9
+
+
+def test_lantern_is_exact_without_a_budget_and_lossy_with_one() -> None:
+    exact, lossy = (enumerate_method("lantern", Options(own=(("lam", lam), ("k", 1))), tokens=2) for lam in (1.0, 5.0))
+    assert exact["verdict"] == "PASS" and lossy["verdict"] == "FAIL" and lossy["lossy"]
 
 
 @pytest.mark.parametrize("rule", ["chain", "block", "one-hot", "sample-and-match"])

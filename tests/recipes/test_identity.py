@@ -18,7 +18,7 @@ from foredraft.recipes.trained import shipped
 TIE = 1e-4  # a difference is allowed only where the target's two best logits are this near
 SHIPPED = {read_spec(folder).kind for folder in shipped()}
 # Methods over trained heads run here once their weights come with the package.
-READY = [name for name, recipe in RECIPES.items() if recipe.kind is None or recipe.kind in SHIPPED]
+READY = [name for name, row in RECIPES.items() if not row.visual and (row.kind is None or row.kind in SHIPPED)]
 METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in READY} | {
     "suffix tree": ("suffix", Options(shape="tree")),
     "draft-model tree": ("draft-model", Options(shape="tree", drafter="layers:27")),

@@ -21,7 +21,6 @@ MISSING = {
     "falcon",
     "sdsat",
     "easyspec",
-    "lantern",
     "adaeagle",
     "draft-and-verify",
 }

@@ -20,6 +20,7 @@ from .bench import bench
 from .chat import chat
 from .demo import demo
 from .generate import generate
+from .images import images
 from .judge.commands import judge
 from .listing import models
 from .method_listing import methods
@@ -40,6 +41,7 @@ for command in (generate, chat, complete, serve, demo, methods, models, analyze,
 app.add_typer(bench, name="bench")
 app.add_typer(judge, name="judge")
 app.add_typer(store, name="store")
+app.add_typer(images, name="images")
 
 # Typer brings its own copy of click in some versions; its usage error is the base of what it exports.
 BadUsage: Any = typer.BadParameter.__base__

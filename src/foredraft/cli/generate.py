@@ -7,10 +7,15 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.progress import Progress
 
-from ..errors import ForedraftError, UsageError
+from ..errors import ForedraftError, UsageError, unknown_name
+from ..models.load.names import VISUAL, visual_folder
+from ..models.visual import load_codec
+from ..models.visual.pictures import as_text, sheet, write_png
+from ..models.visual.token_model import NAMES
 from ..recipes import LLM
 from ..types import Completion, SamplingParams, Stats
 from . import options as o
@@ -52,6 +57,8 @@ def generate(
     store: o.Store = None,
     ignore_eos: Annotated[bool, typer.Option(help="Write on after the end-of-text token.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="With --json: alternatives to report per token.")] = None,
+    guidance: o.Guidance = None,
+    picture: Annotated[Path | None, typer.Option(help="Models of images: write what they drew as a PNG file.")] = None,
     explain: Annotated[bool, typer.Option(help="Tell on stderr what --method auto chose, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
@@ -68,22 +75,41 @@ def generate(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
             words=words, stop=stop_rule, length=length, store=store, dtype=dtype, device=device,
             draft_device=draft_device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
-            max_length=max_length, share=True, progress=bar,
+            max_length=max_length, guidance=guidance, share=True, progress=bar,
         )  # fmt: skip
-    ids = [encode(llm, text, chat) for text in texts]
+    folder, ids = image_folder(llm, texts, picture), [encode(llm, text, chat) for text in texts]
     try:
         if as_json:
             return print_json(llm, texts, run(llm, ids, params))
-        if len(ids) == 1:
-            return print_stream(llm, ids[0], params)
-        return print_texts(texts, run(llm, ids, params))
+        return print_answers(llm, texts, ids, params, folder, picture)
     finally:
-        if explain:
-            print_choices(llm)
+        print_choices(llm, explain)
 
 
-def print_choices(llm: LLM) -> None:
+def print_answers(
+    llm: LLM, texts: list[str], ids: list[list[int]], params: SamplingParams, folder: Path | None, picture: Path | None
+) -> int:
+    """Images, one text as it comes, or several texts. `folder`: of a model of images."""
+    if folder is not None:
+        return print_images(llm, folder, texts, run(llm, ids, params), picture)
+    return print_stream(llm, ids[0], params) if len(ids) == 1 else print_texts(texts, run(llm, ids, params))
+
+
+def image_folder(llm: LLM, prompts: list[str], picture: Path | None) -> Path | None:
+    """Where the codec of a model of images lies, whose prompts must be classes; None = the model writes text."""
+    folder, name = visual_folder(llm.target.name), llm.target.name
+    if picture is not None and folder is None:
+        raise UsageError(f"--picture is for models of images ({', '.join(VISUAL)}), and {name!r} writes text")
+    strange = [text for text in prompts if folder is not None and text not in NAMES]
+    if strange:
+        raise unknown_name("class of images", strange[0], NAMES)
+    return folder
+
+
+def print_choices(llm: LLM, wanted: bool = True) -> None:
     """What a method that chooses has chosen, on stderr."""
+    if not wanted:
+        return
     lines = llm.method.drafter.explain() if llm.method.drafter is not None else []
     for line in lines or [f"method {llm.method.name!r} has nothing to choose; use --method auto"]:
         print(line, file=sys.stderr)
@@ -144,6 +170,19 @@ def print_stream(llm: LLM, ids: list[int], params: SamplingParams) -> int:
     print()
     o.errors.print(summary(llm, request.stats), style="dim", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def print_images(llm: LLM, folder: Path, prompts: list[str], results: list[Completion], picture: Path | None) -> int:
+    """Images in letters on stdout, their figures on stderr; all of them in one picture if asked for."""
+    decoder = load_codec(folder / "codec")
+    whole = [(prompt, result) for prompt, result in zip(prompts, results, strict=True) if result.error is None]
+    images = [decoder.images(torch.tensor([result.token_ids]))[0] for _, result in whole]
+    for (prompt, result), image in zip(whole, images, strict=True):
+        print(f">>> {prompt}\n{as_text(image)}\n")
+        o.errors.print(summary(llm, result.stats), style="dim", highlight=False, markup=False, soft_wrap=True)
+    if picture is not None and images:
+        write_png(picture, sheet([torch.stack(images[i : i + 10]) for i in range(0, len(images), 10)], scale=3))
+    return 1 if len(whole) < len(results) else 0
 
 
 def print_texts(prompts: list[str], results: list[Completion]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rich.table import Table
 from ..errors import UsageError
 from ..models import MODELS, cache_home
 from ..models.load.folders import is_ready
-from ..models.load.names import TUNED, tuned_folder
+from ..models.load.names import TUNED, VISUAL, tuned_folder, visual_folder
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -31,6 +32,7 @@ def models(as_json: Json = False) -> int:
         for m in MODELS.values()
     ]
     rows += [_tuned(name, base) for name, base in TUNED.items()]
+    rows += [_visual(name, title) for name, title in VISUAL.items()]
     if as_json:
         print(json.dumps({"cache": str(cache_home()), "models": rows}))
         return 0
@@ -48,21 +50,24 @@ def models(as_json: Json = False) -> int:
 
 
 def _tuned(name: str, base: str) -> dict[str, Any]:
-    """A model that is another one with a delta; `missing` says what to do where the delta is not there."""
+    """A model that is another one with a delta."""
+    row = {"name": name, "title": f"{base} with a delta", "role": "target, drafter and judge"}
+    return row | {"licence": MODELS[base].licence} | _trained(lambda: tuned_folder(name), lambda: _cached(base))
+
+
+def _visual(name: str, title: str) -> dict[str, Any]:
+    """A model of images; it comes with the package whole."""
+    row = {"name": name, "title": title, "role": "images, with its drafter", "licence": "Apache-2.0"}
+    return row | _trained(lambda: visual_folder(name), lambda: True)
+
+
+def _trained(find: Callable[[], object], cached: Callable[[], bool]) -> dict[str, Any]:
+    """`missing` says what to do where the weights are not there."""
     try:
-        tuned_folder(name)
-        missing = None
+        find()
     except UsageError as error:
-        missing = str(error)
-    return {
-        "name": name,
-        "title": f"{base} with a delta",
-        "role": "target, drafter and judge",
-        "licence": MODELS[base].licence,
-        "cached": missing is None and _cached(base),
-        "installed": missing is None,
-        "missing": missing,
-    }
+        return {"cached": False, "installed": False, "missing": str(error)}
+    return {"cached": cached(), "installed": True, "missing": None}
 
 
 def _cached(name: str) -> bool:

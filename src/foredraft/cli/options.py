@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,11 @@ from ..recipes.stop_table import STOPS
 from ..recipes.table import DEFAULT_METHOD
 from ..types import SamplingParams
 
+if TYPE_CHECKING:
+    from ..train.training_loop import Report
+
 errors = Console(stderr=True)
+TELL_SHARE = 0.05  # of a run, between two lines where nobody looks
 
 DRAFTING = "Drafting (name:key=value,..; see 'foredraft methods')"
 Model = Annotated[str, typer.Option("--model", "-m", help="Short name, GGUF file, Hugging Face folder or hub id.")]
@@ -66,6 +70,7 @@ MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the t
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages tokens that the text already has.")]
 PresencePenalty = Annotated[float, typer.Option(help="Taken from the logits of tokens that were written already.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Taken for every time a token was written.")]
+Guidance = Annotated[float | None, typer.Option(help="Models of images: scale of classifier-free guidance; 1 = none.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 Stop = Annotated[
     list[str] | None,
@@ -110,3 +115,24 @@ class LoadingBar:
         if description not in self.tasks:
             self.tasks[description] = self.progress.add_task(description, total=total)
         self.progress.update(self.tasks[description], completed=done, total=total)
+
+
+class StageBar:
+    """A bar for each part of a training, with its losses and its scores; lines where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr.isatty()
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[news]}"))
+        self.progress = Progress(*columns, TimeRemainingColumn(), console=errors, disable=not self.live)
+        self.tasks: dict[str, Any] = {}
+        self.shown: dict[str, float] = {}
+
+    def __call__(self, part: str, report: Report) -> None:
+        if part not in self.tasks:
+            self.tasks[part], self.shown[part] = self.progress.add_task(part, total=1.0, news=""), -1.0
+        figures = [f"{name} {value:.3f}" for name, value in (report.losses | report.scores).items()]
+        line = "  ".join([f"step {report.step}", *figures])
+        self.progress.update(self.tasks[part], completed=report.progress, news=line)
+        if not self.live and report.progress - self.shown[part] >= TELL_SHARE:
+            errors.print(f"{part} {report.progress:.0%}  {line}", markup=False, highlight=False)
+            self.shown[part] = report.progress

@@ -64,7 +64,10 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of a text; with `add_special`, preceded by whatever the model expects at the start."""
-        return self.backend.encode(text, add_special_tokens=add_special).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special).ids
+        except Exception as error:  # the package raises bare Exception
+            raise UsageError(f"the model's tokenizer has no token for something in {text[:60]!r} ({error})") from None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special)

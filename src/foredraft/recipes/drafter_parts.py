@@ -71,6 +71,23 @@ def head(kind: str) -> MakeParts:
     return parts
 
 
+def lantern(
+    factory: PartsFactory,
+    options: Options,
+    *,
+    k: int = 10,
+    lam: float = 5.0,
+    mass: float = 0.0,
+    greedy: bool = False,
+    codebook: str = "",
+) -> Parts:
+    """An EAGLE head under the relaxed rule of LANTERN++; with `mass`, its delta, under that of LANTERN."""
+    name, budget = ("lantern", f"delta={mass}") if mass else ("lantern++", f"lam={lam}")
+    text = f"{name}:k={k},{budget},greedy={str(greedy).lower()},codebook={codebook}"
+    rule = factory.rule(text, None, None)  # before the head: whoever has no codebook needs no head either
+    return replace(head("eagle")(factory, options), rule=rule)
+
+
 def specdec(factory: PartsFactory, options: Options) -> Parts:
     """A fastdraft head with the head that predicts rejection."""
     ready, accept = factory.head_that_stops(options.drafter)

@@ -58,6 +58,7 @@ class LLM:
         device: str = "auto",
         batch_size: int = 1,
         max_length: int | None = None,
+        guidance: float | None = None,
         share: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class LLM:
             Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device, store)
         )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
-        place = Place(dtype, device, batch_size, max_length)
+        place = Place(dtype, device, batch_size, max_length, guidance=guidance)
         self.target = load(model, place, progress)
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)

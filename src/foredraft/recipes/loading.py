@@ -32,6 +32,7 @@ from ..models.load.names import tuned_folder
 from ..models.load.quantised import FILE as TILES
 from ..models.load.quantised import load_quantised
 from ..runtime import Executor, executor_for
+from ..runtime.guided import Guidance, GuidedExecutor
 
 log = logging.getLogger("foredraft")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,6 +60,7 @@ class Place:
     slots: int = 1
     max_length: int | None = None
     packed: bool = True  # whether products may be packed for speed; training needs the plain weights
+    guidance: float | None = None  # scale of classifier-free guidance, for models that have it; None = the model's own
 
     def torch_device(self) -> torch.device:
         if self.device != "auto":
@@ -122,7 +124,7 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         dtype = fastest_in_torch()  # the model runs through its own torch code
     if runs_natively(raw):
         decoder = _decoder(name, folder, raw, DTYPES[dtype], device, place.packed)
-        executor = executor_for(decoder, place.slots, place.max_length)
+        executor = _executor(decoder, raw, place)
     else:
         from ..runtime.hf.executor import HFExecutor
 
@@ -130,6 +132,18 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     log.info("%s: %s passes by %s%s", name, dtype, executor.name, " (chosen)" if place.dtype == "auto" else "")
     tokenizer = Tokenizer.from_folder(folder)
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
+
+
+def _executor(decoder: Decoder, raw: Mapping[str, Any], place: Place) -> Executor:
+    """An executor for our own decoder; models whose config says so run under classifier-free guidance."""
+    own = raw.get("guidance")
+    if own is None:
+        if place.guidance is not None:
+            raise UsageError("this model knows no condition to leave out, so guidance means nothing to it")
+        return executor_for(decoder, place.slots, place.max_length)
+    scale = own["scale"] if place.guidance is None else place.guidance
+    inner = executor_for(decoder, 2 * place.slots, place.max_length)
+    return GuidedExecutor(inner, Guidance(float(scale), int(own["codes"]), int(own["none"])))
 
 
 def _decoder(

@@ -30,6 +30,7 @@ from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..models.elsewhere import copy_to
 from ..models.grouped import GroupedDecoder
+from ..models.visual.codebook_rules import CODEBOOK_RULES, Codes, codebook_rule
 from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
 from .judge_rules import judge_rule
@@ -76,8 +77,8 @@ class Options:
         for table, text in ((SHAPES, self.shape), (STOPS, self.stop), (LENGTH_RULES, self.length)):
             if text is not None:
                 table.read(text)
-        if self.rule is not None and self.rule.partition(":")[0] != "judge":
-            find_rule(self.rule)
+        if self.rule is not None:
+            _check_rule(self.rule)
 
     def filled(self, defaults: Options) -> Options:
         """With the defaults where nothing was said."""
@@ -92,6 +93,15 @@ class Options:
             if each.name != "own" and None not in (mine, other) and mine != other:
                 raise UsageError(f"option {each.name} is given twice: {mine!r} and {other!r}")
         return replace(more.filled(self), own=self.own + more.own)
+
+
+def _check_rule(text: str) -> None:
+    """Refuse a rule that nobody knows; those of a judge or a codebook are made when the target is there."""
+    name = text.partition(":")[0]
+    if name in CODEBOOK_RULES.factories:
+        CODEBOOK_RULES.read(text)
+    elif name != "judge":
+        find_rule(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +214,17 @@ class PartsFactory:
         """What a drafter may be measured on before its first use; none = it is not to be measured here."""
         return calibration_prompts(self.target)
 
+    def codes(self) -> Codes:
+        """Where the target's codes lie, for rules that relax."""
+        executor = self.target.executor
+        return Codes(self.target.name, executor.vocab_size, executor.device)
+
     def rule(self, name: str, judge: str | None, drafter: Drafter | None) -> Rule:
         """A rule by its spelling; the judge is loaded for the target, and for the drafter whose states it may read."""
         if name.partition(":")[0] == "judge":
             return judge_rule(self.target, _innermost(drafter), judge, name)
+        if name.partition(":")[0] in CODEBOOK_RULES.factories:
+            return codebook_rule(self.codes(), name)
         return find_rule(name)
 
 
@@ -237,6 +254,7 @@ class Recipe:
     takes_stop: bool = False  # whether it drafts chains that a stop rule may end
     takes_length: bool = True  # whether a length rule may decide for it
     takes_store: bool = False  # whether it looks things up in a datastore
+    visual: bool = False  # whether it is for models of images alone
     defaults: Options = Options()
     measure: Measure | None = None  # what `foredraft profile --method` finds out for it
 

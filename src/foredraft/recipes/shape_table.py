@@ -124,9 +124,9 @@ def fan(length: int, width: int = 6, depth: int = 0, drawn: bool = True) -> Shap
     return Fan(width, depth or length, drawn)
 
 
-def lantern(length: int, depth: int = 0) -> Shape:
+def lantern(length: int, depth: int = 0, drawn: bool = False) -> Shape:
     """A fixed tree for flat distributions (LANTERN++)."""
-    return StaticTree(tuple(path for path in LANTERN_PATHS if len(path) <= (depth or length)))
+    return StaticTree(tuple(path for path in LANTERN_PATHS if len(path) <= (depth or length)), drawn)
 
 
 SHAPES: PartTable[Shape] = PartTable(

@@ -38,7 +38,7 @@ from ..models.heads import (
 from ..models.heads.artefact import CONFIG
 from ..models.heads.decision import PROBABILITIES
 from ..models.layers.linear import TiledLinear
-from ..models.load.names import TUNED, tuned_folder
+from ..models.load.names import TUNED, VISUAL, shipped_folder, tuned_folder
 from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
 from .loading import DTYPES, Loaded, Place
@@ -95,7 +95,8 @@ class Trained:
 def shipped() -> list[Path]:
     """Folders of the heads that come with the package."""
     root = Path(str(resources.files("foredraft"))) / "weights"
-    return sorted(config.parent for config in root.glob(f"*/*/{CONFIG}"))
+    names = {config.parents[1].name for config in root.glob(f"*/*/{CONFIG}")} | set(VISUAL)
+    return sorted(config.parent for name in names for config in shipped_folder(name).glob(f"*/{CONFIG}"))
 
 
 def identity(target: Loaded) -> Identity:

@@ -29,6 +29,7 @@ from ...draft.store.scanned import ScannedText
 from ...draft.store.stores import EVERYBODY
 from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
+from ...models.visual.codebook_rules import Codes
 from ...recipes import Options, find_recipe
 from ...recipes.loading import Loaded, Place
 from ...recipes.recipe import PartsFactory, Recipe
@@ -106,8 +107,19 @@ class _TableHead:
         return ModelDrafter(self.executor, shape, name=name)  # type: ignore[arg-type]
 
 
+class _Ring(Codes):
+    """Tokens on a circle, each beside the next."""
+
+    def book(self, file: str) -> Tensor:
+        angle = torch.arange(self.size) * (2 * torch.pi / self.size)
+        return torch.stack((angle.cos(), angle.sin()), dim=1)
+
+
 class _TableFactory(PartsFactory):
     """Recipes find tables here whatever they ask for."""
+
+    def codes(self) -> Codes:
+        return _Ring("table", self.target.executor.vocab_size, torch.device("cpu"))
 
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         executor: Any = self.models[_DRAFTER].executor

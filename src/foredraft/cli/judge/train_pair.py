@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import options as o
 
-if TYPE_CHECKING:
-    from ...train.training_loop import Report
-
 EVERY_FAMILY = "all"
-TELL_SHARE = 0.05  # of a run, between two lines where nobody looks
-
-
-class PairBar:
-    """A bar for each part, with its loss and the share of fresh problems that it solves."""
-
-    def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[news]}"))
-        self.progress = Progress(*columns, TimeRemainingColumn(), console=o.errors, disable=not self.live)
-        self.tasks: dict[str, Any] = {}
-        self.shown: dict[str, float] = {}
-
-    def __call__(self, part: str, report: Report) -> None:
-        if part not in self.tasks:
-            self.tasks[part], self.shown[part] = self.progress.add_task(part, total=1.0, news=""), -1.0
-        line = f"step {report.step}  loss {report.losses['loss']:.3f}"
-        if "solved" in report.scores:
-            line += f"  {report.scores['solved']:.1%} solved"
-        self.progress.update(self.tasks[part], completed=report.progress, news=line)
-        if not self.live and report.progress - self.shown[part] >= TELL_SHARE:
-            o.errors.print(f"{part} {report.progress:.0%}  {line}", markup=False, highlight=False)
-            self.shown[part] = report.progress
 
 
 def pair(
@@ -87,7 +59,7 @@ def pair(
         families=tuple(FAMILIES) if families == EVERY_FAMILY else tuple(families.split(",")),
         parts=tuple(parts.split(",")), final_tries=final_tries, device=device, storage=storage,
     )  # fmt: skip
-    bar = PairBar()
+    bar = o.StageBar()
     with bar.progress:
         cards = train_pair(order, bar)
     if not as_json:

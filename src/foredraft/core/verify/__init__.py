@@ -51,8 +51,8 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in _FIXED} | {name: make() fo
 # Rules that a name alone cannot make, and what they need.
 NEEDS = {
     "judge": "a trained head: --judge FOLDER, or core.verify.judge(head, threshold)",
-    "lantern": "a codebook: core.verify.lantern(nearest_codes(codebook, k))",
-    "lantern++": "a codebook: core.verify.lantern_pp(nearest_codes(codebook, k))",
+    "lantern": "a codebook: --model lantern-demo, lantern:codebook=FILE, or core.verify.lantern(near)",
+    "lantern++": "a codebook: --model lantern-demo, lantern++:codebook=FILE, or core.verify.lantern_pp(near)",
 }
 
 # What goes wrong when a rule meets drafts that it does not expect; part of the refusal.

