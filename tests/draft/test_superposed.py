@@ -61,6 +61,12 @@ def test_drafts_part_and_ended_ones_are_kept() -> None:
     assert {tuple(draft.tokens) for draft in drafts.best()} == {(1, 3), (2, 4)}
 
 
+def test_columns_may_stand_for_other_tokens() -> None:
+    drafts = Superposition([0], Mixing(2), lambda text: {}, frozenset(), torch.tensor([40, 30, 20]))
+    drafts.step(torch.tensor([0.0, 0.2, 0.1]))
+    assert [draft.tokens for draft in drafts.live] == [[30], [20]]
+
+
 def test_one_draft_without_statistics_is_greedy() -> None:
     """A mixture of one token is the token: its rows are those of an ordinary chain, and the slot is left as it was."""
     executor = TorchExecutor(toys.target(), 2, 128)

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from ...core.rng.keyed import Rng
+from ...core.shapes.base import Vocabulary
 from ...core.trees.layout import trees
 from ...runtime import Executor
 from ...types import DraftBatch, Kind, Sequence, Topology
@@ -75,9 +76,10 @@ class OuroborosDrafter(CascadeDrafter):
         candidates: int = 3,
         vocab_size: int = 0,
         name: str = "ouroboros",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.phrases = PhraseDrafter(phrase)
-        super().__init__(executor, self.phrases, length, phrase, vocab_size=vocab_size, name=name)
+        super().__init__(executor, self.phrases, length, phrase, 1.0, vocab_size, name, vocabulary)
         self.length, self.candidates = length, candidates
         self.topology, self.nodes = Topology.TREE, length + candidates * phrase
         self._drafted: dict[int, _Drafted] = {}

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from ...core.rng.keyed import Rng
-from ...core.shapes.base import Chain
+from ...core.shapes.base import Chain, Vocabulary
 from ...core.trees.layout import trees
 from ...runtime import Executor, Rows
 from ...types import DraftBatch, Kind, Sequence, Topology
@@ -36,8 +36,9 @@ class SuperposedDrafter(ModelDrafter):
         vocab_size: int = 0,
         stores: Stores[Texts] | None = None,
         name: str = "superposed",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
-        super().__init__(executor, Chain(length, kind=Kind.CHOSEN), vocab_size, name)
+        super().__init__(executor, Chain(length, kind=Kind.CHOSEN), vocab_size, name, vocabulary)
         self.mixing, self.length, self.stores = mixing, length, stores
         self.topology, self.nodes = Topology.TREE, mixing.drafts * length
         self._own: dict[int, SuffixAutomaton] = {}
@@ -56,7 +57,8 @@ class SuperposedDrafter(ModelDrafter):
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         steps = min(self.length, max(s.budget.depth for s in sequences))
-        drafts = [Superposition(s.tokens, self.mixing, self._statistics(s), frozenset()) for s in sequences]
+        ids = None if self.vocabulary is None else self.vocabulary.ids
+        drafts = [Superposition(s.tokens, self.mixing, self._statistics(s), frozenset(), ids) for s in sequences]
         if steps > 0:
             slots = [self._slots[s.id] for s in sequences]
             superpose(self.executor, slots, drafts, self._read_on(slots, sequences)[:, : self.vocab_size], steps)

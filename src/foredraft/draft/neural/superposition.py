@@ -64,8 +64,16 @@ def interpolated(log_p: Array, g: Array, weight: float) -> Array:
 class Superposition:
     """The drafts of one text. `end_ids` end a draft, which is then set aside."""
 
-    def __init__(self, text: list[int], mixing: Mixing, statistics: Statistics, end_ids: frozenset[int]) -> None:
-        self.text, self.mixing, self.statistics, self.end_ids = text, mixing, statistics, end_ids
+    def __init__(
+        self,
+        text: list[int],
+        mixing: Mixing,
+        statistics: Statistics,
+        end_ids: frozenset[int],
+        ids: Tensor | None = None,
+    ) -> None:
+        """`ids`: the token of each column of logits, where a model writes with words of its own."""
+        self.text, self.mixing, self.statistics, self.end_ids, self.ids = text, mixing, statistics, end_ids, ids
         self.live, self.ended = [Draft()], list[Draft]()
 
     def weights(self) -> tuple[list[int], Array]:
@@ -79,7 +87,8 @@ class Superposition:
         top = torch.log_softmax(logits.float() / self.mixing.temperature, dim=-1).topk(
             min(self.mixing.tokens, logits.shape[-1])
         )
-        token, log_p = top.indices.tolist(), top.values.cpu().numpy().astype(np.float64)
+        columns = top.indices if self.ids is None else self.ids[top.indices.to(self.ids.device)]
+        token, log_p = columns.tolist(), top.values.cpu().numpy().astype(np.float64)
         log_p = np.maximum(log_p - np.logaddexp.reduce(log_p), UNSEEN)
         options: list[tuple[float, int, int]] = []
         for number, draft in enumerate(self.live):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...core.shapes.base import Shape
+from ...core.shapes.base import Chain, Shape, Vocabulary
 from ...core.shapes.eagle2_tree import Eagle2Tree
 from ...draft import Drafter
 from ...draft.combine.ouroboros import OuroborosDrafter
 from ...draft.combine.rasd import RasdDrafter
+from ...draft.neural.draft_model import ModelDrafter
 from ...draft.neural.superposed import SuperposedDrafter
 from ...draft.neural.superposition import Mixing
 from ...draft.retrieval.dresd import DresdDrafter
@@ -17,12 +18,15 @@ from ...draft.retrieval.lookahead import LookaheadDrafter
 from ...draft.retrieval.rest import RestDrafter
 from ...draft.retrieval.suffix import SuffixDrafter
 from ...errors import UsageError
+from ...runtime import Executor
+from ...types import Kind
 from ..drafter_parts import model_or_head
 from ..recipe import Card, Options, Parts, PartsFactory, Recipe, draft_executor
 
 STORE = "a datastore: foredraft store build FILES.. --out STORE, then --store STORE"
 BUILD = "foredraft store build FILES.. --out STORE"
-MODEL = "--drafter MODEL of the same tokenizer, or layers:K (the target's own first K layers)"
+MODEL = "a fastdraft head where one comes with the target, else --drafter MODEL of the same tokenizer, or layers:K"
+SMALL = "fastdraft"  # the trained head that is a model of its own
 CONSIDERED = 96  # nodes of a model's tree that retrieved ones are held against
 
 
@@ -44,8 +48,9 @@ def lookahead(
 
 def ouroboros(factory: PartsFactory, options: Options, *, phrase: int = 4, candidates: int = 3) -> Parts:
     assert options.draft_length is not None
-    executor, size = draft_executor(factory, options.drafter), factory.target.executor.vocab_size
-    return Parts(OuroborosDrafter(executor, options.draft_length, phrase, candidates, size))
+    executor, vocabulary = _small_model(factory, options)
+    size = factory.target.executor.vocab_size
+    return Parts(OuroborosDrafter(executor, options.draft_length, phrase, candidates, size, vocabulary=vocabulary))
 
 
 def dresd(factory: PartsFactory, options: Options, *, nodes: int = 16, places: int = 10, least: float = 0.3) -> Parts:
@@ -58,9 +63,20 @@ def superposed(
     factory: PartsFactory, options: Options, *, drafts: int = 3, share: float = 0.0, temperature: float = 0.06
 ) -> Parts:
     assert options.draft_length is not None
-    executor, size = draft_executor(factory, options.drafter), factory.target.executor.vocab_size
+    executor, vocabulary = _small_model(factory, options)
+    size, mixing = factory.target.executor.vocab_size, Mixing(drafts, share, temperature)
     stores = None if options.store is None else factory.stores(options.store)
-    return Parts(SuperposedDrafter(executor, Mixing(drafts, share, temperature), options.draft_length, size, stores))
+    return Parts(SuperposedDrafter(executor, mixing, options.draft_length, size, stores, vocabulary=vocabulary))
+
+
+def _small_model(factory: PartsFactory, options: Options) -> tuple[Executor, Vocabulary | None]:
+    """The model that --drafter names, with the words that it knows; else the trained one there is for the target."""
+    kind = factory.best_head((SMALL,), options.drafter)
+    if kind == SMALL:
+        made = factory.head(kind, options.drafter).drafter(Chain(1, kind=Kind.CHOSEN), kind)
+        if isinstance(made, ModelDrafter):
+            return made.executor, made.vocabulary
+    return draft_executor(factory, options.drafter), None
 
 
 def rasd(heads: Sequence[str]) -> Callable[..., Parts]:
