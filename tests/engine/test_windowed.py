@@ -199,3 +199,12 @@ def test_a_lagging_drafter_holds_nobody_else() -> None:
 def test_one_token_and_the_end_of_the_context() -> None:
     assert one(TableExecutor(TARGET), method(Plan(3)), 1) == greedy(1)
     assert one(TableExecutor(TARGET, max_length=9), method(Plan(3)), 30) == greedy(7)
+
+
+def test_logprobs_are_those_of_the_rows_that_wrote_the_tokens() -> None:
+    asked = request((0, 1), method(Plan(3)), max_new_tokens=12, logprobs=0)
+    assert finish(Engine(TableExecutor(TARGET)), asked) == [greedy(12)]
+    text = [0, 1]
+    for token, entry in zip(asked.sequence.output, asked.logprobs, strict=True):
+        assert entry[token] == pytest.approx(float(np.log(TARGET.next_distribution(text)[token])), abs=1e-5)
+        text.append(token)

@@ -84,7 +84,7 @@ class WindowedLoop:
         if begun:
             self._forward(begun)
             self._flights += begun
-        if alone and not any(flight.done for flight in self._flights):
+        if alone and self._flights and not any(flight.done for flight in self._flights):
             wait([f.ahead for f in self._flights if f.ahead is not None], return_when=FIRST_COMPLETED)
             self.engine.clock.lap("draft", [r for flight in self._flights for r in flight.group.requests])
         for flight in [flight for flight in self._flights if flight.done]:
