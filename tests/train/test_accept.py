@@ -13,7 +13,7 @@ from foredraft.core.shapes.base import Step
 from foredraft.core.shapes.stops import PredictedRejection
 from foredraft.errors import UsageError
 from foredraft.models.heads import load_head, save_head
-from foredraft.train.kinds import Accept
+from foredraft.train.kinds import Accept, Decision
 from foredraft.train.kinds.accept import own_tokens
 from foredraft.train.student import Student
 from foredraft.types import SamplingParams
@@ -61,6 +61,27 @@ def test_the_head_learns_and_belongs_to_its_drafter(folder: Path, tmp_path: Path
     assert len(spec.extra["drafter"]) == 64
     with pytest.raises(UsageError, match="--drafter"):
         Accept().describe(decoder, toys.identity(decoder), kind.defaults, outputs)
+
+
+@pytest.mark.parametrize("reads", ["probabilities", "state"])
+def test_a_decision_model_learns_what_is_accepted(reads: str, folder: Path, tmp_path: Path) -> None:
+    decoder, kind = toys.target(), Decision(drafter=folder)
+    settings = replace(kind.defaults, lr=1e-2, extra=kind.defaults.extra | {"reads": reads, "temperature": 1.0})
+    outputs = toys.outputs(decoder, "fastdraft", rows=8)
+    student = Student.create(kind, settings, decoder, toys.identity(decoder), outputs)
+    losses = []
+    for _ in range(40):
+        torch.manual_seed(0)  # the same draws, so that there is something to remember
+        losses.append(student.accumulate(outputs, 0.1).item())
+        student.update(0.1)
+    assert losses[-1] < 0.97 * losses[0] and student.simulate(outputs, 3) is None
+    save_head(tmp_path / "decision", student.head, student.spec, {}, {}, "bf16")  # type: ignore[arg-type]
+    again, spec = load_head(tmp_path / "decision", "decision", decoder, toys.identity(decoder))
+    read = torch.rand(2, 3, 11 if reads == "probabilities" else 32)
+    assert again(read).shape == (2, 3) and torch.allclose(again(read), student.head(read), atol=0.1)
+    assert spec.extra["reads"] == reads and len(spec.extra["drafter"]) == 64
+    with pytest.raises(UsageError, match="--drafter"):
+        Decision().describe(decoder, toys.identity(decoder), kind.defaults, outputs)
 
 
 def test_the_rule_stops_when_a_rejection_is_likely() -> None:

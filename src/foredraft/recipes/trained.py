@@ -199,7 +199,10 @@ def decision_model(target: Loaded, named: str | None) -> Decide:
     """A decision model as a function of what a drafter knows after a step.
 
     One that reads probabilities goes with any drafter; one that reads states, with drafters that hand over theirs.
+    Where none is named or comes with the package, the drafter's own top probability decides.
     """
+    if named is None and (target.executor.decoder is None or "decision" not in _shipped_for(target)):
+        return lambda step: step.top(1)[0][:, :, 0].exp()
     folder = find_head("decision", target, named)
     head, spec = load_head(folder, "decision", decoder_of(target), identity(target))
 

@@ -46,7 +46,7 @@ TARGET_INIT = Recipe(
         "Lu et al. 2024 (arXiv 2409.10644)",
         "fan below the target's draw, layers ended by a decision model; published=true is its own sampler, lossy",
         "+27.5% over multi-candidate decoding at most (camera-ready); v1 says +75%",
-        "fastdraft and decision model come with the package for smollm2; or --drafter MODEL, layers:K",
+        "--drafter MODEL, layers:K or a fastdraft head; without a decision model its top probability decides",
         needs="model and decision",
         phrase="a fan of chains, ended by a decision model",
         get="foredraft train decision --drafter FOLDER",
