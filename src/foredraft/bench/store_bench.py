@@ -84,14 +84,15 @@ def _all_ids(order: StoreOrder, tokenizer: Tokenizer, files: list[Path], tell: T
     kept, most = order.out / "encoded", max(order.sizes)
     kept.mkdir(exist_ok=True)
     parts: list[Array] = []
-    for number, begin in enumerate(range(0, len(files), STRIDE)):
+    for begin in range(0, len(files), STRIDE):
         have = sum(map(len, parts))
         tell(min(have, most), most, "tokens encoded")
         if have >= most:
             break
-        path = kept / f"{number:05d}.npy"
+        chosen = files[begin : begin + STRIDE]  # other files, another name
+        path = kept / f"{hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()}.npy"
         if not path.exists():
-            np.save(path.with_suffix(".new.npy"), _encode(tokenizer, files[begin : begin + STRIDE]))
+            np.save(path.with_suffix(".new.npy"), _encode(tokenizer, chosen))
             path.with_suffix(".new.npy").rename(path)
         parts.append(np.load(path, mmap_mode="r"))
     return np.concatenate(parts)[:most]
