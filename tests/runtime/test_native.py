@@ -12,6 +12,7 @@ from torch import Tensor
 from foredraft.models import Decoder, ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import Eagle3Head, EagleHead, HeadSpec, Identity, KangarooHead, settle
 from foredraft.models.heads.eagle import GriffinHead
+from foredraft.models.layers.skip_set import SkipSet
 from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
 from foredraft.runtime.native.executor import NativeExecutor
 from foredraft.runtime.torch.executor import CHUNK
@@ -156,6 +157,22 @@ def test_a_pass_may_pause_between_layers() -> None:
     assert torch.equal(stream, tapped[1])
     stream, _ = executor.forward_layers(placement, stream, range(1, LAYERS))
     assert torch.equal(executor.head(stream)[1], whole.logits)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_halves_of_layers_may_be_left_out(family: str) -> None:
+    quick, slow = pair(CONFIGS[family])
+    rows, skip = Rows.chains([0], [text(6, 1)], CPU), SkipSet.of((1,), (1, 2))
+    found = []
+    for executor in (quick, slow):
+        executor.prefill([0], [text(20)])
+        placement = executor.place(rows)
+        stream, _ = executor.forward_layers(placement, executor.embed(rows.token), range(LAYERS), skip=skip)
+        found.append(executor.head(stream)[1])
+        executor.rollback([0], [20])
+    assert near(*found)
+    whole = quick.forward(rows).logits  # nothing of the set stays
+    assert near(whole, slow.forward(rows).logits) and not near(found[0], whole.float())
 
 
 SPEC = HeadSpec("eagle3", Identity(96, LAYERS, VOCAB, ""), 48, (1, FINAL), 1, 3)

@@ -16,7 +16,11 @@ SIBLINGS = {
     "artefact.py",  # of heads and of judges
     "base.py",  # the protocol of a package
     "decision.py",  # the model and its trainer
-    "eagle.py",  # the head, its drafter and its trainer; likewise the next two
+    "eagle.py",  # the head, its drafter and its trainer; likewise the next ones
+    "draft_length.py",
+    "falcon.py",
+    "sdsat.py",
+    "sorted_draft.py",
     "language.py",
     "medusa.py",
     "executor.py",  # one per runtime

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.control.exit_choice import ExitChoice
 from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
@@ -18,11 +19,14 @@ from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.neural.eagle import EagleDrafter
+from foredraft.draft.neural.falcon import FalconDrafter
 from foredraft.draft.neural.kangaroo import KangarooDrafter
 from foredraft.draft.neural.medusa import MedusaDrafter
+from foredraft.draft.neural.self_drafting import SdsatDrafter
+from foredraft.draft.neural.sorted_draft import SortedDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder
-from foredraft.models.heads import FeatureHead, KangarooHead, RecurrentHead
+from foredraft.models.heads import FalconHead, FeatureHead, KangarooHead, RecurrentHead, SdsatHead, SortedDraft
 from foredraft.runtime import Placement, TorchExecutor
 from foredraft.types.drafts import NO_BUDGET
 from tests.engine.runs import finish, request
@@ -52,6 +56,13 @@ def drafter(
     index = torch.full((decoder.config.vocab_size,), -1)
     index[:words] = torch.arange(words)
     vocabulary = Vocabulary(torch.arange(words), index)
+    if isinstance(head, FalconHead):
+        return FalconDrafter(head, shape, vocabulary, slots, 100)
+    if isinstance(head, SdsatHead) and target is not None:
+        return SdsatDrafter(head, target, shape)
+    if isinstance(head, SortedDraft) and isinstance(shape, Chain):
+        choice = ExitChoice(len(head.exits), lambda rows: 1.0 + 0.1 * rows)
+        return SortedDrafter(head, shape, vocabulary, slots, 100, choice, 0.2)
     if isinstance(head, FeatureHead):
         return EagleDrafter(head, shape, vocabulary, slots, 100, kind)
     if isinstance(head, RecurrentHead):
@@ -105,7 +116,9 @@ DISTRIBUTION_TOKENS = 2
 @pytest.mark.parametrize(
     "shape", [Chain(2), Eagle2Tree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)], ids=str
 )
-@pytest.mark.parametrize("kind", ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo"])
+@pytest.mark.parametrize(
+    "kind", ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo", "falcon", "sdsat", "s2d"]
+)
 def test_exact_distribution_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
     """The distribution of two tokens, rng falling on every side; the drafter knows three of the target's four ids."""
     decoder = toys.target(vocab=4, seed=3, sharpness=2.0)

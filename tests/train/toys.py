@@ -18,7 +18,10 @@ from foredraft.train.student import Pretrained
 from foredraft.train.teacher import Teacher, TeacherOutputs
 from foredraft.train.trainer import Plan, Trainer
 
-DRAFTING = ("eagle3", "eagle", "griffin", "dovetail", "fastdraft", "medusa", "mlp-speculator", "kangaroo")
+DRAFTING = (
+    "eagle3", "eagle", "griffin", "dovetail", "fastdraft", "medusa", "mlp-speculator", "kangaroo",
+    "eesd", "koala", "koala-medusa", "falcon", "sdsat", "s2d",
+)  # fmt: skip
 
 
 def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4.0) -> Decoder:
@@ -33,7 +36,7 @@ def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4
 
 def settings(kind: str, words: int = 40, length: int = 3) -> Settings:
     base = replace(KINDS[kind].defaults, draft_vocab_size=words, length=length, exit_layer=2)
-    taps = {"eagle3": (1, 3, 5), "medusa": (-1,)}  # the speculator keeps its two
+    taps = {"eagle3": (1, 3, 5), "medusa": (-1,), "koala-medusa": (-1,)}  # the speculator keeps its two
     return replace(base, extra=base.extra | ({"taps": taps[kind]} if kind in taps else {}))
 
 
@@ -84,7 +87,9 @@ def trainer(
     steps: int = 8,
     rows: int = 8,
     begin: dict[str, Pretrained] | None = None,
+    every: int = 4,  # steps between evaluations; at 0 nothing is saved on the way either
 ) -> Trainer:
-    plan = Plan(steps=steps, rows=rows, held_out=8, try_length=3, try_every=4, save_seconds=0.0)
+    saving = 0.0 if every else 1e9
+    plan = Plan(steps=steps, rows=rows, held_out=8, try_length=3, try_every=every, save_seconds=saving)
     chosen = [(KINDS[kind], settings(kind)) for kind in kinds]
     return Trainer(decoder, identity(decoder), corpus(decoder), chosen, plan, folder, begin)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
     from ..train.training_loop import Report
 
 Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
+Kinds = Annotated[
+    str,
+    typer.Argument(
+        help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, eesd, koala, "
+        "koala-medusa, falcon, sdsat, s2d, accept-head, decision, adaeagle; several with commas share one pass of the "
+        "target. draft-and-verify searches layers to skip instead."
+    ),
+]
+Prompts = Annotated[
+    list[Path] | None, typer.Option(help="draft-and-verify: files of prompts, JSON lines or one a line.")
+]
+Drafter = Annotated[
+    Path | None, typer.Option(help="accept-head, decision: their fastdraft head; adaeagle: its eagle or eagle3 head.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -43,34 +59,30 @@ class TrainingBar:
             tokens = report.scores.get(name)
             parts.append(f"{name} {loss:.3f}" + (f" ({tokens:.2f} tokens/pass)" if tokens else ""))
         line = "  ".join(parts)
-        self.progress.update(self.task, completed=report.step, total=report.steps, news=line)
-        tenth = report.step * 20 // max(report.steps, 1)
+        self.progress.update(self.task, completed=report.progress, total=1.0, news=line)
+        tenth = int(report.progress * 20)
         if not self.live and tenth > self.shown:
-            o.errors.print(f"step {report.step}/{report.steps}  {line}", markup=False, highlight=False)
+            o.errors.print(f"{report.progress:4.0%} step {report.step}  {line}", markup=False, highlight=False)
             self.shown = tenth
 
 
 def train(
-    kinds: Annotated[
-        str,
-        typer.Argument(
-            help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, accept-head, "
-            "decision; several with commas share one pass of the target."
-        ),
-    ],
+    kinds: Kinds,
     target: Target = o.DEFAULT_MODEL,
     data: Annotated[list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.")] = None,
+    prompts: Prompts = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")] = Path(
         "heads"
     ),
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1000,
+    minutes: Annotated[float | None, typer.Option(help="Train for so long instead, in all runs together.")] = None,
     rows: Annotated[int, typer.Option(help="Texts per step and process.")] = 64,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     length: Annotated[int | None, typer.Option(help="Drafted tokens to train for.")] = None,
     layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.")] = None,
     ff: Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="Of accept-head and decision: their fastdraft head.")] = None,
+    drafter: Drafter = None,
     begin: Annotated[Path | None, typer.Option(help="Folder with heads of these kinds to go on from.")] = None,
     objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.")] = None,
     held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,
@@ -90,12 +102,13 @@ def train(
     from ..train.pipeline import train as run_training
     from ..train.trainer import Plan
 
-    if objective is not None and objective not in OBJECTIVES:
-        raise UsageError(f"--objective {objective!r} is none of {', '.join(OBJECTIVES)}")
-    if storage not in STORAGES:
-        raise UsageError(f"--storage {storage!r} is none of {', '.join(STORAGES)}")
+    if kinds.strip() == "draft-and-verify":
+        return _search(target, tuple(prompts or ()), out, steps, seconds, dtype, device, seed, as_json)
+    _check("objective", objective or "kl", OBJECTIVES)
+    _check("storage", storage, STORAGES)
     wishes = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab, "objective": objective}
-    plan = Plan(steps=steps, rows=rows, held_out=held_out, seed=seed, try_every=try_every)
+    steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
+    plan = Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all)
     order = TrainOrder(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
         plan=plan, changes={k: v for k, v in wishes.items() if v is not None}, dtype=dtype, device=device,
@@ -107,7 +120,41 @@ def train(
         result = run_training(order, bar)
     if not as_json:
         _show(result, out)
-    print(json.dumps(result | {"plan": asdict(plan)}))
+    print(json.dumps(result | {"plan": {name: value for name, value in asdict(plan).items() if value != math.inf}}))
+    return 0
+
+
+def _check(option: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise UsageError(f"--{option} {value!r} is none of {', '.join(known)}")
+
+
+def _search(
+    target: str, prompts: tuple[Path, ...], out: Path, trials: int, seconds: float | None, dtype: str, device: str,
+    seed: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Which halves of layers drafting may leave out."""
+    from ..recipes.loading import Place, load
+    from ..train.kinds.skip_search import SkipSearch, search
+    from ..train.prompt_sources import from_file
+
+    loaded = load(target, Place(dtype, device, slots=8, max_length=2048))
+    texts = [text for path in prompts for text in from_file(path)]
+    words = loaded.tokenizer
+    chats = words.chat_template is not None
+    ids = tuple(tuple(words.encode_chat([{"role": "user", "content": t}]) if chats else words.encode(t)) for t in texts)
+    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
+    with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("searching", total=trials, news="")
+
+        def tell(done: int, total: int, best: float) -> None:
+            progress.update(task, completed=done, news=f"best so far {best:.2f}x plain decoding, modelled")
+
+        best = search(loaded, SkipSearch(ids, trials, seed=seed, limit_seconds=seconds), out, tell)
+    if not as_json:
+        print(f"left out: attention of layers {list(best.attention)}, feed-forward part of {list(best.mlp)}")
+        print(f"draft-and-verify: {out / 'draft-and-verify'}")
+    print(json.dumps(asdict(best)))
     return 0
 
 

@@ -24,6 +24,7 @@ from .layers.fused_pass import fused_pass_of
 from .layers.gemv_stream import StreamedLinear, can_stream
 from .layers.linear import Linear, PackedLinear, TiledLinear, can_pack, can_tile
 from .layers.rope import rotate, rotation_table
+from .layers.skip_set import SkipSet
 
 Device = torch.device | str
 FINAL = -1  # the tap after the final norm: the features that the LM head reads
@@ -166,8 +167,10 @@ class Decoder(nn.Module):
         attend: Attend,
         layers: Sequence[int] | None = None,
         taps: Collection[int] = (),
+        skip: SkipSet | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Send the stream x [T, d] through `layers` (None = all); returns it and the tapped streams.
+        """Send the stream x [T, d] through `layers` (None = all) but for the halves of `skip`; returns it and the
+        tapped streams.
 
         Tap k is the stream that enters layer k: 0 = embeddings, num_layers = what leaves the last layer.
         """
@@ -175,13 +178,16 @@ class Decoder(nn.Module):
         parts = [cast(Layer, self.layers[index]) for index in span]
         turned = isinstance(attend, AttendHeads)  # it turns heads by itself, and nobody looks at cos and sin
         cos, sin = (x, x) if turned else self.rotation(positions)
-        flow = fused_pass_of(attend, x)
+        flow = None if skip else fused_pass_of(attend, x)  # a fused pass begins a layer while it ends the one before
         tapped: dict[int, Tensor] = {}
         for index, layer, after in zip(span, parts, [*parts[1:], None], strict=True):
             if index in taps:
                 tapped[index] = x
             if flow is not None and layer.usual:
                 x = flow.through(layer, index, x, after.entrance if after is not None and after.usual else None)
+            elif skip is not None:
+                x = x if index in skip.attention else layer.attention(x, cos, sin, attend, index)
+                x = x if index in skip.mlp else layer.mlp(x)
             else:
                 x = layer(x, cos, sin, attend, index)
         if span and span[-1] + 1 in taps:

@@ -8,16 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..core.shapes.base import Shape
+from ..control.exit_choice import ExitChoice
+from ..control.lengths.base import Fixed
+from ..control.lengths.predicted import FromStates, Predicted, PredictedOrConfident
+from ..core.shapes.base import Chain, Shape
 from ..core.verify import Rule
 from ..draft import Drafter
 from ..draft.cascades.relay import RelayDrafter
 from ..draft.combine.fused import FusedDrafter
+from ..draft.combine.length_control import LengthControlDrafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..draft.neural.easyspec import EasySpecDrafter
+from ..draft.neural.sorted_draft import SortedDrafter
 from ..draft.retrieval.maxgram import MaxGram
 from ..draft.retrieval.prompt_lookup import PromptLookup
 from ..draft.retrieval.suffix import SuffixDrafter
+from ..errors import UsageError
+from ..runtime import FINAL
+from .cost_profiles import costs_of
 from .recipe import Options, Parts, PartsFactory, draft_executor, stopped
 
 MakeParts = Callable[[PartsFactory, Options], Parts]
@@ -93,6 +101,31 @@ def specdec(factory: PartsFactory, options: Options) -> Parts:
     ready, accept = factory.head_that_stops(options.drafter)
     shape = factory.shape(options, ready.longest, lambda: accept)
     return Parts(stopped(ready.drafter(shape, "specdec++"), shape))
+
+
+def adaeagle(factory: PartsFactory, options: Options, *, path: float = 0.0) -> Parts:
+    """An EAGLE chain as long as predicted; with `path`, longer while its probability is above that (AdaEAGLE-DDD)."""
+    ready, predict = factory.head_with_length(options.drafter)
+    reader = FromStates(FINAL, predict)
+    shape = factory.shape(options, ready.longest)
+    if path and isinstance(shape, Chain):
+        shape = replace(shape, stop=PredictedOrConfident(reader, path))
+    rule = Fixed(shape.nodes) if path else Predicted(reader)
+    return Parts(LengthControlDrafter(ready.drafter(shape, "adaeagle"), rule, reader=reader))
+
+
+def s2d(factory: PartsFactory, options: Options, *, sure: float = 0.5, exit: int = 0) -> Parts:
+    """A nested drafter; `exit` is the deepest exit that may be used (1 = the first), 0 = chosen by what pays."""
+    ready = factory.head("s2d", options.drafter, options.words)
+    shape = factory.shape(options, ready.longest)
+    made = ready.drafter(shape, "s2d")
+    if isinstance(made, SortedDrafter):
+        count = made.choice.exits
+        if not 0 <= exit <= count:
+            raise UsageError(f"this drafter has exits 1 to {count}; exit=0 chooses among them")
+        made.choice = ExitChoice(count, costs_of(factory.target).seconds, only=exit - 1 if exit else None)
+        made.threshold = sure
+    return Parts(stopped(made, shape))
 
 
 def relay(factory: PartsFactory, options: Options) -> Parts:

@@ -39,7 +39,7 @@ from .profiles.calibration_texts import calibration_prompts
 from .profiles.drafter_profiles import drafter_mark, stored_ranks
 from .shape_table import SHAPES, deepest
 from .stop_table import STOPS
-from .trained import Ready, best_kind, decision_model, trained, weights_of, with_accept_head
+from .trained import Ready, best_kind, decision_model, trained, weights_of, with_accept_head, with_length_head
 
 LENGTH_RULES = PartTable("length rule", LENGTHS)
 PACED = 12  # longest draft where a length rule decides and no draft length is given
@@ -179,6 +179,10 @@ class PartsFactory:
         """The chance that a drafted token is accepted, by a trained decision model."""
         return decision_model(self.target, named)
 
+    def head_with_length(self, named: str | None) -> tuple[Ready, Callable[[Tensor, Tensor], Tensor]]:
+        """A head of the EAGLE family, and the head that predicts how many of its tokens are accepted."""
+        return with_length_head(self.target, named)
+
     def shape(
         self,
         options: Options,
@@ -317,6 +321,8 @@ class Recipe:
         defaults = self.defaults
         if options.stop is not None and options.shape is None:
             defaults = replace(defaults, shape="chain")
+        if options.shape is not None and SHAPES.read(options.shape)[0] != "chain":  # a default stop rule is for chains
+            defaults = replace(defaults, stop=None)
         if options.length is not None and defaults.draft_length is not None:
             _, given = LENGTH_RULES.read(options.length)
             room = max(PACED, defaults.draft_length, *(int(given.get(key, 0)) for key in ("length", "first")))

@@ -27,13 +27,13 @@ from .cost_profiles import costs_of
 from .methods.batch_sharing import TETRIS
 from .methods.cascades import CASCADE
 from .methods.target_init import TARGET_INIT
+from .methods.trained_heads import CHAIN_OF_5, DRAFT_AND_VERIFY, TRAINED, TREE_OF_6
 from .methods.trees import TREES
 from .multi_draft import multi_draft_rows
 from .parallel import ahead_parts as ahead
 from .recipe import MODEL_OR_HEAD, Card, Options, Parts, PartsFactory, Recipe
 from .retrieval.retrieval_rows import retrieval_rows
 from .shape_table import SHAPE_NAMES
-from .trained import shipped
 
 log = logging.getLogger(__name__)
 
@@ -74,108 +74,8 @@ def can_choose(executor: Executor, costs: CostModel) -> bool:
     return executor.capturing is None or costs.seconds(1) > LEAST_PASS
 
 
-TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
-SHIPPED = f"come with the package for smollm2; for other models {TRAIN}"
-SHIPPED_KINDS = {folder.name for folder in shipped()}
 MODEL = "--drafter MODEL of the same tokenizer, or layers:K (the target's own first K layers)"
 
-
-def _head(
-    name: str,
-    kind: str,
-    about: tuple[str, str, str, str],  # title, paper, parts, claim
-    defaults: Options,
-    make: parts.MakeParts | None = None,
-    shapes: tuple[str, ...] = SHAPE_NAMES,
-) -> Recipe:
-    """A row over a trained head."""
-    weights = SHIPPED if kind in SHIPPED_KINDS else TRAIN
-    card = Card(*about, weights=weights, needs="trained head", get=f"foredraft train {kind} --target MODEL")
-    vocabulary = kind != "accept-head"
-    return Recipe(name, card, make or parts.head(kind), shapes, True, kind, vocabulary, True, defaults=defaults)
-
-
-# Heads without attention take a step for a whole level; growing node by node would misuse them.
-BY_LEVEL = tuple(name for name in SHAPE_NAMES if name != "dyspec")
-TREE_OF_6, TREE_OF_4 = Options(shape="eagle2", draft_length=6), Options(shape="eagle2", draft_length=4)
-CHAIN_OF_5 = Options(shape="chain", draft_length=5)
-TRAINED = (
-    _head(
-        "eagle",
-        "eagle",
-        ("EAGLE", "Li et al. 2024 (arXiv 2401.15077)", "feature head, chain + p/q rule", "2.7-3.5x, LLaMA2-70B"),
-        CHAIN_OF_5,
-    ),
-    _head(
-        "eagle2",
-        "eagle",
-        ("EAGLE-2", "Li et al. 2024 (arXiv 2406.16858)", "EAGLE's head, dynamic tree", "3.05-4.26x, 7-13B"),
-        TREE_OF_6,
-    ),
-    _head(
-        "eagle3",
-        "eagle3",
-        ("EAGLE-3", "Li et al. 2025 (arXiv 2503.01840)", "three taps, trained unrolled, dynamic tree", "3.0-6.5x"),
-        TREE_OF_6,
-    ),
-    _head(
-        "griffin",
-        "griffin",
-        (
-            "GRIFFIN",
-            "Hu et al. 2025 (arXiv 2502.11018)",
-            "token-aligned feature head, dynamic tree",
-            "3.28x, LLaMA2-7B",
-        ),
-        TREE_OF_6,
-    ),
-    _head(
-        "dovetail",
-        "dovetail",
-        (
-            "Dovetail",
-            "Zhang et al. 2024 (arXiv 2412.18934)",
-            "deep feature head with a gate, on the GPU while the target is on the CPU; small tree",
-            "2.77x over the CPU alone, LLaMA2-7B",
-        ),
-        Options(shape="eagle2:nodes=16,width=10", draft_length=7, draft_device="auto"),
-    ),
-    _head(
-        "medusa",
-        "medusa",
-        ("Medusa", "Cai et al. 2024 (arXiv 2401.10774)", "independent heads, tree", "2.2-3.6x, Vicuna"),
-        TREE_OF_4,
-        shapes=BY_LEVEL,
-    ),
-    _head(
-        "mlp-speculator",
-        "mlp-speculator",
-        ("MLP speculator", "Wertheimer et al. 2024 (arXiv 2404.19124)", "token and state, tree", "2-3x, 7-20B"),
-        TREE_OF_4,
-        shapes=BY_LEVEL,
-    ),
-    _head(
-        "fastdraft",
-        "fastdraft",
-        ("FastDraft", "Zafrir et al. 2024 (arXiv 2411.11055)", "small stand-alone drafter, chain", "up to 2x"),
-        CHAIN_OF_5,
-    ),
-    _head(
-        "specdec++",
-        "accept-head",
-        ("SpecDec++", "Huang et al. 2024 (arXiv 2405.19715)", "fastdraft, stops on predicted rejection", "2.04-2.26x"),
-        Options(shape="chain", draft_length=10, stop="predicted-rejection:0.5"),
-        parts.specdec,
-        shapes=("chain",),
-    ),
-    _head(
-        "kangaroo",
-        "kangaroo",
-        ("Kangaroo", "Liu et al. 2024 (arXiv 2404.18911)", "early exit with adapter, confidence stop", "1.68x"),
-        Options(shape="chain", draft_length=6, stop="confidence:0.4"),  # the paper uses 0.6, its code 0.4
-        shapes=("chain",),
-    ),
-)
 
 # Methods whose drafter works beside the target, or on several layers at once. The length of the first two is that of a
 # window, measured unless it is given.
@@ -360,6 +260,7 @@ RECIPES: dict[str, Recipe] = {
             visual=True,
             defaults=Options(shape="lantern:drawn=true", draft_length=5),
         ),
+        DRAFT_AND_VERIFY,
         *TRAINED,
         *BESIDE,
     )

@@ -12,24 +12,33 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
+from ..control.exit_choice import ExitChoice
 from ..core.shapes.base import Chain, Shape, Vocabulary
 from ..core.shapes.fan import Decide, decision_features
 from ..core.shapes.step import Step
 from ..draft import Drafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..draft.neural.eagle import EagleDrafter
+from ..draft.neural.falcon import FalconDrafter
 from ..draft.neural.kangaroo import KangarooDrafter
 from ..draft.neural.medusa import MedusaDrafter
+from ..draft.neural.self_drafting import LayerSkipDrafter, SdsatDrafter
+from ..draft.neural.sorted_draft import SortedDrafter
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.elsewhere import lent_to
 from ..models.heads import (
     DraftVocab,
+    FalconHead,
     FeatureHead,
     HeadSpec,
     Identity,
     KangarooHead,
+    LayerSkip,
+    LengthHead,
     RecurrentHead,
+    SdsatHead,
+    SortedDraft,
     by_frequency,
     load_head,
     read_spec,
@@ -37,12 +46,15 @@ from ..models.heads import (
 )
 from ..models.heads.artefact import CONFIG
 from ..models.heads.decision import PROBABILITIES
+from ..models.heads.layer_skip import KIND as LAYER_SKIP
+from ..models.heads.layer_skip import skip_spec, usual_skips
 from ..models.layers.linear import TiledLinear
 from ..models.load.names import TUNED, VISUAL, shipped_folder, tuned_folder
 from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
 from .loading import DTYPES, Loaded, Place
 
+INSIDE = ("kangaroo", "eesd", "sdsat", LAYER_SKIP)  # kinds that run layers of the target in its own slots
 USUAL_WORDS = 2048  # draft vocabulary of trees on a CPU, beside the tokens of the text
 
 
@@ -69,17 +81,28 @@ class Trained:
 
     @property
     def longest(self) -> int:
-        return self.head.length if isinstance(self.head, RecurrentHead) else 1 << 16  # one step per depth, or any
+        return (
+            self.head.length if isinstance(self.head, RecurrentHead | SdsatHead) else 1 << 16
+        )  # one step per depth, or any
 
     def drafter(self, shape: Shape, name: str) -> Drafter:
         """The drafter that drives this kind of head."""
         slots, length = self.target.max_slots, self.target.max_length
+        if isinstance(self.head, FalconHead):
+            return FalconDrafter(self.head, shape, self.vocabulary, slots, length, name)
+        if isinstance(self.head, SdsatHead):
+            return SdsatDrafter(self.head, self.target, shape, name)
+        if isinstance(self.head, SortedDraft) and isinstance(shape, Chain):
+            choice = ExitChoice(len(self.head.exits), lambda rows: 1.0, only=len(self.head.exits) - 1)
+            return SortedDrafter(self.head, shape, self.vocabulary, slots, length, choice, name=name)
         if isinstance(self.head, FeatureHead):
             return EagleDrafter(self.head, shape, self.vocabulary, slots, length, name, self._draft_vocab(shape))
         if isinstance(self.head, RecurrentHead):
             return MedusaDrafter(self.head, shape, self.vocabulary, name)
         if isinstance(self.head, KangarooHead) and isinstance(shape, Chain):
             return KangarooDrafter(self.head, self.target, shape, self.vocabulary, name)
+        if isinstance(self.head, LayerSkip):
+            return LayerSkipDrafter(self.target, shape, self.head.skip, name)
         executor = executor_for(cast(Decoder, self.head), slots, length, shape.reads)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
 
@@ -162,9 +185,12 @@ def trained(
 ) -> Trained:
     """Load a head for a target, with a draft vocabulary of this size. place: another device than the target's."""
     lender = decoder_of(target)
+    if kind == LAYER_SKIP and named is None and kind not in _shipped_for(target):  # it works for any model
+        unsearched = skip_spec(usual_skips(lender.config.num_layers), identity(target))
+        return attach(LayerSkip(lender, unsearched, torch.empty(0)), unsearched, target)
     if place is not None:
-        if kind == "kangaroo":
-            raise UsageError("a kangaroo head runs inside the target's own passes; leave --draft-device out")
+        if kind in INSIDE:
+            raise UsageError(f"{kind} drafts inside the target's own passes; leave --draft-device out")
         lender = lent_to(lender, place.torch_device(), DTYPES[place.dtype_name()])
     head, spec = load_head(find_head(kind, target, named), kind, lender, identity(target), words)
     return attach(head, spec, target, words, lender)
@@ -174,11 +200,22 @@ def attach(
     head: nn.Module, spec: HeadSpec, target: Loaded, words: int | None = None, lender: Decoder | None = None
 ) -> Trained:
     """A head that is in memory already, for its target. lender: whose rows it borrows, if not the target's own."""
-    ids = cast(torch.Tensor, head.ids)
+    ids = cast(torch.Tensor, getattr(head, "ids", torch.arange(spec.target.vocab_size, device=target.device)))
     index = torch.full((spec.target.vocab_size,), -1, dtype=torch.int64, device=ids.device)
     index[ids] = torch.arange(len(ids), device=ids.device)
     executor: Any = target.executor
     return Trained(head, spec, Vocabulary(ids, index), executor, lender or decoder_of(target), words)
+
+
+def with_length_head(target: Loaded, named: str | None) -> tuple[Trained, LengthHead]:
+    """A head of the EAGLE family and the head that predicts how much of its drafts is accepted; EAGLE,LENGTH."""
+    first, _, second = (named or "").partition(",")
+    folder = find_head("adaeagle", target, second or None)
+    head, spec = load_head(folder, "adaeagle", decoder_of(target), identity(target))
+    drafter = find_head(spec.extra["drafter_kind"], target, first or None)
+    if spec.extra["drafter"] != weights_digest(drafter):
+        raise UsageError(f"{folder} predicts for another drafter than {drafter}; train one: foredraft train adaeagle")
+    return trained(spec.extra["drafter_kind"], target, str(drafter)), cast(LengthHead, head)
 
 
 def with_accept_head(target: Loaded, named: str | None) -> tuple[Trained, nn.Module]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..models.decoder import FINAL, Decoder
+from ..models.layers.skip_set import Skip
 from ..types import DraftBatch
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Rows:
     token: Tensor  # [T] int64
     depth: Tensor  # [T] int64, distance from the end of the committed text: 0 = the next position
     parent: Tensor | None = None  # [T] int64 scratch row above, -1 = committed text; None = each slot grows a chain
+    block: int = 1  # rows of a slot that see one another, counted in such blocks from its last; in torch alone
 
     @classmethod
     def chains(cls, slots: Sequence[int], tokens: Sequence[Sequence[int]], device: torch.device) -> Rows:
@@ -167,9 +169,12 @@ class Executor(Protocol):
         """Append scratch rows without running anything yet, for passes that go layer by layer."""
 
     def forward_layers(
-        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = (), skip: Skip = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Send the stream [T, d] of placed rows through some layers."""
+        """Send the stream [T, d] of placed rows through some layers, but for the halves of `skip`.
+
+        What a row leaves out of a layer has no keys and values there: it must not be committed.
+        """
 
     def embed(self, token: Tensor) -> Tensor:
         """[T] ids -> [T, d]."""

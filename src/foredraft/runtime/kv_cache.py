@@ -77,6 +77,11 @@ class KVCache:
         self.lengths[slot] = length
         self.scratch[slot] = 0
 
+    def stand_at(self, slot: int, length: int) -> None:
+        """Rows are placed from here on, whatever lies beyond; for whoever knows how far each layer has read."""
+        check_text(slot, length, self.max_length)
+        self.lengths[slot], self.scratch[slot] = length, 0
+
     def snapshot(self, slot: int) -> Snapshot:
         return Snapshot(self.data[:, :, slot, :, : self.lengths[slot]].clone())
 

@@ -69,3 +69,52 @@ class Unrolled(Causal):
         for i, (_, value) in enumerate(later):
             out = out + weight[..., length + i : length + i + 1] * value
         return out
+
+
+class Blocked(Causal):
+    """Falcon's relaxed causal mask: a slot sees everything up to the end of its own block of `size` slots."""
+
+    def __init__(self, batch: int, size: int, offset: int) -> None:
+        super().__init__(batch)
+        self.size, self.offset = size, offset
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key, value = (self._split(x) for x in (q, k, v))
+        block = (torch.arange(query.shape[2], device=q.device) - self.offset) // self.size
+        visible = block[None, :] <= block[:, None]
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, enable_gqa=True)
+        return self._join(out)
+
+
+class Keeping(Causal):
+    """Keeps the keys and values of every layer, for rows that read a text from beside it."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.seen.append((self._split(k), self._split(v)))
+        return super().__call__(layer, q, k, v)
+
+
+class Anchored(Causal):
+    """Groups of `size` rows after tokens at `anchors` [B, G]: each row sees the text up to its anchor, and its group up
+    to itself. Rows are packed [B, G, size].
+    """
+
+    def __init__(self, seen: list[tuple[Tensor, Tensor]], anchors: Tensor, size: int) -> None:
+        super().__init__(len(anchors))
+        self.seen = seen
+        groups, length = anchors.shape[1], seen[0][0].shape[2]
+        anchor = anchors.repeat_interleave(size, dim=1)  # of each row
+        text = torch.arange(length, device=anchors.device) <= anchor[:, :, None]
+        row = torch.arange(groups * size, device=anchors.device)
+        own = (row[:, None] // size == row[None, :] // size) & (row[None, :] <= row[:, None])
+        self.visible = torch.cat((text, own.expand(len(anchors), -1, -1)), dim=2)[:, None]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key, value = (self._split(x) for x in (q, k, v))
+        key, value = (torch.cat((old, new), dim=2) for old, new in zip(self.seen[layer], (key, value), strict=True))
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.visible, enable_gqa=True)
+        return self._join(out)

@@ -20,7 +20,7 @@ from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
-from .kinds import KINDS, Accept, Decision, Kind
+from .kinds import KINDS, Kind
 from .simulate import Simulation
 from .student import Pretrained, Student
 from .trainer import Plan, Trainer
@@ -48,8 +48,8 @@ class TrainOrder:
     def find(self, name: str) -> Kind:
         if name not in KINDS:
             raise unknown_name("kind of drafter", name, KINDS)
-        kind = KINDS[name]
-        return replace(kind, drafter=self.drafter) if isinstance(kind, Accept | Decision) else kind
+        kind: Any = KINDS[name]
+        return replace(kind, drafter=self.drafter) if hasattr(kind, "drafter") else kind
 
 
 def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student
     name = student.kind.name
     folder = order.out / name
     result = trainer.simulations.get(name)
-    card: dict[str, Any] = {"steps": order.plan.steps, "coverage": round(trainer.coverage, 4)}
+    card: dict[str, Any] = {"steps": trainer.loop.step, "coverage": round(trainer.coverage, 4)}
     record = provenance(seed=order.plan.seed, data={"corpus": trainer.corpus.digest}, target=order.target)
     save_head(folder, student.head, student.spec, record, card, order.storage)  # type: ignore[arg-type]
     if result is not None:

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ForedraftError
 from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
-from .kinds import Kind, Settings
-from .optimizer import adamw, apply_gradients, autocast
+from .kinds import Kind, ScheduledKind, Settings
+from .optimizer import adamw, apply_gradients, autocast, smoothed
 from .simulate import Simulation, simulate
 from .teacher import TeacherOutputs
+
+LOWER = "give a lower --lr and remove the checkpoint, or go on from an earlier head with --begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Student:
     head: nn.Module
     loss_module: nn.Module
     optimizer: torch.optim.Optimizer
+    rival: nn.Module | None = None  # what trains beside the head, with an optimiser of its own
+    rival_optimizer: torch.optim.Optimizer | None = None
     recent: float = field(default=math.nan)  # smoothed loss
 
     @classmethod
@@ -61,7 +66,10 @@ class Student:
             parameter.requires_grad_(False)
         for parameter in own.values():
             parameter.requires_grad_(True)
-        return cls(kind, settings, spec, head, LossModule(kind, head, settings), adamw(own.values(), settings.lr))
+        rival = kind.rival(target) if isinstance(kind, ScheduledKind) else None
+        beside = None if rival is None else adamw(rival.parameters(), settings.lr)
+        module = LossModule(kind, head, settings, rival)
+        return cls(kind, settings, spec, head, module, adamw(own.values(), settings.lr), rival, beside)
 
     def accumulate(self, outputs: TeacherOutputs, progress: float, share: float = 1.0) -> Tensor:
         """Add the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,
@@ -69,13 +77,15 @@ class Student:
         if progress < self.settings.pretrain:
             outputs = replace(outputs, written=all_text(outputs.written))
         with autocast(outputs.ids.device):
-            loss: Tensor = self.loss_module(outputs) * share
+            loss: Tensor = self.loss_module(outputs, progress) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def update(self, progress: float) -> None:
         """One step along the accumulated gradient."""
-        apply_gradients(self.optimizer, self.settings.lr, progress)
+        for optimizer in (self.optimizer, self.rival_optimizer):
+            if optimizer is not None:
+                apply_gradients(optimizer, self.settings.lr, progress)
 
     @torch.no_grad()
     def simulate(self, outputs: TeacherOutputs, length: int) -> Simulation | None:
@@ -86,23 +96,39 @@ class Student:
 
     def state_dict(self) -> dict[str, Any]:
         own = own_parameters(self.head)  # type: ignore[arg-type]
-        return {"head": {n: p.detach().cpu() for n, p in own.items()}, "optimizer": self.optimizer.state_dict()}
+        if not all(bool(p.isfinite().all()) for p in own.values()):
+            raise ForedraftError(f"the weights of {self.kind.name} are no numbers any more; {LOWER}")
+        state = {"head": {n: p.detach().cpu() for n, p in own.items()}, "optimizer": self.optimizer.state_dict()}
+        if self.rival is not None and self.rival_optimizer is not None:
+            state |= {"rival": self.rival.state_dict(), "rival_optimizer": self.rival_optimizer.state_dict()}
+        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in own_parameters(self.head).items():  # type: ignore[arg-type]
             parameter.copy_(state["head"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.rival is not None and self.rival_optimizer is not None:
+            self.rival.load_state_dict(state["rival"])
+            self.rival_optimizer.load_state_dict(state["rival_optimizer"])
+
+    def follow(self, loss: float) -> None:
+        """Smooth the loss; one that is no number ends the training, and the last checkpoint stays as it is."""
+        if not math.isfinite(loss):
+            raise ForedraftError(f"the loss of {self.kind.name} is no number any more; {LOWER}")
+        self.recent = smoothed(self.recent, loss)
 
 
 class LossModule(nn.Module):
     """A kind's loss as a module, so that `DistributedDataParallel` can stand around it."""
 
-    def __init__(self, kind: Kind, head: nn.Module, settings: Settings) -> None:
+    def __init__(self, kind: Kind, head: nn.Module, settings: Settings, rival: nn.Module | None = None) -> None:
         super().__init__()
-        self.kind, self.head, self.settings = kind, head, settings
+        self.kind, self.head, self.settings, self.rival = kind, head, settings, rival
 
-    def forward(self, outputs: TeacherOutputs) -> Tensor:
+    def forward(self, outputs: TeacherOutputs, progress: float = 0.0) -> Tensor:
+        if isinstance(self.kind, ScheduledKind):
+            return self.kind.loss_at(self.head, self.rival, outputs, self.settings, progress)
         return self.kind.loss(self.head, outputs, self.settings)
 
 

@@ -5,6 +5,7 @@ Several processes share the work when started by torchrun (or accelerate launch)
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from ..models.heads import Identity
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
-from .optimizer import smoothed
 from .simulate import Simulation
 from .student import Pretrained, Student
 from .teacher import Teacher
@@ -38,6 +38,7 @@ class Plan:
     seed: int = 0
     try_every: int = 200
     save_seconds: float = 60.0
+    seconds: float = math.inf  # of training over all runs, after which it is done whatever the steps
 
 
 @dataclass(slots=True)
@@ -92,10 +93,11 @@ class Trainer(StepTrainer):
         ]
         if self.process.world > 1:
             for student in self.students:
-                student.loss_module = DistributedDataParallel(student.loss_module)
+                beside = student.rival is not None  # which takes no part in some steps
+                student.loss_module = DistributedDataParallel(student.loss_module, find_unused_parameters=beside)
         self.simulations: dict[str, Simulation] = {}
         self.loop = TrainingLoop(
-            self, plan.steps, eval_every=plan.try_every, checkpoint=folder / CHECKPOINT,
+            self, plan.steps, plan.seconds, eval_every=plan.try_every, checkpoint=folder / CHECKPOINT,
             save_seconds=plan.save_seconds, primary=self.process.first,
         )  # fmt: skip
 
@@ -116,7 +118,7 @@ class Trainer(StepTrainer):
         for student in self.students:
             student.update(progress)
             if step % 20 == 0:  # reading a loss waits for the device
-                student.recent = smoothed(student.recent, float(losses[student.kind.name]))
+                student.follow(float(losses[student.kind.name]))
 
     @any_length
     def evaluate(self) -> None:
@@ -142,7 +144,8 @@ class Trainer(StepTrainer):
 
     def fingerprint(self) -> dict[str, Any]:
         kinds = {student.kind.name: asdict(student.settings) for student in self.students}
-        plan = {name: value for name, value in asdict(self.plan).items() if name != "steps"}  # a run may be prolonged
+        # a run may be prolonged
+        plan = {name: value for name, value in asdict(self.plan).items() if name not in ("steps", "seconds")}
         return {"plan": plan, "kinds": kinds, "data": self.corpus.digest, "world": self.process.world}
 
     def state_dict(self) -> dict[str, Any]:

@@ -146,6 +146,9 @@ class _TableFactory(PartsFactory):
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
         return self.head("fastdraft", named), lambda hidden: torch.zeros(len(hidden))
 
+    def head_with_length(self, named: str | None) -> tuple[Ready, Callable[[Tensor, Tensor], Tensor]]:
+        return self.head("eagle", named), lambda token, state: 1.0 + token % 2  # lengths that the text decides
+
 
 def table_method(recipe: Recipe, options: Options, tables: Tables, slots: int = 2) -> tuple[Method, TableExecutor]:
     """The recipe's parts on fresh table models."""

@@ -1,14 +1,14 @@
 """AdaEAGLE's rules: a predictor says before drafting how many tokens will be accepted, and so many are drafted.
 
-The predictor is any function of a sequence id; AdaEAGLE's is a trained head that reads the target's state at the newest
-verified token. `expected.ExpectedAccepted` needs no training.
+The predictor is any function of a sequence id; `FromStates` is one that reads the target's state at the newest verified
+token, as AdaEAGLE's trained head does. `expected.ExpectedAccepted` needs no training.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,30 @@ from ...core.shapes.stops import confidence_of
 from .base import Unlearned
 
 Predictor = Callable[[int], float]  # sequence id -> tokens that would be accepted
+
+
+@dataclass
+class FromStates:
+    """Predictions that are made as soon as the target has read a sequence's newest verified tokens."""
+
+    tap: int  # the target's state that is read
+    head: Callable[[Tensor, Tensor], Tensor]  # tokens [B] and states [B, d] -> lengths [B]
+    first: float = 5.0  # before anything was read
+    _lengths: dict[int, float] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def taps(self) -> frozenset[int]:
+        return frozenset({self.tap})
+
+    def read(self, ids: Sequence[int], tokens: Tensor, states: Mapping[int, Tensor]) -> None:
+        """States [B, d] by tap at these sequences' newest tokens that the target has read."""
+        self._lengths |= zip(ids, self.head(tokens, states[self.tap]).tolist(), strict=True)
+
+    def __call__(self, id: int) -> float:
+        return self._lengths.get(id, self.first)
+
+    def end(self, id: int) -> None:
+        self._lengths.pop(id, None)
 
 
 @dataclass(frozen=True)

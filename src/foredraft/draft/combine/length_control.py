@@ -12,9 +12,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ...control.cost import CostModel, Costs, DraftTiming
 from ...control.lengths import LENGTHS, LengthRule
+from ...control.lengths.predicted import FromStates
 from ...core.rng.keyed import Rng
 from ...types import Budget, DraftBatch, Sequence, Topology
 from ...types.drafts import empty_drafts
@@ -52,9 +54,23 @@ class LengthControlDrafter(WrappedDrafter):
         rule: LengthRule,
         seconds: TimedRound | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        reader: FromStates | None = None,
     ) -> None:
+        """`reader`: what the rule asks, if that reads the target's states."""
         super().__init__(inner)
-        self.rule, self._seconds, self._clock = rule, seconds, clock
+        self.rule, self._seconds, self._clock, self._reader = rule, seconds, clock, reader
+        self.taps = inner.taps | (reader.taps if reader is not None else frozenset())
+
+    @torch.no_grad()
+    def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
+        self.inner.observe_prefill(sequences, begin, hidden)
+        if self._reader is None:
+            return
+        for sequence, first, states in zip(sequences, begin, hidden, strict=True):
+            if count := len(states[self._reader.tap]):
+                newest = {tap: states[tap][-1:] for tap in self._reader.taps}
+                token = torch.tensor([sequence.tokens[first + count - 1]], device=newest[self._reader.tap].device)
+                self._reader.read([sequence.id], token, newest)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         if self._seconds is not None:
@@ -80,6 +96,8 @@ class LengthControlDrafter(WrappedDrafter):
 
     def observe(self, round: Round) -> None:
         self.inner.observe(round)
+        if self._reader is not None:
+            self._read(self._reader, round)
         for sequence, drafted, accepted in zip(round.sequences, depths_of(round.drafts), round.accepted, strict=True):
             self.rule.observe(sequence.id, drafted, accepted)
 
@@ -87,6 +105,22 @@ class LengthControlDrafter(WrappedDrafter):
         self.inner.end(sequences)
         for sequence in sequences:
             self.rule.end(sequence.id)
+            if self._reader is not None:
+                self._reader.end(sequence.id)
+
+    @torch.no_grad()
+    def _read(self, reader: FromStates, round: Round) -> None:
+        """The newest token that the target has read is the last accepted one, or the one that was pending."""
+        path, drafts = round.verdict.path.tolist(), round.drafts.token.tolist()
+        nodes = [line[n - 1] if n else -1 for line, n in zip(path, round.accepted, strict=True)]
+        tokens = [
+            s.tokens[-1] if node < 0 else line[node]
+            for s, node, line in zip(round.sequences, nodes, drafts, strict=True)
+        ]
+        index = round.out.index
+        rows = index.gather(1, torch.tensor(nodes, device=index.device)[:, None] + 1)[:, 0]
+        states = {tap: round.out.hidden[tap][rows] for tap in reader.taps}
+        reader.read([s.id for s in round.sequences], torch.tensor(tokens, device=index.device), states)
 
     def _limited(self, sequence: Sequence) -> Budget:
         limit = sequence.budget.chain

@@ -2,11 +2,16 @@
 
 from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
 from .base import Head, HeadSpec, Identity, own_parameters
+from .draft_length import LengthHead
 from .draft_vocab import DraftVocab, by_frequency
 from .eagle import DovetailHead, Eagle3Head, EagleHead, FeatureHead, GriffinHead
+from .falcon import FalconHead
 from .language import AcceptHead, FastDraft, KangarooHead
+from .layer_skip import LayerSkip
 from .loader import BUILDERS, load_head, settle
 from .medusa import MedusaHead, RecurrentHead, SpeculatorHead
+from .sdsat import SdsatHead
+from .sorted_draft import SortedDraft
 
 __all__ = [
     "BUILDERS",
@@ -15,6 +20,7 @@ __all__ = [
     "DraftVocab",
     "Eagle3Head",
     "EagleHead",
+    "FalconHead",
     "FastDraft",
     "FeatureHead",
     "GriffinHead",
@@ -22,8 +28,12 @@ __all__ = [
     "HeadSpec",
     "Identity",
     "KangarooHead",
+    "LayerSkip",
+    "LengthHead",
     "MedusaHead",
     "RecurrentHead",
+    "SdsatHead",
+    "SortedDraft",
     "SpeculatorHead",
     "by_frequency",
     "check_target",

@@ -105,7 +105,7 @@ class EagleHead(FeatureHead):
     """
 
     borrowed = ("embedding", "head.", "norm")
-    layer_type = EagleLayer
+    layer_type: type[Layer] = EagleLayer
 
     def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
         self.scale = float(spec.extra.get("scale", 1.0))

@@ -15,10 +15,16 @@ from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
 from .decision import DecisionHead
 from .delta import whole_weights
+from .draft_length import LengthHead
 from .draft_vocab import by_frequency, rounded
 from .eagle import DovetailHead, Eagle3Head, EagleHead, GriffinHead
+from .falcon import FalconHead
 from .language import AcceptHead, FastDraft, KangarooHead
+from .layer_skip import KIND as LAYER_SKIP
+from .layer_skip import LayerSkip
 from .medusa import MedusaHead, SpeculatorHead
+from .sdsat import SdsatHead
+from .sorted_draft import SortedDraft
 
 BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "eagle": EagleHead,
@@ -31,15 +37,29 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "kangaroo": KangarooHead,
     "accept-head": AcceptHead,
     "decision": DecisionHead,
+    "eesd": KangarooHead,
+    "koala": EagleHead,
+    "koala-medusa": MedusaHead,
+    "adaeagle": LengthHead,
+    "falcon": FalconHead,
+    "sdsat": SdsatHead,
+    "s2d": SortedDraft,
+    LAYER_SKIP: LayerSkip,
 }
+SCALAR = {"accept-head", "decision", "adaeagle"}  # heads that say a number: small, and kept in float32
 
 
 def load_head(
-    folder: Path, kind: str, target: Decoder, identity: Identity, words: int | None = None
+    folder: Path,
+    kind: str,
+    target: Decoder,
+    identity: Identity,
+    words: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[nn.Module, HeadSpec]:
     """A trained head of a kind for this target, in its precision, with products that are quick for few rows.
 
-    `words`: how many of its draft vocabulary it keeps, the most frequent ones.
+    `words`: how many of its draft vocabulary it keeps, the most frequent ones. `dtype`: another precision.
     """
     spec = read_spec(folder)
     if spec.kind != kind:
@@ -51,7 +71,7 @@ def load_head(
         raise UsageError(f"the words of {folder} lie in no order of frequency; leave the option words out")
     head = BUILDERS[kind](target, spec, ids if words is None else ids[: rounded(words, len(ids))])
     fill(head, weights, folder)
-    settle(head, torch.float32 if kind in ("accept-head", "decision") else target.dtype)
+    settle(head, torch.float32 if kind in SCALAR else dtype or target.dtype)
     return head.eval(), spec
 
 

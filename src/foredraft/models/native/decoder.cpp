@@ -11,7 +11,7 @@
 #include "words.h"
 #endif
 
-enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2 };  // Layer, EagleLayer, Eagle3Layer
+enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2, SKIPPED = 3 };  // Layer, EagleLayer, Eagle3Layer, no attention
 
 struct Layer {
     int32_t enter, has_mlp;
@@ -286,14 +286,16 @@ struct Runner {
         for (int index = p.first_layer; index < p.last_layer; index++) {
             const Layer& layer = p.layers[index];
             tap(index);
-            enter(layer);
+            if (layer.enter != SKIPPED) {
+                enter(layer);
+                begin_tiles(p.rows);
+                project(layer);
+                turn_and_store(layer, index);
+                begin_tiles(p.rows * (p.heads / p.kv_heads));
+                attention(layer, index);
+            }
             begin_tiles(p.rows);
-            project(layer);
-            turn_and_store(layer, index);
-            begin_tiles(p.rows * (p.heads / p.kv_heads));
-            attention(layer, index);
-            begin_tiles(p.rows);
-            add_to_stream(b.mixed, layer.out);
+            if (layer.enter != SKIPPED) add_to_stream(b.mixed, layer.out);
             if (!layer.has_mlp) continue;
             gate(layer);
             add_to_stream(b.gated, layer.down);

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.trees.layout import ancestor_mask
 from ...errors import ForedraftError
+from ...models.layers.skip_set import Skip
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import check_drafts, check_text
 
@@ -198,7 +199,7 @@ class HFExecutor:
         self._no_layers()
 
     def forward_layers(
-        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = (), skip: Skip = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
         self._no_layers()
 

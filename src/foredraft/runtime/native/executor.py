@@ -19,11 +19,13 @@ from ...models.decoder import Decoder, Layer
 from ...models.heads.eagle import Eagle3Head, Eagle3Layer, EagleLayer
 from ...models.heads.language import Adapter
 from ...models.layers.linear import TiledLinear
+from ...models.layers.skip_set import Skip, SkipSet
 from ..base import FINAL, Output, Placement, Rows
 from ..torch.attention import scratch_lines
 from ..torch.executor import TorchExecutor
 
 ENTRIES = {Layer.enter: 0, EagleLayer.enter: 1, Eagle3Layer.enter: 2}
+SKIPPED = 3  # an attention that is left out
 MLPS = {Layer.mlp: 1, Adapter.mlp: 0}
 PRODUCTS = ("qkv", "out", "gate_up", "down")
 NORMS = ("attn_norm", "token_norm", "mlp_norm", "q_norm", "k_norm")
@@ -51,6 +53,7 @@ class NativeExecutor(TorchExecutor):
         self.name = f"native-cpu-bf16-{code.level.name}"
         self._code = code
         self._layers = (native.Layer * self.num_layers)(*(_described(cast(Layer, layer)) for layer in decoder.layers))
+        self._skipping: dict[SkipSet, Any] = {}
         self._order, self._tail = self._usual_order(), _end_of(decoder)
         self._paired = isinstance(decoder.layers[0], Eagle3Layer)
         table = decoder.embedding
@@ -72,6 +75,9 @@ class NativeExecutor(TorchExecutor):
             begin += count
         position = self._positions(rows, first).contiguous()
         return Placement(rows, position, first, Spans((native.Span * len(spans))(*spans), parents, position))
+
+    def place_open(self, rows: Rows) -> Placement:
+        return TorchExecutor.place(self, rows)
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
@@ -106,12 +112,23 @@ class NativeExecutor(TorchExecutor):
 
     @torch.no_grad()
     def forward_layers(
-        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = (), skip: Skip = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
         if not layers:
             return hidden, {}
         hidden = hidden.to(torch.bfloat16).contiguous()
-        return self._run(placement, *self._entering(hidden), layers, taps)
+        return self._run(placement, *self._entering(hidden), layers, taps, skip=skip)
+
+    def _without(self, skip: SkipSet) -> Any:
+        """The layers as the library reads them, halves left out; kept, since they are the same every round."""
+        if skip not in self._skipping:
+            made = type(self._layers).from_buffer_copy(self._layers)
+            for index in skip.attention:
+                made[index].enter = SKIPPED
+            for index in skip.mlp:
+                made[index].has_mlp = 0
+            self._skipping[skip] = made
+        return self._skipping[skip]
 
     @property
     def reads_pairs(self) -> bool:
@@ -181,6 +198,7 @@ class NativeExecutor(TorchExecutor):
         layers: range,
         taps: Collection[int],
         tail: native.Tail | None = None,
+        skip: Skip = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         assert token.data or layers.start or not self._paired, "a head of pairs reads tokens beside its features"
         spans: Spans = placement.attend
@@ -196,6 +214,8 @@ class NativeExecutor(TorchExecutor):
         order.output, order.taps = out.data_ptr(), ctypes.addressof(addresses)
         order.position, order.span = spans.position.data_ptr(), ctypes.addressof(spans.array)
         order.tail = None if tail is None else ctypes.addressof(tail)
+        if skip is not None:
+            order.layers = ctypes.addressof(self._without(skip))
         self._code.layers(order)
         return out, tapped
 

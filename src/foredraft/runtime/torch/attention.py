@@ -37,10 +37,23 @@ def scratch_lines(kv_cache: KVCache, rows: Rows, first: tuple[int, ...]) -> list
 def scratch_masks(kv_cache: KVCache, rows: Rows, first: tuple[int, ...]) -> list[Tensor | None]:
     """Per slot [count, first + count] bool, True = visible among the scratch rows; None = the rows are a chain."""
     device = kv_cache.data.device
-    return [
+    masks = [
         None if line is None else ancestor_mask(torch.tensor([line]))[0][before:].to(device)
         for line, before in zip(scratch_lines(kv_cache, rows, first), first, strict=True)
     ]
+    if rows.block == 1:
+        return masks
+    each = zip(masks, rows.counts, first, strict=True)
+    return [_with_blocks(mask, count, before, rows.block).to(device) for mask, count, before in each]
+
+
+def _with_blocks(visible: Tensor | None, count: int, before: int, size: int) -> Tensor:
+    """The same, and every row sees its whole block of `size` rows, counted from the last."""
+    if visible is None:
+        visible = torch.ones((count, before + count), dtype=torch.bool).tril(before)
+    block = (torch.arange(count, device=visible.device) - count) // size
+    visible[:, before:] |= block[:, None] == block[None, :]
+    return visible
 
 
 class RaggedAttention:

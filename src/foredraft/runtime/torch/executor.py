@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...models.decoder import Decoder
+from ...models.layers.skip_set import Skip
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVCache, Snapshot
 from .attention import MaskBuffers, PaddedAttention, RaggedAttention
@@ -107,6 +108,15 @@ class TorchExecutor:
             attend = RaggedAttention(self.kv_cache, rows, first, self.masks)
         return Placement(rows, self._positions(rows, first), first, attend)
 
+    def place_open(self, rows: Rows) -> Placement:
+        """The same with an attention that may be called layer by layer from outside."""
+        return self.place(rows)
+
+    def stand_at(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Move the end of slots without forgetting what lies beyond: their layers may hold texts of several lengths."""
+        for slot, length in zip(slots, lengths, strict=True):
+            self.kv_cache.stand_at(slot, length)
+
     def _positions(self, rows: Rows, first: tuple[int, ...]) -> Tensor:
         """[T] positions of new rows. Rows that overhang the context share its last position."""
         base = [self.kv_cache.lengths[slot] for slot in rows.slots]
@@ -122,9 +132,9 @@ class TorchExecutor:
 
     @torch.no_grad()
     def forward_layers(
-        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = (), skip: Skip = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        return self.decoder.run(hidden, placement.position, placement.attend, layers, taps)
+        return self.decoder.run(hidden, placement.position, placement.attend, layers, taps, skip)
 
     def embed(self, token: Tensor) -> Tensor:
         return self.decoder.embed(token)

@@ -1,15 +1,21 @@
 """The kinds of drafters that can be trained, by name."""
 
 from .accept import Accept
-from .base import Kind, Settings
+from .base import Kind, ScheduledKind, Settings
 from .decision import Decision
+from .draft_length import DraftLength
 from .eagle import DOVETAIL, Eagle, Eagle3, Griffin
-from .language import Fast, Kangaroo
+from .falcon import Falcon
+from .koala import Koala, KoalaMedusa
+from .language import Eesd, Fast, Kangaroo
 from .medusa import MEDUSA, SPECULATOR
+from .sdsat import Sdsat
+from .sorted_draft import Sorted
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (Eagle3(), Eagle(), Griffin(), DOVETAIL, Fast(), MEDUSA, SPECULATOR, Kangaroo(), Accept(), Decision())
-}
+OWN: tuple[Kind, ...] = (
+    Eagle3(), Eagle(), Griffin(), DOVETAIL, Fast(), MEDUSA, SPECULATOR, Kangaroo(), Eesd(), Koala(), KoalaMedusa(),
+    Falcon(), Sdsat(), Sorted(), Accept(), Decision(), DraftLength(),
+)  # fmt: skip
+KINDS: dict[str, Kind] = {kind.name: kind for kind in OWN}
 
-__all__ = ["KINDS", "Accept", "Decision", "Kind", "Settings"]
+__all__ = ["KINDS", "Accept", "Decision", "Kind", "ScheduledKind", "Settings"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,17 @@ class Kind(Protocol):
 
     def guess(self, head: Any, outputs: TeacherOutputs, length: int) -> Tensor | None:
         """[B, T, length] target ids that it would draft after slot t, had all before been right; None = no drafter."""
+
+
+@runtime_checkable
+class ScheduledKind(Protocol):
+    """A kind whose loss depends on how far the training is, and which may train another module beside its head."""
+
+    def rival(self, target: Decoder) -> nn.Module | None:
+        """A module with an optimiser of its own, which no file keeps."""
+
+    def loss_at(self, head: Any, rival: Any, outputs: TeacherOutputs, settings: Settings, progress: float) -> Tensor:
+        """The loss of all modules together at `progress`, 0 to 1; at 0 it is the head's alone."""
 
 
 def typical_size(outputs: TeacherOutputs, tap: int) -> float:

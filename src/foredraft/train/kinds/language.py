@@ -1,4 +1,4 @@
-"""FastDraft and Kangaroo: drafters that are language models, trained towards the target's distribution."""
+"""FastDraft, Kangaroo and EESD: drafters that are language models, trained towards the target's distribution."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from ...models import Decoder
 from ...models.heads import FastDraft, HeadSpec, Identity, KangarooHead
 from ..batch_attention import Causal
+from ..objectives import cross_entropy
 from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, language_guess
 
@@ -88,3 +89,26 @@ class Kangaroo:
         cos, sin = head.rotation(positions(outputs.ids))
         stream = head.adapter(state, cos, sin, Causal(len(outputs.ids)), head.taps[0])
         yield Pass(1, head.finish(stream).view(*outputs.ids.shape, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Eesd(Kangaroo):
+    """An exit layer, begun as the target's last, that learns from the target's distributions and from its texts.
+
+    The loss is KL(p || q) - log q(next token), the second part where the draft vocabulary has the token.
+    """
+
+    name: str = "eesd"
+    defaults: Settings = field(default_factory=lambda: Settings(pretrain=0.3, extra={"mlp": True}))
+
+    def loss(self, head: KangarooHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
+        one = next(self._passes(head, outputs))
+        soft = distribution_loss(head, outputs, iter((one,)), settings)
+        slots = outputs.slots(1)
+        known = torch.full((head.embedding.shape[0],), -1, device=slots.device).scatter(
+            0, outputs.words, torch.arange(len(outputs.words), device=slots.device)
+        )
+        label = known[outputs.ids.flatten()[slots + 1]]
+        slots, label = slots[label >= 0], label[label >= 0]
+        hard = cross_entropy(head.logits(one.features.flatten(0, 1)[slots]), label)
+        return soft + hard.sum() / max(len(hard), 1)
