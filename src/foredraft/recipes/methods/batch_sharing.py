@@ -56,7 +56,7 @@ TETRIS = Recipe(
         "+5.3% throughput over the best baseline",
         MODEL_OR_HEAD,
         needs="model or head",
-        phrase="a batch's chains, cut to the most likely tokens",
+        phrase="a batch's chains, cut to what fits",
         get="foredraft generate --method tetris --batch-size 8 --file prompts.txt",
     ),
     tetris,

@@ -47,7 +47,7 @@ TARGET_INIT = Recipe(
         "fan below the target's draw, layers ended by a decision model; published=true is its own sampler, lossy",
         "+27.5% over multi-candidate decoding at most (camera-ready); v1 says +75%",
         "--drafter MODEL, layers:K or a fastdraft head; without a decision model its top probability decides",
-        needs="model and decision",
+        needs="model or head",
         phrase="a fan of chains, ended by a decision model",
         get="foredraft train decision --drafter FOLDER",
     ),

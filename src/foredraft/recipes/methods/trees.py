@@ -62,12 +62,13 @@ class RankCounting(WrappedDrafter):
 def _row(
     name: str,
     about: tuple[str, str, str, str],  # title, paper, parts, claim
+    phrase: str,
     shapes: tuple[str, ...],
     defaults: Options,
     measure: Measure | None = None,
 ) -> Recipe:
     get = f"foredraft generate --method {name} --drafter layers:8 .."
-    card = Card(*about, weights=MODEL_OR_HEAD, needs="model or head", get=get)
+    card = Card(*about, weights=MODEL_OR_HEAD, needs="model or head", phrase=phrase, get=get)
     return Recipe(name, card, head_or_model(), shapes, True, takes_words=True, defaults=defaults, measure=measure)
 
 
@@ -80,6 +81,7 @@ TREES = (
             "tree drawn where the verifier looks, by levels or node by node",
             "up to 9.1x, LLaMA2-70B offloaded",
         ),
+        "drawn where the verifier will look",
         ("dyspec-layers", "dyspec"),
         Options(shape="dyspec-layers", draft_length=8),
     ),
@@ -91,6 +93,7 @@ TREES = (
             "tree of largest expected accepted length, layer by layer",
             "up to 3.2x",
         ),
+        "the tree of most expected tokens",
         ("opt-tree",),
         Options(shape="opt-tree", draft_length=10),
     ),
@@ -102,6 +105,7 @@ TREES = (
             "the best fixed tree for measured acceptance by rank, drawn",
             "4.04x Llama2-7B on an A100; 9.5x Llama3-70B offloaded",
         ),
+        "the best fixed tree for measured ranks",
         ("sequoia",),
         Options(shape="sequoia", draft_length=8),
         measure_ranks,
