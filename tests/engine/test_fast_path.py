@@ -36,7 +36,7 @@ def run(make: Make, shape: Shape, rule: Rule | None, fast: bool) -> tuple[list[l
     method = Method("model", rule or default_rule(drafter.kinds, drafter.topology), drafter)
     engine = Engine(make(decoder))
     if not fast:
-        engine.fast_path = RulesOnly(engine.executor)
+        engine.fast_path = RulesOnly(engine.executor, engine.sampler)
     requests = [request(prompt, method, i, max_new_tokens=12) for i, prompt in enumerate(PROMPTS[:3])]
     return finish(engine, *requests), requests
 
