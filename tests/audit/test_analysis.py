@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from foredraft.audit.analyze.closed_forms import FORMS, acceptance, optimum
+from foredraft.audit.analyze.drawn_table import METHODS, cell_of, document, page
 from foredraft.audit.analyze.nodes import KINDS, Node, analyse, answer
 from foredraft.audit.enumerate.table_drafts import candidates
 from foredraft.audit.enumerate.table_methods import TREES, table_method
@@ -92,19 +93,17 @@ def test_the_answer_names_the_limit() -> None:
         assert values == sorted(values)
 
 
-def test_only_what_can_be_run_is_recommended() -> None:
-    """The options of every runnable row build a method whose drafts are the row's; the answer names one of them."""
+def test_what_is_recommended_can_be_run() -> None:
+    """The options of every row build a method whose drafts are the row's; the answer names one of them."""
     found = analyse(nodes(0.6), 3, draws=4)
-    runnable = [row for row in found["rules"] if row["run"] is not None]
-    assert {row["rule"] for row in found["rules"]} > {row["rule"] for row in runnable}  # k-seq and others wait
-    for row in runnable:
+    for row in found["rules"]:
         words = row["run"].split()
         given = dict(zip(words[::2], words[1::2], strict=True))
         options = Options(shape=given["--shape"], rule=given["--rule"])
         method, _ = table_method(find_recipe(given["--method"]), options, TREES)
         assert method.exact and method.drafter is not None
         assert [KINDS[kind] for kind in method.drafter.kinds] == [row["drafts"]]
-    best = max(runnable, key=lambda row: row["acceptance"])
+    best = max(found["rules"], key=lambda row: row["acceptance"])
     assert f"({best['run']})" in answer(found)
 
 
@@ -134,3 +133,16 @@ def test_wrong_questions_cost_one_line(
     assert run(["analyze", "--model", str(tiny), *more]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and message in err
+
+
+def test_the_table_of_multi_draft_rules() -> None:
+    """Every rule between a single draft and its bound, in the papers' order, on a page that says so."""
+    cells = [cell_of(nodes(0.6), heat, count, draws=2) for heat, count in ((0.6, 2), (1.0, 3))]
+    for cell in cells:
+        for rule, (_, kind) in METHODS.items():
+            assert (cell.accepted[rule] <= cell.bounds[kind] + 0.02 * (rule == "residual") + 1e-9).all()
+        assert [share for *_, share in cell.order()][:2] == [1.0, 1.0]
+        assert cell.mean("single") < min(cell.mean(rule) for rule in METHODS)
+    written = page(cells, {"model": "a table", "drafter": "another", "nodes": "9", "prompts": "1"})
+    assert cells[0].holds() and "| holds |" in written and "another drafts for a table" in written
+    assert [each["candidates"] for each in document(cells)] == [2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..core.verify import RULES
+from ..core.verify import find_rule
 from .drafter_parts import head_or_model
 from .recipe import Card, Options, Recipe
 
@@ -55,7 +55,7 @@ ROWS = {
         ),
         ("independent",),
         Options(shape="independent:branching=4x2x2", draft_length=4),
-        "canonical",
+        "canonical:ranks=ratio",
     ),
     "optimal-multi-draft": Row(
         (
@@ -79,5 +79,5 @@ def multi_draft_rows(heads: Sequence[str]) -> tuple[Recipe, ...]:
 def _recipe(name: str, row: Row, heads: Sequence[str]) -> Recipe:
     title, paper, made_of, claim, phrase = row.about
     card = Card(title, paper, made_of, claim, NEEDS, needs="model or head", phrase=phrase)
-    parts = head_or_model(heads, None if row.rule is None else RULES[row.rule])
+    parts = head_or_model(heads, None if row.rule is None else find_rule(row.rule))
     return Recipe(name, card, parts, row.shapes, takes_drafter=True, takes_words=True, defaults=row.defaults)

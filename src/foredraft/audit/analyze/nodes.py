@@ -1,8 +1,7 @@
 """What a drafter and the rules are worth on given prompts: overlap of p and q, acceptance of each rule, the optimum.
 
 Nodes are the positions of texts that the target writes. It answers which rule, how many candidates, and whether the
-drafter or the rule is the limit, and recommends only what can be run, by the options that run it. It knows nothing of
-speed.
+drafter or the rule is the limit, and names the options that run what it recommends. It knows nothing of speed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import numpy as np
 import torch
 
 from ...core.distributions.sampling import ParamBlock, distribution_of
+from ...core.shapes.base import Chain
 from ...core.verify import RULES
-from ...draft.neural.draft_model import TREE_TEMPERATURE
+from ...draft.neural.draft_model import TREE_TEMPERATURE, ModelDrafter
 from ...models import Progress as Loading
 from ...recipes import LLM
 from ...recipes.loading import Place
@@ -28,8 +28,13 @@ from .closed_forms import FORMS, acceptance, optimum
 
 IID, DRAWN, TOP, CHOSEN = Kind.SAMPLED_IID, Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.TOP_THEN_SAMPLED, Kind.CHOSEN
 KINDS = {IID: "independent draws", DRAWN: "draws without replacement", TOP: "top k - 1 and a draw", CHOSEN: "top k"}
-# Shapes that draft so many candidates of a kind at the first position; kinds without one cannot be run yet.
-SHAPES = {DRAWN: "static:branching={},drawn=true", CHOSEN: "static:branching={}"}
+# Shapes that draft so many candidates of a kind at the first position.
+SHAPES = {
+    IID: "independent:branching={}",
+    DRAWN: "static:branching={},drawn=true",
+    TOP: "top-then-drawn:branching={}",
+    CHOSEN: "static:branching={}",
+}
 MOST = 8  # candidates up to which the optimum is followed
 WORTH = 0.01  # acceptance that one more candidate should add
 
@@ -68,7 +73,7 @@ def collect(question: Question, loading: Loading | None = None) -> list[Node]:
     """Let the target write, and read both distributions at every position."""
     place = Place(question.dtype, question.device, 1, None)
     llm = LLM(question.model, "plain", dtype=question.dtype, device=question.device, progress=loading)
-    drafter = draft_executor(PartsFactory(llm.target, place), question.drafter)
+    drafter, words = drafting(PartsFactory(llm.target, place), question.drafter)
     target, heat = llm.target.executor, question.temperature
     nodes = []
     for number, prompt in enumerate(question.prompts):
@@ -76,22 +81,37 @@ def collect(question: Question, loading: Loading | None = None) -> list[Node]:
         params = SamplingParams(heat, seed=question.seed + number, max_new_tokens=question.tokens, ignore_eos=True)
         text = llm.generate([ids], params)[0].token_ids
         p = row_distributions(target, ids, text, heat, target.vocab_size)
-        q = row_distributions(drafter, ids, text, heat or TREE_TEMPERATURE, target.vocab_size)
+        q = row_distributions(drafter, ids, text, heat or TREE_TEMPERATURE, target.vocab_size, words)
         nodes += [Node(i + 1, p[i], q[i]) for i in range(len(text))]
     return nodes
 
 
+def drafting(factory: PartsFactory, name: str | None) -> tuple[Executor, Array | None]:
+    """The draft model, and the target's ids of its words (None = the same); `fastdraft` is the head of that name."""
+    if name != "fastdraft":
+        return draft_executor(factory, name), None
+    made = factory.head("fastdraft", None).drafter(Chain(1), "fastdraft")
+    assert isinstance(made, ModelDrafter) and made.vocabulary is not None
+    return made.executor, made.vocabulary.ids.cpu().numpy()
+
+
 @torch.inference_mode()
-def row_distributions(executor: Executor, prompt: list[int], text: list[int], heat: float, vocab: int) -> Array:
-    """[tokens, V] the next-token distribution after every prefix of a text, over `vocab` ids."""
+def row_distributions(
+    executor: Executor, prompt: list[int], text: list[int], heat: float, vocab: int, words: Array | None = None
+) -> Array:
+    """[tokens, V] the next-token distribution after every prefix of a text, over `vocab` ids; `words`: its own ids."""
     executor.rollback([0], [0])
     executor.prefill([0], [prompt[:-1]])
     out = executor.forward(Rows.chains([0], [[prompt[-1], *text[:-1]]], executor.device))
     executor.rollback([0], [0])
-    logits = out.logits[out.index[0]][:, :vocab].to(torch.float32)
+    logits = out.logits[out.index[0]][:, : vocab if words is None else len(words)].to(torch.float32)
     block = ParamBlock.of([SamplingParams(heat)] * logits.shape[0], logits.shape[1], executor.device)
     distributions = distribution_of(logits, block).dense().double().cpu().numpy()
-    distributions = np.pad(distributions, ((0, 0), (0, vocab - distributions.shape[1])))
+    if words is None:
+        distributions = np.pad(distributions, ((0, 0), (0, vocab - distributions.shape[1])))
+    else:
+        own, distributions = distributions, np.zeros((len(distributions), vocab))
+        distributions[:, words] = own
     return np.asarray(distributions / distributions.sum(axis=1, keepdims=True))
 
 
@@ -140,16 +160,14 @@ def by_position(nodes: list[Node], best: Array | None) -> list[dict[str, Any]]:
     return found
 
 
-def options_for(rule: str, kind: Kind, candidates: int) -> str | None:
-    """The command-line options that run a rule on such candidates; None where no drafter makes them."""
-    if kind not in SHAPES:
-        return None
+def options_for(rule: str, kind: Kind, candidates: int) -> str:
+    """The command-line options that run a rule on such candidates."""
     return f"--method draft-model --shape {SHAPES[kind].format(candidates)} --rule {rule}"
 
 
 def answer(found: dict[str, Any]) -> str:
-    """Which of the rules that can be run, how many candidates, and what the limit is, in plain words."""
-    best = max((row for row in found["rules"] if row["run"] is not None), key=lambda row: row["acceptance"])
+    """Which of the rules, how many candidates, and what the limit is, in plain words."""
+    best = max(found["rules"], key=lambda row: row["acceptance"])
     most = max(rule["optimum"] for rule in found["rules"])
     curve = [row["without_replacement"] for row in found["optimum"]]
     enough = max((k + 1 for k in range(1, len(curve)) if curve[k] - curve[k - 1] >= WORTH), default=1)

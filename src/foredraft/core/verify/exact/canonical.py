@@ -54,13 +54,14 @@ class Selection:
         return float(a <= b)
 
 
-def select(p: Array, q1: Array, q2: Array, free: int = 5, alphabet: int = 40) -> Selection:
+def select(p: Array, q1: Array, q2: Array, free: int = 5, alphabet: int = 40, ranks: str = "difference") -> Selection:
     """The selection of the paper's truncated linear program, solved as a flow.
 
-    Tokens rank by p - q1 q2, the `alphabet` most likely of the target first. The pairs among the first `free` ranks are
-    split freely; every other pair keeps the smaller rank.
+    Tokens rank by p - q1 q2, the `alphabet` most likely of the target first, or (ranks "ratio") by p / sqrt(q1 q2), the
+    order in which the bound fills them. The pairs among the first `free` ranks are split freely; every other pair keeps
+    the smaller rank.
     """
-    rank, order = _ranks(p, q1 * q2, alphabet)
+    rank, order = _ranks(p, q1 * q2, alphabet, ranks)
     a, b = q1[order], q2[order]
     free = min(free, int(np.count_nonzero((a > 0) | (b > 0))))
     after_a, after_b = (np.append(np.cumsum(x[:0:-1])[::-1], 0.0) for x in (a, b))
@@ -75,9 +76,11 @@ def select(p: Array, q1: Array, q2: Array, free: int = 5, alphabet: int = 40) ->
     return Selection(rank, weight, out)
 
 
-def _ranks(p: Array, both: Array, alphabet: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ranks(p: Array, both: Array, alphabet: int, ranks: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     score = p - both
-    if alphabet < p.size:
+    if ranks == "ratio":  # a token that is never drawn may stand anywhere
+        score = np.divide(p, np.sqrt(both), out=np.zeros_like(p), where=both > 0)
+    elif alphabet < p.size:
         front = np.argpartition(-p, alphabet)[:alphabet]
         score[front] += 2.0  # scores lie in [-1, 1]
     order = np.argsort(-score.astype(np.float32))
@@ -97,19 +100,19 @@ def _split(room: Array, a: Array, b: Array) -> Array:
     return weight
 
 
-def _select(p: Array, q1: Array, q2: Array, free: int, alphabet: int) -> Selection:
+def _select(p: Array, q1: Array, q2: Array, free: int, alphabet: int, ranks: str) -> Selection:
     """`select`, remembered for distributions of few tokens: enumeration asks for the same ones again and again."""
     if p.size > SMALL:
-        return select(p, q1, q2, free, alphabet)
-    return _remembered(p.tobytes(), q1.tobytes(), q2.tobytes(), free, alphabet)
+        return select(p, q1, q2, free, alphabet, ranks)
+    return _remembered(p.tobytes(), q1.tobytes(), q2.tobytes(), free, alphabet, ranks)
 
 
 @lru_cache(maxsize=256)
-def _remembered(p: bytes, q1: bytes, q2: bytes, free: int, alphabet: int) -> Selection:
-    return select(np.frombuffer(p), np.frombuffer(q1), np.frombuffer(q2), free, alphabet)
+def _remembered(p: bytes, q1: bytes, q2: bytes, free: int, alphabet: int, ranks: str) -> Selection:
+    return select(np.frombuffer(p), np.frombuffer(q1), np.frombuffer(q2), free, alphabet, ranks)
 
 
-def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
+def solve_canonical(node: Node, free: int, alphabet: int, ranks: str) -> Step:
     if not node.children:
         return emit(node, node.p)
     p, q = node.p, node.draft()
@@ -118,7 +121,7 @@ def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
         if kept is None:
             kept = child
             continue
-        chosen = _select(p, distribution, q, free, alphabet)
+        chosen = _select(p, distribution, q, free, alphabet, ranks)
         distribution = chosen.distribution
         if child is not kept:
             stay = chosen.keep_first(kept.token, child.token)
@@ -129,7 +132,7 @@ def solve_canonical(node: Node, free: int, alphabet: int) -> Step:
     return emit_or_hit(node, residual(p, distribution))
 
 
-def solve_canonical_batch(node: NodeBatch, free: int, alphabet: int) -> StepBatch:
+def solve_canonical_batch(node: NodeBatch, free: int, alphabet: int, ranks: str) -> StepBatch:
     if node.childless():
         return emit_batch(node, node.p)
     p, q = node.p.dense().double(), node.draft_distribution().dense().double()
@@ -141,7 +144,8 @@ def solve_canonical_batch(node: NodeBatch, free: int, alphabet: int) -> StepBatc
             continue
         stay = torch.ones_like(kept, dtype=torch.float64)
         for b in torch.nonzero(present)[:, 0].tolist():  # flows are solved one by one, on the host
-            chosen = _select(p[b].cpu().numpy(), distribution[b].cpu().numpy(), q[b].cpu().numpy(), free, alphabet)
+            row, first, second = (each[b].cpu().numpy() for each in (p, distribution, q))
+            chosen = _select(row, first, second, free, alphabet, ranks)
             distribution[b] = torch.from_numpy(chosen.distribution).to(distribution.device)
             if kept[b] != rival[b]:
                 stay[b] = chosen.keep_first(int(node.token[b, kept[b]]), int(node.token[b, rival[b]]))
@@ -159,14 +163,20 @@ def _test_kept(node: NodeBatch, p: Tensor, distribution: Tensor, kept: Tensor) -
     return emit_or_hit_batch(node, DenseDistribution(rest), slot)
 
 
-def canonical(free: int = 5, alphabet: int = 40) -> Rule:
-    """The canonical rule. free: tokens among which pairs are split by the flow; alphabet: where they are taken from."""
+def canonical(free: int = 5, alphabet: int = 40, ranks: str = "difference") -> Rule:
+    """The canonical rule. free: tokens among which pairs are split by the flow; alphabet: where they are taken from;
+    ranks: "difference" or "ratio", see `select`.
+    """
+    if ranks not in ("difference", "ratio"):
+        raise UsageError(f"canonical: ranks is 'difference' or 'ratio', not {ranks!r}")
     if not 0 <= free <= 15 or alphabet < 1:
         raise UsageError("canonical: free lies in 0..15 and alphabet is at least 1")
     return Rule(
-        name=label("canonical", free=(free, 5), alphabet=(alphabet, 40)),
+        name=label("canonical", free=(free, 5), alphabet=(alphabet, 40), ranks=(ranks, "difference")),
         summary="select one of several independent draws, then test it alone; optimal for two (weighted importance)",
         exact_for=pairs((Kind.SAMPLED_IID,)) | ONE_DRAW,
-        verify=partial(walk, partial(solve_canonical, free=free, alphabet=alphabet)),
-        verify_batch=partial(walk_with_batched_rng, partial(solve_canonical_batch, free=free, alphabet=alphabet)),
+        verify=partial(walk, partial(solve_canonical, free=free, alphabet=alphabet, ranks=ranks)),
+        verify_batch=partial(
+            walk_with_batched_rng, partial(solve_canonical_batch, free=free, alphabet=alphabet, ranks=ranks)
+        ),
     )
