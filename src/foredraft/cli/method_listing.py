@@ -79,6 +79,8 @@ def _method(recipe: Recipe) -> dict[str, Any]:
     options |= {"rule": "", "stop": defaults.stop or "none"} if recipe.takes_stop else {"rule": ""}
     optional = {"drafter": recipe.takes_drafter, "words": recipe.takes_words, "store": recipe.takes_store}
     options |= {key: "" for key, takes in optional.items() if takes}
+    if recipe.takes_drafter:
+        options["draft_device"] = defaults.draft_device or ""
     return {
         "name": recipe.name,
         "title": card.title,
