@@ -107,7 +107,6 @@ class Decoder(nn.Module):
     """The model. Build one with `Decoder.empty`, `load_decoder`, `random_decoder` or `shallow`."""
 
     rotations: Tensor
-    mode = ""  # which of several ways a pass goes, where a decoder has more than one
 
     def __init__(
         self,
@@ -141,6 +140,11 @@ class Decoder(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.norm.dtype
+
+    @property
+    def mode(self) -> str:
+        """Which of several ways a pass goes, where a decoder has more than one."""
+        return ""
 
     @property
     def device(self) -> torch.device:

@@ -23,6 +23,7 @@ from .elsewhere import plain_rows
 from .layers.attention_protocol import AttendHeads
 from .layers.linear import Linear, TiledLinear, can_tile
 from .layers.rope import rotate
+from .layers.skip_set import SkipSet
 
 
 @runtime_checkable
@@ -46,7 +47,7 @@ class GroupedDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, size: int) -> None:
         layers = [cast(Layer, layer) for layer in decoder.layers]
-        super().__init__(decoder.config, decoder.embedding, layers, decoder.norm, decoder.head, decoder.rotations)  # type: ignore[arg-type]
+        super().__init__(decoder.config, decoder.embedding, layers, decoder.norm, decoder.head, decoder.rotations)
         self.plan = layer_plan(len(layers), size)
         self.fuzzy = False
         self.products = nn.ModuleDict(
@@ -70,10 +71,10 @@ class GroupedDecoder(Decoder):
 
     def run(
         self, x: Tensor, positions: Tensor, attend: Attend, layers: Sequence[int] | None = None,
-        taps: Collection[int] = (),
+        taps: Collection[int] = (), skip: SkipSet | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
-        if not self.fuzzy or (layers is not None and len(layers) < len(self.layers)):
-            return super().run(x, positions, attend, layers, taps)
+        if not self.fuzzy or skip is not None or (layers is not None and len(layers) < len(self.layers)):
+            return super().run(x, positions, attend, layers, taps, skip)
         cos, sin = (x, x) if isinstance(attend, AttendHeads) else self.rotation(positions)
         for span in self.plan:
             if len(span) == 1:
