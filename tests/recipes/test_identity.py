@@ -12,6 +12,7 @@ from foredraft import LLM, Method, SamplingParams
 from foredraft.draft.store import Datastore
 from foredraft.models.heads import read_spec
 from foredraft.recipes import Options
+from foredraft.recipes.retrieval.embedding import embed_store
 from foredraft.recipes.table import RECIPES
 from foredraft.recipes.trained import shipped
 
@@ -68,9 +69,9 @@ def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
 def store(llm: LLM, expected: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> str:
     """A datastore that holds what the model will write, and other text."""
     folder = tmp_path_factory.mktemp("datastore") / "store"
-    Datastore.create(folder, llm.tokenizer.vocab_hash(), llm.tokenizer.vocab_size).add(
-        [*expected[::2], llm.tokenizer.encode("The sky is blue because the light of the sun is scattered.")]
-    )
+    made = Datastore.create(folder, llm.tokenizer.vocab_hash(), llm.tokenizer.vocab_size)
+    made.add([*expected[::2], llm.tokenizer.encode("The sky is blue because the light of the sun is scattered.")])
+    embed_store(made, llm.target, 256, None)
     return str(folder)
 
 
