@@ -23,7 +23,8 @@ def watch(llm: LLM, method: Method, prompt: str, tokens: int) -> list[Span]:
         raise UsageError(f"method {method.name!r} does not work beside its target; try pearl or duodecoding")
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     llm.generate(prompt, params, method=method)
-    llm.engine.windowed.spans = spans = []
+    spans: list[Span] = []
+    llm.engine.windowed.spans = spans
     try:
         llm.generate(prompt, params, method=method)
     finally:

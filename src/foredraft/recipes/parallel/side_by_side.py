@@ -61,8 +61,8 @@ def shares_of(target: torch.device, drafter: torch.device, cores: int, asked: in
     if drafter.type != "cpu":
         return [Cores()]
     if target.type != "cpu":  # two are left for whoever feeds the other device, and for everybody else
-        counts = {asked} if asked else {max(1, cores // 4), max(1, cores // 2), max(1, cores - 2)}
-        return [Cores(0, count) for count in sorted(counts)]
+        apart = {asked} if asked else {max(1, cores // 4), max(1, cores // 2), max(1, cores - 2)}
+        return [Cores(0, count) for count in sorted(apart)]
     if asked or cores < 2:
         return [Cores(max(1, cores - (asked or 1)), asked or 1)]
     counts = sorted({1, *(cores * part // 8 for part in (1, 2, 4))} & set(range(1, cores)))
