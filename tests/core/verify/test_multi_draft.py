@@ -231,7 +231,7 @@ def test_draws_kept_by_ratio_are_exact(rule: str) -> None:
 
 
 def test_draws_kept_by_ratio_are_nearer_the_bound_where_distributions_are_flat() -> None:
-    """The ranking as published falls behind k-SEQ there; by ratio the papers' order holds."""
+    """The ranking as published loses to k-SEQ there; by ratio the papers' order holds."""
     rng = np.random.default_rng(0)
     shared = 2.2 * rng.standard_normal(400)
     p, q = (np.exp(shared + rng.standard_normal(400)) for _ in range(2))

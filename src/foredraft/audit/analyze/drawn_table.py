@@ -48,7 +48,7 @@ ORDER = """
 
 Khisti et al. report single < SpecInfer (`residual-iid`) < SpecTr (`k-seq`) < importance sampling (`canonical`) <
 optimum. The truncated program as published ranks tokens by p - q^2 and keeps the smaller rank of all but a few pairs;
-on flat distributions that choice is far from the bound and may fall behind `k-seq`. Ranked by p / q, the order in which
+on flat distributions that choice is far from the bound and may lose to `k-seq`. Ranked by p / q, the order in which
 the bound fills tokens (`canonical:ranks=ratio`), two draws come to the bound but for a trace. More than two are folded
 in one after another, and every fold loses a little: on flat distributions with many candidates `k-seq`, which treats
 all draws alike, may lead again. Any ranking is exact. Last, the share of positions at which the second of two accepts
