@@ -90,3 +90,12 @@ def test_an_impossible_token_is_no_nan() -> None:
     teacher = torch.tensor([[0.0, -math.inf, 1.0]])
     for name in ("kl", "jsd", "tvd"):
         assert torch.isfinite(o.OBJECTIVES[name](torch.zeros(1, 3), teacher)).all()
+
+
+def test_the_top_of_a_cross_entropy_is_part_of_it() -> None:
+    student, teacher = torch.randn(4, 9), torch.randn(4, 9)
+    whole = o.top_cross_entropy(student, teacher, 9)
+    p, log_q = teacher.softmax(-1), student.log_softmax(-1)
+    assert torch.allclose(whole, -(p * log_q).sum(-1), atol=1e-6)
+    best = teacher.argmax(-1, keepdim=True)
+    assert torch.allclose(o.top_cross_entropy(student, teacher, 1), -(p * log_q).gather(1, best)[:, 0], atol=1e-6)

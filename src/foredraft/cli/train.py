@@ -35,6 +35,9 @@ Prompts = Annotated[
 Drafter = Annotated[
     Path | None, typer.Option(help="accept-head, decision: their fastdraft head; adaeagle: its eagle or eagle3 head.")
 ]
+Stages = Annotated[str | None, typer.Option(help="Parts of the run, END:RATE:WORD..: 0.7:1:all:ce,1:0.25.")]
+PretrainData = Annotated[list[Path] | None, typer.Option(help="Text of stages that pre-train: .txt or .npz files.")]
+Extra = Annotated[list[str] | None, typer.Option("--set", help="What one kind knows: top_weight=0, alignment=code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -85,6 +88,9 @@ def train(
     drafter: Drafter = None,
     begin: Annotated[Path | None, typer.Option(help="Folder with heads of these kinds to go on from.")] = None,
     objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.")] = None,
+    stages: Stages = None,
+    pretrain_data: PretrainData = None,
+    extra: Extra = None,
     held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,
     try_every: Annotated[int, typer.Option(help="Steps between simulations.")] = 200,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
@@ -96,8 +102,6 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train drafters for a model; run it under torchrun to use several GPUs."""
-    from ..models.heads.artefact import STORAGES
-    from ..train.objectives import OBJECTIVES
     from ..train.pipeline import TrainOrder
     from ..train.pipeline import train as run_training
     from ..train.trainer import Plan
@@ -107,13 +111,14 @@ def train(
     _check("objective", objective or "kl", OBJECTIVES)
     _check("storage", storage, STORAGES)
     wishes = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab, "objective": objective}
+    wishes |= {"stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
     plan = Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all)
     order = TrainOrder(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
         plan=plan, changes={k: v for k, v in wishes.items() if v is not None}, dtype=dtype, device=device,
         storage=storage, limit_seconds=seconds, measure=measure, drafter=drafter,
-        begin=begin,
+        begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
     bar = TrainingBar()
     with bar.progress:
@@ -156,6 +161,36 @@ def _search(
         print(f"draft-and-verify: {out / 'draft-and-verify'}")
     print(json.dumps(asdict(best)))
     return 0
+
+
+def check_choices(objective: str | None, storage: str) -> None:
+    from ..models.heads.artefact import STORAGES
+    from ..train.objectives import OBJECTIVES
+
+    if objective is not None and objective not in OBJECTIVES:
+        raise UsageError(f"--objective {objective!r} is none of {', '.join(OBJECTIVES)}")
+    if storage not in STORAGES:
+        raise UsageError(f"--storage {storage!r} is none of {', '.join(STORAGES)}")
+
+
+def staged(text: str | None) -> Any:
+    from ..train.kinds import read_stages
+
+    return None if text is None else read_stages(text)
+
+
+def read_extra(pairs: list[str]) -> dict[str, Any]:
+    """What --set says; numbers where they can be read as such."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise UsageError(f"--set takes KEY=VALUE, not {pair!r}")
+        try:
+            found[key] = float(value)
+        except ValueError:
+            found[key] = value
+    return found
 
 
 def _show(result: dict[str, Any], out: Path) -> None:

@@ -22,6 +22,7 @@ from ..errors import ForedraftError, UsageError
 from ..models import Tokenizer
 
 PART_ROWS = 64  # rows of like length that are read together: fewer, and a GPU waits for the launches of its kernels
+PLAIN_ROW = 256  # tokens of a row of plain text
 BLOCK = 32  # widths of batches: few different ones, so that memory and plans are used again
 
 
@@ -96,7 +97,8 @@ class Corpus:
 
 
 def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
-    """Read files, or every .npz of a folder; chat rows without a mask are marked by the target's template.
+    """Read files, or every .npz of a folder; chat rows without a mask are marked by the target's template. A .txt file
+    is plain text, for pre-training.
 
     What is named twice counts twice: a pass over the texts comes by it twice.
     """
@@ -120,7 +122,21 @@ def save_corpus(path: Path, corpus: Corpus) -> None:
     )
 
 
+def _read_plain(file: Path, tokenizer: Tokenizer) -> Corpus:
+    """A text file as rows of equal length; nobody wrote it but its author, and all of it counts."""
+    try:
+        data = file.read_bytes()
+        ids = np.asarray(tokenizer.encode(data.decode("utf-8"), add_special=False), dtype=np.uint32)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ForedraftError(f"{file} is no text in UTF-8 ({error})") from None
+    rows = ids[: len(ids) // PLAIN_ROW * PLAIN_ROW].reshape(-1, PLAIN_ROW)
+    heat = np.ones(len(rows), dtype=np.float32)
+    return Corpus(rows, np.ones(rows.shape, dtype=bool), heat, hashlib.sha256(data).hexdigest())
+
+
 def _read(file: Path, tokenizer: Tokenizer) -> Corpus:
+    if file.suffix == ".txt":
+        return _read_plain(file, tokenizer)
     try:
         with np.load(file) as raw:
             ids, temperature = raw["ids"], raw["temperature"].astype(np.float32)

@@ -90,6 +90,14 @@ def _mean_under(weight: Tensor, value: Tensor) -> Tensor:
     return torch.where(weight > 0, weight * value, 0.0).sum(-1)
 
 
+def top_cross_entropy(student: Tensor, teacher: Tensor, count: int) -> Tensor:
+    """-sum p log q over the teacher's `count` most likely tokens (GRIFFIN's top-k loss)."""
+    p = teacher.float().softmax(-1)
+    best = p.topk(min(count, p.shape[-1]), dim=-1)
+    return -(best.values * student.float().log_softmax(-1).gather(-1, best.indices)).sum(-1)
+
+
+LABELS = "ce"  # the cross-entropy of the text's own tokens, which needs no teacher
 # Objectives on distributions, by the names that `foredraft train --objective` takes.
 OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,

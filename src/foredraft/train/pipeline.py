@@ -20,7 +20,7 @@ from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
-from .kinds import KINDS, Kind
+from .kinds import KINDS, Kind, Settings
 from .simulate import Simulation
 from .student import Pretrained, Student
 from .trainer import Plan, Trainer
@@ -44,6 +44,8 @@ class TrainOrder:
     measure: int = 32  # held-out prompts that the real engine answers at the end
     drafter: Path | None = None  # of kinds that belong to another head
     begin: Path | None = None  # folder with heads of these kinds to go on from
+    pretrain: tuple[Path, ...] = ()  # text for stages that pre-train; it need not be the target's
+    extra: dict[str, Any] = field(default_factory=dict)  # what only a kind knows, beside its defaults
 
     def find(self, name: str) -> Kind:
         if name not in KINDS:
@@ -51,15 +53,21 @@ class TrainOrder:
         kind: Any = KINDS[name]
         return replace(kind, drafter=self.drafter) if hasattr(kind, "drafter") else kind
 
+    def settings(self, kind: Kind) -> Settings:
+        """The kind's own with the changes."""
+        changed = replace(kind.defaults, **self.changes)
+        return replace(changed, extra=changed.extra | self.extra)
+
 
 def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
     """Train, save and measure; returns one record per kind, or where a run that was cut off stands."""
-    chosen = [(kind, replace(kind.defaults, **order.changes)) for kind in map(order.find, order.kinds)]
+    chosen = [(kind, order.settings(kind)) for kind in map(order.find, order.kinds)]
     place = Place(order.dtype, own_device(order.device), slots=8, max_length=2048, packed=False)
     target = load(order.target, place)
     corpus = load_corpus(order.data, target.tokenizer)
     begin = pretrained_heads(order, identity(target))
-    trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out, begin)
+    pretrain = load_corpus(order.pretrain, target.tokenizer) if order.pretrain else None
+    trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out, begin, pretrain)
     if not trainer.run(listen, order.limit_seconds):
         return {"step": trainer.loop.step, "steps": order.plan.steps, "done": False}
     results: dict[str, Any] = {"done": True, "coverage": trainer.coverage, "heads": {}}

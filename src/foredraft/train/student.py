@@ -74,7 +74,8 @@ class Student:
     def accumulate(self, outputs: TeacherOutputs, progress: float, share: float = 1.0) -> Tensor:
         """Add the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,
         still on the device; `progress` runs from 0 to 1 over the training."""
-        if progress < self.settings.pretrain:
+        stage, _ = self.settings.stage(progress)
+        if stage.pretrains:
             outputs = replace(outputs, written=all_text(outputs.written))
         with autocast(outputs.ids.device):
             loss: Tensor = self.loss_module(outputs, progress) * share
@@ -83,9 +84,10 @@ class Student:
 
     def update(self, progress: float) -> None:
         """One step along the accumulated gradient."""
+        stage, within = self.settings.stage(progress)
         for optimizer in (self.optimizer, self.rival_optimizer):
             if optimizer is not None:
-                apply_gradients(optimizer, self.settings.lr, progress)
+                apply_gradients(optimizer, stage.lr * self.settings.lr, within)
 
     @torch.no_grad()
     def simulate(self, outputs: TeacherOutputs, length: int) -> Simulation | None:
@@ -127,9 +129,10 @@ class LossModule(nn.Module):
         self.kind, self.head, self.settings, self.rival = kind, head, settings, rival
 
     def forward(self, outputs: TeacherOutputs, progress: float = 0.0) -> Tensor:
+        settings = self.settings.within(self.settings.stage(progress)[0])
         if isinstance(self.kind, ScheduledKind):
-            return self.kind.loss_at(self.head, self.rival, outputs, self.settings, progress)
-        return self.kind.loss(self.head, outputs, self.settings)
+            return self.kind.loss_at(self.head, self.rival, outputs, settings, progress)
+        return self.kind.loss(self.head, outputs, settings)
 
 
 def all_text(written: Tensor) -> Tensor:

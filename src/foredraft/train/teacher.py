@@ -66,6 +66,14 @@ class TeacherOutputs:
         features = self.states[FINAL].flatten(0, 1)[slots + (ahead - 1)]  # counted slots never leave their row
         return features @ self.rows.T
 
+    def labels(self, slots: Tensor, ahead: int) -> Tensor:
+        """[N] draft ids of the tokens t + ahead themselves; -1 where the draft vocabulary lacks one."""
+        token = self.ids.flatten()[slots + ahead]
+        order = self.words.argsort()
+        place = torch.searchsorted(self.words[order], token).clamp(max=len(order) - 1)
+        found = order[place]
+        return torch.where(self.words[found] == token, found, -1)
+
     @staticmethod
     def shifted(ids: Tensor, by: int) -> Tensor:
         """[B, T] ids `by` places further on; the end repeats the last one."""

@@ -74,12 +74,15 @@ class Trainer(StepTrainer):
         plan: Plan,
         folder: Path,
         begin: dict[str, Pretrained] | None = None,
+        pretrain: Corpus | None = None,
     ) -> None:
-        """`begin`: heads by kind to go on from; their draft vocabulary is kept."""
+        """`begin`: heads by kind to go on from; their draft vocabulary is kept. `pretrain`: the text of stages that
+        pre-train, which need not be the target's."""
         torch.manual_seed(plan.seed)
         self.process = Process.join(target.device)
         self.plan = plan
         self.corpus, self.held = corpus.split(plan.held_out, plan.seed)
+        self.pretrain = pretrain
         words, self.coverage = self.corpus.frequent(kinds[0][1].draft_vocab_size, target.config.vocab_size)
         if begin:
             words = next(iter(begin.values())).weights["ids"]
@@ -108,17 +111,26 @@ class Trainer(StepTrainer):
     @any_length
     def train_step(self, step: int, progress: float) -> None:
         """Accumulate the gradients of a step's parts, weighted by their tokens, then update every student."""
-        parts = self.corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
-        tokens = [int(written.sum()) for _, written in parts]
         losses = {student.kind.name: torch.zeros((), device=self.teacher.target.device) for student in self.students}
-        for (ids, written), count in zip(parts, tokens, strict=True):
-            outputs = self.teacher.outputs(ids, written, self.taps)
-            for student in self.students:
-                losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
+        for corpus, students in self._readers(progress):
+            parts = corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
+            tokens = [int(written.sum()) for _, written in parts]
+            for (ids, written), count in zip(parts, tokens, strict=True):
+                outputs = self.teacher.outputs(ids, written, self.taps)
+                for student in students:
+                    losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
         for student in self.students:
             student.update(progress)
             if step % 20 == 0:  # reading a loss waits for the device
                 student.follow(float(losses[student.kind.name]))
+
+    def _readers(self, progress: float) -> list[tuple[Corpus, list[Student]]]:
+        """Which students read which text now."""
+        if self.pretrain is None:
+            return [(self.corpus, self.students)]
+        early = [student for student in self.students if student.settings.stage(progress)[0].pretrains]
+        late = [student for student in self.students if student not in early]
+        return [(text, who) for text, who in ((self.pretrain, early), (self.corpus, late)) if who]
 
     @any_length
     def evaluate(self) -> None:
@@ -146,7 +158,8 @@ class Trainer(StepTrainer):
         kinds = {student.kind.name: asdict(student.settings) for student in self.students}
         # a run may be prolonged
         plan = {name: value for name, value in asdict(self.plan).items() if name not in ("steps", "seconds")}
-        return {"plan": plan, "kinds": kinds, "data": self.corpus.digest, "world": self.process.world}
+        data = self.corpus.digest if self.pretrain is None else f"{self.pretrain.digest}, {self.corpus.digest}"
+        return {"plan": plan, "kinds": kinds, "data": data, "world": self.process.world}
 
     def state_dict(self) -> dict[str, Any]:
         return {"students": {student.kind.name: student.state_dict() for student in self.students}}

@@ -11,6 +11,7 @@ from .language import Eesd, Fast, Kangaroo
 from .medusa import MEDUSA, SPECULATOR
 from .sdsat import Sdsat
 from .sorted_draft import Sorted
+from .stages import Stage, read_stages
 
 OWN: tuple[Kind, ...] = (
     Eagle3(), Eagle(), Griffin(), DOVETAIL, Fast(), MEDUSA, SPECULATOR, Kangaroo(), Eesd(), Koala(), KoalaMedusa(),
@@ -18,4 +19,4 @@ OWN: tuple[Kind, ...] = (
 )  # fmt: skip
 KINDS: dict[str, Kind] = {kind.name: kind for kind in OWN}
 
-__all__ = ["KINDS", "Accept", "Decision", "Kind", "ScheduledKind", "Settings"]
+__all__ = ["KINDS", "Accept", "Decision", "Kind", "ScheduledKind", "Settings", "Stage", "read_stages"]

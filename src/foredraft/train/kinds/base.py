@@ -7,7 +7,7 @@ follow the loss (how far the distributions are apart) and the guesses (which tok
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ...models import Decoder
 from ...models.heads import HeadSpec, Identity
-from ..objectives import OBJECTIVES
+from ..objectives import LABELS, OBJECTIVES, cross_entropy
 from ..teacher import TeacherOutputs, pull
+from .stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,22 @@ class Settings:
     objective: str = "kl"
     lr: float = 1e-3
     decay: float = 0.8  # weight of each further token ahead
-    pretrain: float = 0.0  # share of the steps that learn from all text, not only from what the target wrote
+    stages: tuple[Stage, ...] = (Stage(),)
     exit_layer: int = 6  # kangaroo: layers that are shared
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def stage(self, progress: float) -> tuple[Stage, float]:
+        """The stage at a progress from 0 to 1, and the progress within it."""
+        begin = 0.0
+        for stage in self.stages:
+            if progress < stage.end or stage is self.stages[-1]:
+                return stage, min(1.0, (progress - begin) / max(stage.end - begin, 1e-9))
+            begin = stage.end
+        raise AssertionError("there is at least one stage")
+
+    def within(self, stage: Stage) -> Settings:
+        """The settings of one stage."""
+        return replace(self, length=stage.length or self.length, objective=stage.objective or self.objective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +104,26 @@ def typical_size(outputs: TeacherOutputs, tap: int) -> float:
 
 def distribution_loss(head: Any, outputs: TeacherOutputs, passes: Iterator[Pass], settings: Settings) -> Tensor:
     """Weighted mean over the passes of the distance between the drafter's distribution and the target's."""
-    objective = OBJECTIVES[settings.objective]
     total, weights = torch.zeros((), device=outputs.ids.device), 0.0
     for j, one in enumerate(passes):
         slots = outputs.slots(one.ahead)
         if one.where is not None:
             slots = slots[one.where.flatten()[slots]]
-        part = objective(head.logits(one.features.flatten(0, 1)[slots]), outputs.logits(slots, one.ahead))
+        part = _distances(head.logits(one.features.flatten(0, 1)[slots]), outputs, slots, one.ahead, settings.objective)
         value = part.sum() / max(len(part), 1)
         if one.penalty is not None:
             value = settings.extra.get("distribution_weight", 1.0) * value + one.penalty
         total = total + settings.decay**j * value
         weights += settings.decay**j
     return total / weights
+
+
+def _distances(logits: Tensor, outputs: TeacherOutputs, slots: Tensor, ahead: int, objective: str) -> Tensor:
+    """[n] of each slot: from the target's distribution, or from the very token of the text (`ce`)."""
+    if objective != LABELS:
+        return OBJECTIVES[objective](logits, outputs.logits(slots, ahead))
+    label = outputs.labels(slots, ahead)
+    return cross_entropy(logits[label >= 0], label[label >= 0])
 
 
 @torch.no_grad()

@@ -13,10 +13,13 @@ from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import DovetailHead, Eagle3Head, EagleHead, FeatureHead, GriffinHead, HeadSpec, Identity
 from ..batch_attention import Unrolled
-from ..objectives import smooth_l1
+from ..objectives import smooth_l1, top_cross_entropy
 from ..teacher import TeacherOutputs, pull
 from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
+from .stages import Stage
 
+# GRIFFIN trains one pass, then two from there, then three, each at a lower rate.
+GROWING = (Stage(0.5, length=1), Stage(0.75, lr=0.6, length=2), Stage(1.0, lr=0.4, length=3))
 PLAUSIBLE = 3  # GRIFFIN: tokens that a drafter might have drafted itself; of 1, 3, 5 and 10 the paper found 3 best
 
 
@@ -163,15 +166,42 @@ class Griffin(Eagle):
 
     name: str = "griffin"
     defaults: Settings = field(
-        default_factory=lambda: Settings(length=3, extra={"distribution_weight": 1.0, "noise": 0.1})
+        default_factory=lambda: Settings(
+            length=3, stages=GROWING, extra={"distribution_weight": 1.0, "noise": 0.1, "top": 10, "top_weight": 0.5}
+        )
     )
     head: type[EagleHead] = GriffinHead
 
-    def _passes(self, head: EagleHead, outputs: TeacherOutputs, steps: int, noise: float) -> Iterator[Pass]:
+    def loss(self, head: EagleHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
+        extra = settings.extra
+        passes = self._aligned(head, outputs, settings, extra.get("alignment", "paper") == "code")
+        return distribution_loss(head, outputs, passes, settings)
+
+    def _aligned(self, head: EagleHead, outputs: TeacherOutputs, settings: Settings, own_too: bool) -> Iterator[Pass]:
+        """The passes with the slots that each keeps. The paper asks of a slot that the tokens before its own were
+        plausible; the released code asks it of its own token, as the pass before saw it from one slot later."""
         aligned = torch.ones_like(outputs.written)
-        for j, (features, back) in enumerate(unroll(head, outputs, steps, detach=True, noise=noise)):
-            yield Pass(2 + j, features, regression(head, outputs, back, j, aligned), aligned)
-            aligned = aligned & self._predictable(head, outputs, features, j)
+        noise = settings.extra.get("noise", 0.0)
+        for j, (features, back) in enumerate(unroll(head, outputs, settings.length, detach=True, noise=noise)):
+            penalty = regression(head, outputs, back, j, aligned) + self._top(
+                head, outputs, features, j, aligned, settings
+            )
+            yield Pass(2 + j, features, penalty, aligned)
+            plausible = self._predictable(head, outputs, features, j)
+            aligned = aligned & (pull(plausible, 1, False) if own_too else plausible)
+
+    def _top(
+        self, head: EagleHead, outputs: TeacherOutputs, features: Tensor, step: int, where: Tensor, settings: Settings
+    ) -> Tensor:
+        """The cross-entropy on the target's few most likely tokens, weighted."""
+        slots = outputs.slots(2 + step)
+        slots = slots[where.flatten()[slots]]
+        weight = settings.extra.get("top_weight", 0.0)
+        if not weight or not len(slots):
+            return features.new_zeros(())
+        logits = head.logits(features.flatten(0, 1)[slots])
+        part = top_cross_entropy(logits, outputs.logits(slots, 2 + step), int(settings.extra.get("top", 10)))
+        return weight * part.mean()
 
     @torch.no_grad()
     def _predictable(self, head: EagleHead, outputs: TeacherOutputs, features: Tensor, step: int) -> Tensor:

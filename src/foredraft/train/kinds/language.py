@@ -14,6 +14,7 @@ from ..batch_attention import Causal
 from ..objectives import cross_entropy
 from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, language_guess
+from .stages import Stage
 
 
 def positions(ids: Tensor) -> Tensor:
@@ -21,12 +22,16 @@ def positions(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
 
 
+# FastDraft: pre-training on all text (or on one of its own, `--pretrain-data`), then alignment at half the rate.
+PRETRAINED = (Stage(0.3, pretrains=True), Stage(1.0, lr=0.5))
+
+
 @dataclass(frozen=True, slots=True)
 class Fast:
     """A small decoder that begins as some of the target's layers: the first ones and the last."""
 
     name: str = "fastdraft"
-    defaults: Settings = field(default_factory=lambda: Settings(layers=3, pretrain=0.3))
+    defaults: Settings = field(default_factory=lambda: Settings(layers=3, stages=PRETRAINED))
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return ()

@@ -13,6 +13,7 @@ from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
 from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
+from .stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +53,6 @@ class Recurrent:
 
 
 MEDUSA = Recurrent("medusa", MedusaHead, Settings(length=3))
-SPECULATOR = Recurrent("mlp-speculator", SpeculatorHead, Settings(length=4, pretrain=0.3, extra={"width": 768}))
+# All text first; then what the target wrote, begun again at a tenth of the rate, as published.
+TWO_STAGES = (Stage(0.7, pretrains=True), Stage(1.0, lr=0.1))
+SPECULATOR = Recurrent("mlp-speculator", SpeculatorHead, Settings(length=4, stages=TWO_STAGES, extra={"width": 768}))
