@@ -163,16 +163,6 @@ def _search(
     return 0
 
 
-def check_choices(objective: str | None, storage: str) -> None:
-    from ..models.heads.artefact import STORAGES
-    from ..train.objectives import OBJECTIVES
-
-    if objective is not None and objective not in OBJECTIVES:
-        raise UsageError(f"--objective {objective!r} is none of {', '.join(OBJECTIVES)}")
-    if storage not in STORAGES:
-        raise UsageError(f"--storage {storage!r} is none of {', '.join(STORAGES)}")
-
-
 def staged(text: str | None) -> Any:
     from ..train.kinds import read_stages
 

@@ -91,10 +91,11 @@ def _mean_under(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def top_cross_entropy(student: Tensor, teacher: Tensor, count: int) -> Tensor:
-    """-sum p log q over the teacher's `count` most likely tokens (GRIFFIN's top-k loss)."""
-    p = teacher.float().softmax(-1)
-    best = p.topk(min(count, p.shape[-1]), dim=-1)
-    return -(best.values * student.float().log_softmax(-1).gather(-1, best.indices)).sum(-1)
+    """sum p log(p / q) over the teacher's `count` most likely tokens: GRIFFIN's top-k loss, -sum p log q, less what no
+    student can change."""
+    best = teacher.float().log_softmax(-1).topk(min(count, teacher.shape[-1]), dim=-1)
+    log_q = student.float().log_softmax(-1).gather(-1, best.indices)
+    return (best.values.exp() * (best.values - log_q)).sum(-1)
 
 
 LABELS = "ce"  # the cross-entropy of the text's own tokens, which needs no teacher

@@ -11,7 +11,7 @@ from .language import Eesd, Fast, Kangaroo
 from .medusa import MEDUSA, SPECULATOR
 from .sdsat import Sdsat
 from .sorted_draft import Sorted
-from .stages import Stage, read_stages
+from .training_stages import Stage, read_stages
 
 OWN: tuple[Kind, ...] = (
     Eagle3(), Eagle(), Griffin(), DOVETAIL, Fast(), MEDUSA, SPECULATOR, Kangaroo(), Eesd(), Koala(), KoalaMedusa(),

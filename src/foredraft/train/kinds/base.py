@@ -17,7 +17,7 @@ from ...models import Decoder
 from ...models.heads import HeadSpec, Identity
 from ..objectives import LABELS, OBJECTIVES, cross_entropy
 from ..teacher import TeacherOutputs, pull
-from .stages import Stage
+from .training_stages import Stage
 
 
 @dataclass(frozen=True, slots=True)

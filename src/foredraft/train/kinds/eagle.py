@@ -16,7 +16,7 @@ from ..batch_attention import Unrolled
 from ..objectives import smooth_l1, top_cross_entropy
 from ..teacher import TeacherOutputs, pull
 from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
-from .stages import Stage
+from .training_stages import Stage
 
 # GRIFFIN trains one pass, then two from there, then three, each at a lower rate.
 GROWING = (Stage(0.5, length=1), Stage(0.75, lr=0.6, length=2), Stage(1.0, lr=0.4, length=3))

@@ -14,7 +14,7 @@ from ..batch_attention import Causal
 from ..objectives import cross_entropy
 from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, language_guess
-from .stages import Stage
+from .training_stages import Stage
 
 
 def positions(ids: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Eesd(Kangaroo):
     """
 
     name: str = "eesd"
-    defaults: Settings = field(default_factory=lambda: Settings(pretrain=0.3, extra={"mlp": True}))
+    defaults: Settings = field(default_factory=lambda: Settings(stages=PRETRAINED, extra={"mlp": True}))
 
     def loss(self, head: KangarooHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
         one = next(self._passes(head, outputs))

@@ -13,7 +13,7 @@ from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
 from ..teacher import TeacherOutputs
 from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
-from .stages import Stage
+from .training_stages import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ...models.heads.sorted_draft import usual_exits
 from ..batch_attention import Causal
 from ..teacher import TeacherOutputs
 from .base import Pass, Settings, language_guess
-from .language import Fast, positions
+from .language import PRETRAINED, Fast, positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Sorted(Fast):
     """Begun as the target's first layers; every exit counts the same (`decay` is 1)."""
 
     name: str = "s2d"
-    defaults: Settings = field(default_factory=lambda: Settings(layers=6, decay=1.0, pretrain=0.3, lr=3e-4))
+    defaults: Settings = field(default_factory=lambda: Settings(layers=6, decay=1.0, stages=PRETRAINED, lr=3e-4))
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         exits = settings.extra.get("exits", usual_exits(settings.layers))
