@@ -102,6 +102,8 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train drafters for a model; run it under torchrun to use several GPUs."""
+    from ..models.heads.artefact import STORAGES
+    from ..train.objectives import OBJECTIVES
     from ..train.pipeline import TrainOrder
     from ..train.pipeline import train as run_training
     from ..train.trainer import Plan
