@@ -157,7 +157,7 @@ def table_method(recipe: Recipe, options: Options, tables: Tables, slots: int = 
     own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
     if recipe.takes_drafter:
         own = replace(own, drafter=_DRAFTER)
-    if (shape := own.shape or recipe.defaults.shape) is not None:
+    if (shape := recipe.filled(own).shape) is not None:
         own = replace(own, shape=narrow(shape))
     if recipe.takes_store:
         own = replace(own, store="table-store")

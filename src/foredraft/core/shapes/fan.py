@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...types import Budget, DraftBatch, Kind, Topology
+from ...types import Budget, DraftBatch
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder, most_nodes, tightened
 from ..trees.candidates import drawn_candidates, top_candidates
+from .static_tree import DrawnOrTop
 from .step import Step, Stepper
 
 Decide = Callable[[Step], Tensor]  # -> [B, w] chance that the token drawn after each node is accepted
@@ -26,7 +27,7 @@ FEATURES = 11  # that a decision may go by
 
 
 @dataclass(frozen=True, slots=True)
-class Fan:
+class Fan(DrawnOrTop):
     """Drawn without replacement, or top tokens. `roots` [B, width]: first tokens that somebody else chose."""
 
     width: int = 6
@@ -35,14 +36,6 @@ class Fan:
     decide: Decide | None = None  # None = always the whole depth
     threshold: float = 0.4
     roots: Tensor | None = None
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.SAMPLED_WITHOUT_REPLACEMENT if self.drawn else Kind.CHOSEN
-
-    @property
-    def topology(self) -> Topology:
-        return Topology.TREE
 
     @property
     def nodes(self) -> int:

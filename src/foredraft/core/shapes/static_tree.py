@@ -82,14 +82,10 @@ def layout_of(shape: tuple[int, ...] | Paths) -> Layout:
     return Layout(tuple(made.parent), tuple(made.rank))
 
 
-class FixedTree:
-    """What trees of a fixed layout share, however the layout is written down."""
+class DrawnOrTop:
+    """Trees of tokens drawn without replacement, or of top tokens."""
 
     drawn: bool
-
-    @property
-    def layout(self) -> Layout:
-        raise NotImplementedError
 
     @property
     def kind(self) -> Kind:
@@ -98,6 +94,14 @@ class FixedTree:
     @property
     def topology(self) -> Topology:
         return Topology.TREE
+
+
+class FixedTree(DrawnOrTop):
+    """What trees of a fixed layout share, however the layout is written down."""
+
+    @property
+    def layout(self) -> Layout:
+        raise NotImplementedError
 
     @property
     def nodes(self) -> int:

@@ -63,5 +63,6 @@ def _threshold(rule: Rule, judge: ServedJudge | None) -> Document | None:
     if not rule.lossy or rule.name not in FACTORIES:
         return None
     first = next(iter(inspect.signature(FACTORIES[rule.name]).parameters.values()))
-    whole = isinstance(first.default, int)
-    return {"name": first.name, "default": first.default, "whole": whole}
+    if isinstance(first.default, bool):  # a switch, not a number
+        return None
+    return {"name": first.name, "default": first.default, "whole": isinstance(first.default, int)}
