@@ -62,8 +62,10 @@ def find_cut_fused(rows: Tensor, wanted: Tensor, log_mass: Tensor | None = None)
 if triton is not None:
     LOWEST = tl.constexpr(-2139095041)  # minus infinity as an integer
 
-    @triton.jit
-    def _narrowed(wanted, sums, bounds, row, count, chunks, launch, CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _narrowed(  # type: ignore[no-untyped-def]
+        wanted, sums, bounds, row, count, chunks, launch, CHUNKS: tl.constexpr
+    ):
         """The interval [low, high) after a launch: the last border that weighs enough, and the first that does not."""
         low = tl.load(bounds + (launch * count + row) * 2)
         high = tl.load(bounds + (launch * count + row) * 2 + 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..models.decoder import Decoder
+from ..models.layers.skip_set import Skip
 from .base import FINAL, Output, Placement, Rows
 from .torch.executor import TorchExecutor
 
@@ -130,7 +131,7 @@ class GuidedExecutor:
         self._refuse()
 
     def forward_layers(
-        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = ()
+        self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = (), skip: Skip = None
     ) -> NoReturn:
         self._refuse()
 

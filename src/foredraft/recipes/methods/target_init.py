@@ -18,16 +18,16 @@ from ..recipe import Card, Options, Parts, PartsFactory, Recipe, draft_executor
 
 
 def target_init(
-    factory: PartsFactory, options: Options, *, threshold: float = 0.4, decision: str = "", published: bool = False
+    factory: PartsFactory, options: Options, *, hope: float = 0.4, decision: str = "", published: bool = False
 ) -> Parts:
-    """`threshold` 0 = no decision model; `decision` is the folder of one."""
+    """`hope` 0 = no decision model; `decision` is the folder of one."""
     kind = factory.best_head(("fastdraft",), options.drafter)
     if kind not in (None, "fastdraft"):
         raise UsageError(f"method 'target-init-mcsd' drafts with a model, and {options.drafter!r} is a head of {kind}")
     fan = factory.shape(options, kind=kind)
     assert isinstance(fan, Fan)
-    if threshold > 0:
-        fan = replace(fan, decide=factory.decision(decision or None), threshold=threshold)
+    if hope > 0:
+        fan = replace(fan, decide=factory.decision(decision or None), threshold=hope)
     if kind is None:
         executor = draft_executor(factory, options.drafter, reads=fan.reads)
         drafter: Drafter = ModelDrafter(executor, fan, factory.target.executor.vocab_size)
