@@ -142,7 +142,9 @@ def test_the_table_of_multi_draft_rules() -> None:
         for rule, (_, kind) in METHODS.items():
             assert (cell.accepted[rule] <= cell.bounds[kind] + 0.02 * (rule == "residual") + 1e-9).all()
         assert [share for *_, share in cell.order()][:2] == [1.0, 1.0]
-        fair = [rule for rule in METHODS if rule != "canonical"]  # whose published ranking may lose on flat distributions
+        fair = [
+            rule for rule in METHODS if rule != "canonical"
+        ]  # whose published ranking may lose on flat distributions
         assert cell.mean("single") < min(cell.mean(rule) for rule in fair)
     written = page(cells, {"model": "a table", "drafter": "another", "nodes": "9", "prompts": "1"})
     assert cells[0].holds() and "| holds |" in written and "another drafts for a table" in written

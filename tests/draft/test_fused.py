@@ -213,7 +213,7 @@ def listen(made: Drafter) -> Said:
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [(kind, Chain(3)) for kind in toys.DRAFTING]
+    [(kind, Chain(3)) for kind in toys.DRAFTING if kind != "s2d"]  # which exits where it was accepted so far
     + [(kind, StaticTree((2, 2, 1))) for kind in ("eagle3", "fastdraft", "medusa")],
     ids=str,
 )
@@ -227,7 +227,7 @@ def test_members_go_on_as_if_fresh(kind: str, shape: Shape, monkeypatch: pytest.
     other = ModelDrafter(TorchExecutor(decoder, 3, 100), Chain(4), decoder.config.vocab_size)
     said = listen(head)
     method = Method("m", RULES["sample-and-match"], FusedDrafter([head, other]))
-    requests = [request(p, method, i, max_new_tokens=16) for i, p in enumerate([[1, 2, 3], [6, 7, 8, 9]])]
+    requests = [request(p, method, i, max_new_tokens=16) for i, p in enumerate([[1, 2, 3, 4, 5], [6, 7, 8, 9, 4]])]
     finish(Engine(executor), *requests)
     assert sum(each.stats.accepted for each in requests) > 12 and len(said) >= 6
     for room, text, tokens in said:

@@ -96,7 +96,7 @@ def test_language_kinds_are_decoders(kind: str) -> None:
 def test_guesses_are_about_the_right_places(kind: str) -> None:
     """guess[t, j] is about token t + 2 + j: later tokens do not change it, earlier ones do."""
     decoder = toys.target()
-    head, _ = toys.head(decoder, kind, noise=0.2)
+    head, _ = toys.head(decoder, kind, noise=1.0 if kind == "falcon" else 0.2)  # a recurrence forgets small differences
     outputs = toys.outputs(decoder, kind, rows=1)
     changed = outputs.ids.clone()
     place = 10
