@@ -17,6 +17,7 @@ from foredraft.core.verify import RULES, check_pair
 from foredraft.draft import Drafter
 from foredraft.draft.combine.fused import FusedDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.neural.sorted_draft import SortedDrafter
 from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
@@ -211,9 +212,15 @@ def listen(made: Drafter) -> Said:
     return said
 
 
+def at_one_exit(made: Drafter) -> None:
+    """A nested drafter otherwise exits where it was accepted so far, which a fresh one cannot know."""
+    if isinstance(made, SortedDrafter):
+        made.choice.only = 1
+
+
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [(kind, Chain(3)) for kind in toys.DRAFTING if kind != "s2d"]  # which exits where it was accepted so far
+    [(kind, Chain(3)) for kind in toys.DRAFTING]
     + [(kind, StaticTree((2, 2, 1))) for kind in ("eagle3", "fastdraft", "medusa")],
     ids=str,
 )
@@ -223,6 +230,7 @@ def test_members_go_on_as_if_fresh(kind: str, shape: Shape, monkeypatch: pytest.
     decoder = toys.target()
     executor = TorchExecutor(decoder, 3, 100)
     head = with_head(decoder, kind, shape, slots=3, target=executor)
+    at_one_exit(head)
     # The other member is the target itself, so that paths are accepted that the head has not drafted.
     other = ModelDrafter(TorchExecutor(decoder, 3, 100), Chain(4), decoder.config.vocab_size)
     said = listen(head)
@@ -233,6 +241,7 @@ def test_members_go_on_as_if_fresh(kind: str, shape: Shape, monkeypatch: pytest.
     for room, text, tokens in said:
         alone = TorchExecutor(decoder, 3, 100)
         fresh = with_head(decoder, kind, shape, slots=3, target=alone)
+        at_one_exit(fresh)
         again = listen(fresh)
         engine = Engine(alone)
         engine.add(request(text, Method("m", RULES["sample-and-match"], fresh), max_new_tokens=room))
