@@ -26,24 +26,35 @@ from ..base import Drafter
 from .draft_model import ModelStepper, draft_params
 
 
-class LayerSkipDrafter(Drafter):
-    """Keeps nothing between rounds: all that it knows of a text is the target's K/V."""
+class SelfDrafter(Drafter):
+    """A drafter that is the target itself, in whatever way; all that it knows of a text is the target's K/V."""
+
+    def __init__(self, target: Executor, shape: Shape, name: str) -> None:
+        self.name, self.shape = name, shape
+        self.kinds: frozenset[Kind] = frozenset({shape.kind})
+        self.topology: Topology = shape.topology
+        self.nodes = shape.nodes
+        self._device, self._vocab = target.device, target.vocab_size
+
+    def options(self, sequences: Seq[Sequence]) -> ParamBlock:
+        return ParamBlock.of([draft_params(s.params, self.shape) for s in sequences], self._vocab, self._device)
+
+
+class LayerSkipDrafter(SelfDrafter):
+    """Some halves of the target's layers are left out."""
 
     def __init__(self, target: Executor, shape: Shape, skip: SkipSet, name: str = "draft-and-verify") -> None:
         if shape.reads >= target.max_scratch:
             raise UsageError(
                 f"a draft of {shape.reads} nodes exceeds the {target.max_scratch - 1} that fit; shorten it"
             )
-        self.name, self.target, self.shape, self.skip = name, target, shape, skip
-        self.kinds: frozenset[Kind] = frozenset({shape.kind})
-        self.topology: Topology = shape.topology
-        self.nodes = shape.nodes
+        super().__init__(target, shape, name)
+        self.target, self.skip = target, skip
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.target.vocab_size, self.target.device)
-        stepper = SkippingStepper(self.target, [s.slot for s in sequences], sequences, block, self.shape)
+        slots = [s.slot for s in sequences]
+        stepper = SkippingStepper(self.target, slots, sequences, self.options(sequences), self.shape)
         stepper.skip = self.skip
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
         self.target.rollback(stepper.slots, stepper.lengths)
@@ -82,20 +93,16 @@ class SkippingStepper(ModelStepper):
         return Output(logits, {FINAL: features}, rows.index())
 
 
-class SdsatDrafter(Drafter):
-    """Keeps nothing between rounds. The rows of placeholders are scratch in the target's slots, and are dropped."""
+class SdsatDrafter(SelfDrafter):
+    """The rows of placeholders are scratch in the target's slots, and are dropped."""
 
     def __init__(self, head: SdsatHead, target: TorchExecutor, shape: Shape, name: str = "sdsat") -> None:
-        self.name, self.head, self.target, self.shape = name, head, target, shape
-        self.kinds: frozenset[Kind] = frozenset({shape.kind})
-        self.topology: Topology = shape.topology
-        self.nodes = shape.nodes
+        super().__init__(target, shape, name)
+        self.head, self.target = head, target
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.target.vocab_size, self.target.device)
-        stepper = PlaceholderStepper(self, sequences, block)
+        stepper = PlaceholderStepper(self, sequences, self.options(sequences))
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
 
 

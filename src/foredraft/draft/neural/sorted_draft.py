@@ -102,7 +102,7 @@ def own_accepted(round: Round) -> Seq[int]:
         return round.accepted
     own = round.drafts.source.gather(1, round.verdict.path.clamp(min=0)).masked_fill(round.verdict.path < 0, -1)
     counts = torch.arange(own.shape[1], device=own.device)
-    return (own == counts).to(torch.int64).cumprod(dim=1).sum(dim=1).tolist()  # type: ignore[no-any-return]
+    return (own == counts).to(torch.int64).cumprod(dim=1).sum(dim=1).tolist()
 
 
 class SortedStepper:
