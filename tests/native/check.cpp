@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "attention.h"
+#include "attention_fma.h"
 #include "largest.h"
 #include "pool.h"
 #include "words.h"
@@ -57,9 +57,12 @@ static void check_products(int format) {
     Room room;
     float together[MOST_ROWS][COLUMNS_], alone[MOST_ROWS][COLUMNS_];
     auto id = [](int j) { return j; };
+    prepare(x.data(), DEPTH_, MOST_ROWS, w, room);
     product(x.data(), DEPTH_, MOST_ROWS, w, 0, COLUMNS_ / 16, id, room, [&](int r, int j, Floats s) { store(&together[r][16 * j], s); });
-    for (int r = 0; r < MOST_ROWS; r++)
+    for (int r = 0; r < MOST_ROWS; r++) {
+        prepare(&x[r * DEPTH_], DEPTH_, 1, w, room);
         product(&x[r * DEPTH_], DEPTH_, 1, w, 0, COLUMNS_ / 16, id, room, [&](int, int j, Floats s) { store(&alone[r][16 * j], s); });
+    }
     expect(!std::memcmp(together, alone, sizeof alone), "a row's numbers are its own");
     double worst = 0, most = 0;
     for (int r = 0; r < MOST_ROWS; r++)
@@ -91,7 +94,55 @@ static void check_lanes() {
     expect(values[0] == 999 && values[2] == 997 && row[places[1]] == 998, "largest");
 }
 
+// Attention of some queries over 45 places, against sums in double precision; and of each query by itself.
+static void check_attention() {
+    constexpr int DIM = 64, COUNT = 45, QUERIES = 11;
+    std::mt19937 random(1);
+    std::vector<bf16> keys(COUNT * DIM), values(COUNT * DIM);
+    std::vector<float> x(QUERIES * DIM);
+    for (auto* some : {&keys, &values})
+        for (auto& value : *some) value = uint16_t((random() & 0x8000) | (0x3e80 + random() % 256));
+    for (auto& value : x) value = std::normal_distribution<float>()(random);
+    auto attend = [&](Softmax& soft, int first, int queries) {
+        soft.begin(DIM, queries);
+        std::memcpy(soft.query.data, &x[first * DIM], queries * DIM * sizeof(float));
+        for (int at = 0; at < COUNT; at += PLACES) {
+            const bf16 *key[PLACES], *value[PLACES];
+            const int here = COUNT - at < PLACES ? COUNT - at : PLACES;
+            for (int i = 0; i < here; i++) key[i] = &keys[(at + i) * DIM], value[i] = &values[(at + i) * DIM];
+            soft.place(key, value, here);
+            soft.take(0, queries, [&](int) { return here == PLACES ? ~0u : (1u << here) - 1; });
+        }
+    };
+    static Softmax together, alone;
+    attend(together, 0, QUERIES);
+    for (int q = 0; q < QUERIES; q++) {
+        attend(alone, q, 1);
+        double weight[COUNT], sum = 0;
+        for (int i = 0; i < COUNT; i++) {
+            double score = 0;
+            for (int c = 0; c < DIM; c++) score += double(x[q * DIM + c]) * widen(keys[i * DIM + c]);
+            sum += weight[i] = std::exp(score / 8);
+        }
+        for (int c = 0; c < DIM; c++) {
+            double right = 0;
+            for (int i = 0; i < COUNT; i++) right += weight[i] / sum * widen(values[i * DIM + c]);
+            const float found = together.row(q, c)[c % 16];
+            expect(std::fabs(found / together.sum[q] - right) < 1e-5, "attention");
+            expect(found == alone.row(0, c)[c % 16], "a query's numbers are its own");
+        }
+    }
+}
+
 static void check_pool() {
+    std::vector<std::atomic<int>> taken(1000);
+    Shares shares;
+    Pool::own().run(3, [&](int) {
+        shares.take(1000, 4, 3, [&](int begin, int end) {
+            for (int i = begin; i < end; i++) taken[i]++;
+        });
+    });
+    for (const auto& times : taken) expect(times == 1, "shares");
     std::atomic<int> sum{0};
     for (int round = 0; round < 200; round++) {
         Barrier barrier{3};
@@ -102,7 +153,7 @@ static void check_pool() {
 
 int main() {
     for (int format : {BF16, GRID8, NIBBLES, SUPER4, SUPER8}) check_products(format);
-    check_lanes(), check_pool();
-    std::printf("%s\n", failures ? "failed" : "products, lanes and threads are right");
+    check_lanes(), check_attention(), check_pool();
+    std::printf("%s\n", failures ? "failed" : "products, attention, lanes and threads are right");
     return failures != 0;
 }

@@ -2,12 +2,13 @@
 // the store, SwiGLU. Streams are bf16 and rounded where the torch decoder rounds them. Compiled where it is used.
 #include <vector>
 
-#include "attention.h"
 #include "largest.h"
 #include "pool.h"
 #if defined(__AVX512BF16__)
+#include "attention.h"
 #include "product.h"
 #else
+#include "attention_fma.h"
 #include "words.h"
 #endif
 
@@ -86,12 +87,22 @@ struct Runner {
     const Pass& p;
     Buffers& b;
     Barrier& barrier;
+    Shares* shares;  // those of the next shared work; all threads come to the same ones
     int me;
     Room& room;
     Softmax& soft;
 
     int from(int count) const { return long(count) * me / p.threads; }
     int upto(int count) const { return long(count) * (me + 1) / p.threads; }
+    // Rows times a weight: emit(row, j, 16 sums) for j in 0 .. blocks, whose columns are those of block(j).
+    template <class Block, class Emit>
+    void multiply(const act* a, int rows, const Weight& w, int blocks, Block block, Emit emit) {
+        prepare(a, w.depth, rows, w, room);
+        shares++->take(blocks, UNIT, p.threads, [&](int begin, int end) { product(a, w.depth, rows, w, begin, end, block, room, emit); });
+    }
+    template <class Emit> void multiply(const act* a, int rows, const Weight& w, Emit emit) {
+        multiply(a, rows, w, w.columns / COLUMNS, [](int j) { return j; }, emit);
+    }
     int width(const Layer& layer) const { return layer.enter == PAIRED ? 2 * p.hidden : p.hidden; }
 
     void enter(const Layer& layer) {
@@ -115,8 +126,7 @@ struct Runner {
             if (layer.qkv_bias) sum = add(sum, widen16(layer.qkv_bias + 16 * j));
             put16(&b.qkv[row * n + 16 * j], sum);
         };
-        const int blocks = n / COLUMNS;
-        product(b.normed.data, width(layer), p.rows, layer.qkv, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        multiply(b.normed.data, p.rows, layer.qkv, emit);
         barrier.wait();
     }
 
@@ -207,15 +217,18 @@ struct Runner {
     }
 
     void attention(const Layer& layer, int index) {
-        int item = 0;
-        for (int s = 0; s < p.spans; s++)
-            for (int chunk = 0; chunk < p.span[s].count; chunk += ROWS)
-                for (int head = 0; head < p.kv_heads; head++)
-                    if (item++ % p.threads == me) {
-                        const int left = p.span[s].count - chunk;
-                        attend(layer, index, p.span[s], chunk, left < ROWS ? left : ROWS, head);
-                    }
+        int items = 0;
+        for (int s = 0; s < p.spans; s++) items += (p.span[s].count + ROWS - 1) / ROWS * p.kv_heads;
+        shares++->take(items, 1, items, [&](int begin, int end) {
+            for (int item = begin; item < end; item++) attend_item(layer, index, item);
+        });
         barrier.wait();
+    }
+    void attend_item(const Layer& layer, int index, int item) {  // 16 rows of a span against one key/value head
+        const Span* span = p.span;
+        for (int here; item >= (here = (span->count + ROWS - 1) / ROWS * p.kv_heads); span++) item -= here;
+        const int chunk = item / p.kv_heads * ROWS, left = span->count - chunk;
+        attend(layer, index, *span, chunk, left < ROWS ? left : ROWS, item % p.kv_heads);
     }
 
     void add_to_stream(const Line<act>& a, const Weight& w) {
@@ -223,8 +236,7 @@ struct Runner {
             bf16* at = &b.stream[row * p.hidden + 16 * j];
             narrow16(at, add(sum, widen16(at)));
         };
-        const int blocks = p.hidden / COLUMNS;
-        product(a.data, w.depth, p.rows, w, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        multiply(a.data, p.rows, w, emit);
         barrier.wait();
     }
 
@@ -241,7 +253,7 @@ struct Runner {
             put16(&b.gated[row * p.inner + j / 2 * 16], mul(as_act(silu16(load(gate))), sum));
         };
         auto block = [&](int j) { return j / 2 + (j % 2) * blocks; };  // gate, up, gate, up, ..
-        product(b.normed.data, p.hidden, p.rows, layer.gate_up, 2 * from(blocks), 2 * upto(blocks), block, room, emit);
+        multiply(b.normed.data, p.rows, layer.gate_up, 2 * blocks, block, emit);
         barrier.wait();
     }
 
@@ -262,8 +274,7 @@ struct Runner {
         const act* features = b.normed.data;
         if (tail.turn.columns) {
             auto emit = [&](int row, int j, Floats sum) { put16(&b.turned[row * d + 16 * j], round16(sum)); };
-            const int blocks = d / COLUMNS;
-            product(features, d, rows, tail.turn, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+            multiply(features, rows, tail.turn, emit);
             barrier.wait();
             features = b.turned.data;
             convert(tail.features + long(mine) * d, features + long(mine) * d, long(end - mine) * d);
@@ -272,8 +283,7 @@ struct Runner {
             if (tail.words_bias) sum = add(sum, widen16(tail.words_bias + 16 * j));
             store(tail.logits + long(row) * tail.words.columns + 16 * j, sum);
         };
-        const int blocks = tail.words.columns / COLUMNS;
-        product(features, d, rows, tail.words, from(blocks), upto(blocks), [](int j) { return j; }, room, emit);
+        multiply(features, rows, tail.words, emit);
         if (!tail.top) return;
         barrier.wait();
         for (int r = mine; r < end; r++)
@@ -326,8 +336,10 @@ extern "C" int fd_layers(const Pass* pass) {
         buffer->reserve(rows * width);
     for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
     Barrier barrier{p.threads};
+    constexpr int SHARED = 5;  // works of a layer that are shared out: four products and attention
+    std::vector<Shares> shares(SHARED * (p.last_layer - p.first_layer) + 2);
     Pool::own().run(p.threads, [&](int me) {
-        Runner{p, b, barrier, me, room, soft}.run();
+        Runner{p, b, barrier, shares.data(), me, room, soft}.run();
         end_tiles();
     });
     return 1;
@@ -347,10 +359,14 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
         if (bias) sum = add(sum, widen16(bias + 16 * j));
         wide ? store((float*)to + at, sum) : narrow16((bf16*)to + at, sum);
     };
-    Pool::own().run(threads, [&](int me) {
+    Shares shares;
+    Pool::own().run(threads, [&](int) {
         room.rounds = true;
         begin_tiles(rows);
-        product(a, w.depth, rows, w, long(blocks) * me / threads, long(blocks) * (me + 1) / threads, [](int j) { return j; }, room, emit);
+        prepare(a, w.depth, rows, w, room);
+        shares.take(blocks, UNIT, threads, [&](int begin, int end) {
+            product(a, w.depth, rows, w, begin, end, [](int j) { return j; }, room, emit);
+        });
         end_tiles();
     });
 }

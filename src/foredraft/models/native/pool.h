@@ -46,6 +46,21 @@ struct Barrier {
     }
 };
 
+// Work that threads share as they come to it: one that has a neighbour on its core, or starts late, takes less of it.
+struct Shares {
+    std::atomic<int> next{0};
+    // each(begin, end) for parts of 0 .. count, every one taken by a single thread: large parts first, in whole `unit`s.
+    template <class Each> void take(int count, int unit, int threads, const Each& each) {
+        for (int begin = next.load(std::memory_order_relaxed); begin < count;) {
+            const int units = (count - begin) / (2 * threads * unit), part = (units > 1 ? units : 1) * unit;
+            const int end = threads > 1 && begin + part < count ? begin + part : count;
+            if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+            each(begin, end);
+            begin = next.load(std::memory_order_relaxed);
+        }
+    }
+};
+
 // One job at a time, on the caller's thread and as many workers as the job asks for. Each thread that calls has a pool to
 // itself, so that passes of two threads run side by side; when a thread ends, the next one takes over its pool. Workers
 // live as long as the process.

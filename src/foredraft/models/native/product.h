@@ -103,14 +103,19 @@ template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* 
     Tiles<R, N>::add(a, lda, rows, b, depth / DEPTH);
 }
 
-// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end.
+constexpr int UNIT = 4;  // blocks of columns that are best taken together
+
+// Bring rows to the form that products with `w` want; done once, before products with any of its columns.
+inline void prepare(const bf16* a, long lda, int rows, const Weight& w, Room& room) {
+    if (w.format == EIGHT && room.rounds) room.rounded.take(a, lda, rows, w.depth);
+}
+
+// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end; `prepare` has been called.
 // emit(row, j, 16 sums) is called once for each; a holds whole tiles of rows, those beyond `rows` may be anything.
 template <class Block, class Emit>
 void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
-    if (w.format == EIGHT && room.rounds) {
-        room.rounded.take(a, lda, rows, w.depth);
+    if (w.format == EIGHT && room.rounds)
         return product_eight(room.rounded, rows, w.depth, w.codes, (const float*)w.scales, begin, end, block, emit);
-    }
     const bool triple = rows > 2 * ROWS && rows <= 3 * ROWS;
     const int wide = rows <= ROWS ? 4 : triple ? 1 : 2, step = triple ? 3 * ROWS : 2 * ROWS;
     const int ring = rows <= step ? RING : w.depth / DEPTH;

@@ -89,12 +89,14 @@ inline Words load_words(const int16_t* x) { return _mm512_loadu_si512(x); }
 inline Words words_of_bytes(const uint8_t* x) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)x)); }
 template <int BITS> inline Words down(Words a) { return _mm512_srli_epi16(a, BITS); }
 inline Words masked(Words a, int16_t mask) { return _mm512_and_si512(a, _mm512_set1_epi16(mask)); }
-// Lane c: sum + w[2 c] * x[0] + w[2 c + 1] * x[1], where `pair` holds both x.
-inline Ints add_pairs(Ints sum, Words w, int32_t pair) {
+using Pair = __m512i;  // two numbers x of 16 bits, for all lanes
+inline Pair all_pairs(int32_t both) { return _mm512_set1_epi32(both); }
+// Lane c: sum + w[2 c] * x[0] + w[2 c + 1] * x[1].
+inline Ints add_pairs(Ints sum, Words w, Pair x) {
 #if defined(__AVX512VNNI__)
-    return _mm512_dpwssd_epi32(sum, w, _mm512_set1_epi32(pair));
+    return _mm512_dpwssd_epi32(sum, w, x);
 #else
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(w, _mm512_set1_epi32(pair)));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(w, x));
 #endif
 }
 inline void prefetch(const void* at) { _mm_prefetch((const char*)at, _MM_HINT_T0); }
@@ -210,8 +212,9 @@ inline Words masked(Words x, int16_t mask) {
     const __m256i by = _mm256_set1_epi16(mask);
     return {_mm256_and_si256(x.a, by), _mm256_and_si256(x.b, by)};
 }
-inline Ints add_pairs(Ints sum, Words w, int32_t pair) {
-    const __m256i x = _mm256_set1_epi32(pair);
+using Pair = __m256i;
+inline Pair all_pairs(int32_t both) { return _mm256_set1_epi32(both); }
+inline Ints add_pairs(Ints sum, Words w, Pair x) {
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(w.a, x)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(w.b, x))};
 }
 inline void prefetch(const void* at) { _mm_prefetch((const char*)at, _MM_HINT_T0); }

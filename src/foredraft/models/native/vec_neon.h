@@ -96,8 +96,9 @@ template <int BITS> inline Words down(Words a) {
     return each_word([&](int i) { return vreinterpretq_s16_u16(vshrq_n_u16(vreinterpretq_u16_s16(a.v[i]), BITS)); });
 }
 inline Words masked(Words a, int16_t mask) { return each_word([&](int i) { return vandq_s16(a.v[i], vdupq_n_s16(mask)); }); }
-inline Ints add_pairs(Ints sum, Words w, int32_t pair) {
-    const int16x8_t x = vreinterpretq_s16_s32(vdupq_n_s32(pair));
+using Pair = int16x8_t;
+inline Pair all_pairs(int32_t both) { return vreinterpretq_s16_s32(vdupq_n_s32(both)); }
+inline Ints add_pairs(Ints sum, Words w, Pair x) {
     return each_int([&](int i) {
         const int32x4_t low = vmull_s16(vget_low_s16(w.v[i]), vget_low_s16(x)), high = vmull_high_s16(w.v[i], x);
         return vaddq_s32(sum.v[i], vpaddq_s32(low, high));

@@ -8,16 +8,26 @@
 #pragma once
 #include <type_traits>
 
+#include "act.h"
+#include "formats.h"
 #include "line.h"
-#include "tile_fma.h"
+
+inline bool allow_tiles() { return true; }  // there are none here
+inline void begin_tiles(int) {}
+inline void end_tiles() {}
 
 constexpr float MOST_WORD = 32512;  // 127 * 256: with 8-bit codes, a sum of 32 products stays below 2^31
 
 #if defined(__AVX512F__)
-constexpr int MANY = 8;  // rows at a time: as many as registers hold
+constexpr int MANY = 8;  // rows at a time, and whether by two blocks of columns: as many sums as registers hold
+constexpr bool WIDE = true;
 #else
 constexpr int MANY = 4;
+constexpr bool WIDE = false;
 #endif
+
+// Keep what `at` points to in memory: a compiler that tries to hold it in registers runs out of them.
+template <class T> inline void in_memory(T& at) { asm volatile("" ::"r"(&at) : "memory"); }
 
 // Rows [rows, depth] in panels of MANY: [panels][k-blocks][16 pairs of k][MANY], so that a product finds everything that
 // it needs next at one address. Rows that a last panel lacks are never looked at.
@@ -99,51 +109,68 @@ struct Super8 {
     static void widen(const uint8_t* codes, int quarter, Words (&w)[4]) { Grid8::widen(codes, quarter, w); }
 };
 
-// Sums of the first R rows of a panel against one block of columns, over the whole depth; asks memory for the codes `ahead`
-// bytes further on.
-template <class Form, int R>
-void add_words(const WordRows& x, int panel, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Floats (&sums)[R]) {
-    constexpr int CHAINS = R == 1 ? 4 : R <= 4 ? 2 : 1;  // sums that run side by side, to hide the latency of a product
+// Where a product finds the codes and scales of a block of columns, and how far on the codes lie that will be wanted next.
+struct Column {
+    const uint8_t *codes, *scales;
+    long ahead;
+};
+
+// Sums of the first R rows of a panel against N blocks of columns, over the whole depth. A row's pair of numbers is fetched
+// once for all N, and the sums of whole k-blocks wait in memory: registers are for the products.
+template <class Form, int R, int N>
+void add_words(const WordRows& x, int panel, int blocks, const Column (&column)[N], float (&sums)[N][R][16]) {
+    constexpr int CHAINS = R * N <= 2 ? 4 : R * N <= 4 ? 2 : 1;  // sums that run side by side, to hide the latency of a product
+    constexpr int QUARTERS = 4 / Form::GROUPS;
     const int32_t* pairs = &x.pairs[size_t(panel) * blocks * WordRows::PAIRS * MANY];
     const float *unit = &x.step[size_t(panel) * blocks * MANY], *total = &x.total[size_t(panel) * blocks * MANY];
-    Floats found[R];
-    for (int r = 0; r < R; r++) found[r] = all(0.0f);
-    for (int k = 0; k < blocks; k++, codes += Form::CODES, unit += MANY, total += MANY) {
-        for (int line = 0; line < Form::CODES; line += 64) prefetch(codes + ahead + line);
+    std::memset(sums, 0, sizeof sums);
+    for (int k = 0; k < blocks; k++, unit += MANY, total += MANY) {
+        const uint8_t* codes[N];
+        for (int n = 0; n < N; n++) {
+            codes[n] = column[n].codes + long(k) * Form::CODES;
+            for (int line = 0; line < Form::CODES; line += 64) prefetch(codes[n] + column[n].ahead + line);
+        }
 #pragma GCC unroll 2
         for (int group = 0; group < Form::GROUPS; group++) {
-            constexpr int QUARTERS = 4 / Form::GROUPS;
-            Ints whole[R][CHAINS];
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < CHAINS; c++) whole[r][c] = no_ints();
+            Ints whole[N][R][CHAINS];
+            for (int n = 0; n < N; n++)
+                for (int r = 0; r < R; r++)
+                    for (int c = 0; c < CHAINS; c++) whole[n][r][c] = no_ints();
 #pragma GCC unroll 4
             for (int q = 0; q < QUARTERS; q++, pairs += 4 * MANY) {
-                Words w[4];
-                Form::widen(codes, group * QUARTERS + q, w);
+                Words w[N][4];
+                for (int n = 0; n < N; n++) Form::widen(codes[n], group * QUARTERS + q, w[n]);
                 for (int m = 0; m < 4; m++)
-                    for (int r = 0; r < R; r++) whole[r][m % CHAINS] = add_pairs(whole[r][m % CHAINS], w[m], pairs[m * MANY + r]);
+                    for (int r = 0; r < R; r++) {
+                        const Pair both = all_pairs(pairs[m * MANY + r]);
+                        for (int n = 0; n < N; n++) whole[n][r][m % CHAINS] = add_pairs(whole[n][r][m % CHAINS], w[n][m], both);
+                    }
             }
-            const Floats step = Form::step(scales, k, group);
-            for (int r = 0; r < R; r++) {
-                for (int c = 1; c < CHAINS; c++) whole[r][0] = plus(whole[r][0], whole[r][c]);
-                found[r] = fma(to_floats(whole[r][0]), mul(step, all(unit[r])), found[r]);
+            for (int n = 0; n < N; n++) {
+                const Floats step = Form::step(column[n].scales, k, group);
+                for (int r = 0; r < R; r++) {
+                    for (int c = 1; c < CHAINS; c++) whole[n][r][0] = plus(whole[n][r][0], whole[n][r][c]);
+                    store(sums[n][r], fma(to_floats(whole[n][r][0]), mul(step, all(unit[r])), load(sums[n][r])));
+                }
             }
         }
-        if (!Form::HAS_LEAST) continue;
-        const Floats least = Form::least(scales, k);
-        for (int r = 0; r < R; r++) found[r] = fma(least, all(total[r]), found[r]);
+        for (int n = 0; n < N && Form::HAS_LEAST; n++) {
+            const Floats least = Form::least(column[n].scales, k);
+            for (int r = 0; r < R; r++) store(sums[n][r], fma(least, all(total[r]), load(sums[n][r])));
+        }
+        if (R * N > 8) in_memory(sums);
     }
-    for (int r = 0; r < R; r++) sums[r] = found[r];
 }
 
-// The rows of a panel (at most MANY) against one block of columns: emit(row of the panel, 16 sums).
-template <class Form, class Emit>
-void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const uint8_t* codes, const uint8_t* scales, long ahead, Emit emit) {
+// The rows of a panel (at most MANY) against N blocks of columns: emit(row of the panel, which block, 16 sums).
+template <class Form, int N, class Emit>
+void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const Column (&column)[N], Emit emit) {
     auto some = [&](auto count) {
         constexpr int R = decltype(count)::value;
-        Floats sums[R];
-        add_words<Form, R>(x, panel, blocks, codes, scales, ahead, sums);
-        for (int r = 0; r < R && r < rows; r++) emit(r, sums[r]);
+        alignas(64) float sums[N][R][16];
+        add_words<Form, R, N>(x, panel, blocks, column, sums);
+        for (int n = 0; n < N; n++)
+            for (int r = 0; r < R && r < rows; r++) emit(r, n, load(sums[n][r]));
     };
     if (rows > 6) return some(std::integral_constant<int, MANY>());
     if (rows > 4) return some(std::integral_constant<int, MANY < 6 ? MANY : 6>());
@@ -156,14 +183,35 @@ void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const ui
 template <class Form, class Block, class Emit>
 void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, int end, Block block, Emit emit) {
     const int blocks = w.depth / DEPTH;
-    for (int pair = begin; pair < end; pair += 2)  // whoever takes sums may want two blocks of a row soon
-        for (int row = 0; row < rows; row += MANY)
-            for (int j = pair; j < end && j < pair + 2; j++) {
-                const long at = long(block(j)) * blocks, ahead = j + 2 < end ? long(block(j + 2)) * blocks - at : 0;
-                panel_by_words<Form>(x, row / MANY, rows - row < MANY ? rows - row : MANY, blocks, w.codes + at * Form::CODES,
-                                     w.scales + block(j) * Form::scale_bytes(blocks), row ? 0 : ahead * Form::CODES,
-                                     [&](int r, Floats sums) { emit(row + r, j, sums); });
+    auto column = [&](int j, bool first) {  // only the first panel has to wait for memory
+        const long at = long(block(j)) * blocks, ahead = first && j + 2 < end ? long(block(j + 2)) * blocks - at : 0;
+        return Column{w.codes + at * Form::CODES, w.scales + block(j) * Form::scale_bytes(blocks), ahead * Form::CODES};
+    };
+    for (int j = begin; j < end; j += 2)  // whoever takes sums may want two blocks of a row soon
+        for (int row = 0; row < rows; row += MANY) {
+            const int here = rows - row < MANY ? rows - row : MANY;
+            auto each = [&](int first) { return [&, first](int r, int n, Floats sums) { emit(row + r, first + n, sums); }; };
+            if (WIDE && here > 2 && j + 1 < end) {
+                panel_by_words<Form, 2>(x, row / MANY, here, blocks, {column(j, !row), column(j + 1, !row)}, each(j));
+                continue;
             }
+            for (int one = j; one < end && one < j + 2; one++)
+                panel_by_words<Form, 1>(x, row / MANY, here, blocks, {column(one, !row)}, each(one));
+        }
+}
+
+// sums[r][n] += a[r] x b[n] over `depth` k-blocks, for R rows and N column blocks: bf16 is widened in registers, and each sum
+// runs over k in order.
+template <int R, int N>
+inline void add_bf16(const float* a, long lda, const bf16* const* b, int depth, Floats (&sums)[R][N]) {
+    for (int k = 0; k < depth * DEPTH; k += 2)
+        for (int n = 0; n < N; n++) {
+            const Floats even = evens(b[n] + k * COLUMNS), odd = odds(b[n] + k * COLUMNS);
+            for (int r = 0; r < R; r++) {
+                sums[r][n] = fma(all(a[r * lda + k]), even, sums[r][n]);
+                sums[r][n] = fma(all(a[r * lda + k + 1]), odd, sums[r][n]);
+            }
+        }
 }
 
 // The same for weights in bf16.
@@ -202,24 +250,36 @@ struct Room {  // where a thread works
     bool rounds = true;  // of use in product.h
 };
 
+constexpr int UNIT = 2;  // blocks of columns that are best taken together
+
+// Bring rows to the form that products with `w` want; done once, before products with any of its columns.
+inline void prepare(const act* a, long lda, int rows, const Weight& w, Room& room) {
+    bool words = false;
+    for (const Weight* part = &w; part; part = part->more) {
+#if defined(__AVX512VNNI__)
+        if (part->format == EIGHT) room.rounded.take(a, lda, rows, w.depth);
+#endif
+        words = words || (part->format != BF16 && part->format != EIGHT);
+    }
+    if (words) room.words.take(a, lda, rows, w.depth);
+}
+
 // Columns of a [rows, depth] times a weight of one format.
 template <class Block, class Emit>
 void product_of_one(const act* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
     if (w.format == BF16) return product_by_floats(a, lda, rows, w, begin, end, block, emit);
 #if defined(__AVX512VNNI__)
-    if (w.format == EIGHT) {  // of many rows too: eight bits are the quickest here
-        room.rounded.take(a, lda, rows, w.depth);
+    if (w.format == EIGHT)  // of many rows too: eight bits are the quickest here
         return product_eight(room.rounded, rows, w.depth, w.codes, (const float*)w.scales, begin, end, block, emit);
-    }
 #endif
-    room.words.take(a, lda, rows, w.depth);
     if (w.format == GRID8) product_by_words<Grid8>(room.words, rows, w, begin, end, block, emit);
     if (w.format == NIBBLES) product_by_words<Nibbles>(room.words, rows, w, begin, end, block, emit);
     if (w.format == SUPER4) product_by_words<Super4>(room.words, rows, w, begin, end, block, emit);
     if (w.format == SUPER8) product_by_words<Super8>(room.words, rows, w, begin, end, block, emit);
 }
 
-// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end: emit(row, j, 16 sums).
+// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end: emit(row, j, 16 sums);
+// `prepare` has been called.
 // A weight of several parts has its columns in order: block(j) is j.
 template <class Block, class Emit>
 void product(const act* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
