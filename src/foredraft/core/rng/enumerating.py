@@ -48,6 +48,9 @@ class EnumeratingRng:
     def draw_at(self, distribution: Distribution, depth: Tensor) -> Tensor:
         return self.draw(distribution, Purpose.EMIT, depth)
 
+    def draw_rows(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return self.draw(distribution, Purpose.EMIT, depth).view_as(depth)
+
     def choose(self, index: Tensor) -> EnumeratingRng:
         return self
 

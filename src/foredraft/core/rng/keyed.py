@@ -82,6 +82,12 @@ class KeyedRng:
             state_of(self.seed, self.position + depth, torch.zeros_like(depth), int(Purpose.EMIT), 0)
         )
 
+    def draw_rows(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        """[B, n] what `draw_at` gives for depth [B, n] at once; row b * n + i of the distribution is depth[b, i]'s."""
+        place = self.position[:, None] + depth
+        key = state_of(self.seed[:, None], place, torch.zeros_like(depth), int(Purpose.EMIT), 0)
+        return distribution.race(key.flatten()).view_as(depth)
+
     def choose(self, index: Tensor) -> KeyedRng:
         return KeyedRng(self.seed[index], self.round[index], self.position[index])
 

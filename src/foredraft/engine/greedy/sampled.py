@@ -16,8 +16,7 @@ from torch import Tensor
 from ...core.distributions.param_table import Form, block_of, form_of
 from ...core.distributions.sampling import LogitDistributions, TokenCounts
 from ...core.distributions.tensors import DraftTable, TableDistributions
-from ...core.rng.hashing import state_of
-from ...core.rng.keyed import KeyedRng, Purpose
+from ...core.rng.keyed import KeyedRng
 from ...core.verify import RULES, BatchCase, Rule
 from ...runtime import Output
 from ...types import DraftBatch, Kind
@@ -82,9 +81,7 @@ def decide_sampled(
     rows, void = LogitDistributions(out.logits, out.index, block, drafts, counts).every_row()
     if _follows(sampled.rule, sampled.form.all_greedy):
         depth = F.pad(drafts.depth, (1, 0)) + 1  # of the token that each row predicts
-        zeros = torch.zeros_like(depth)
-        key = state_of(rng.seed[:, None], rng.position[:, None] + depth, zeros, int(Purpose.EMIT), 0)
-        return decide(drafts, rows.race(key.flatten()).view_as(depth), torch.where(void, torch.inf, 0.0))
+        return decide(drafts, rng.draw_rows(rows, depth), torch.where(void, torch.inf, 0.0))
     drafts = replace(drafts, kind=sampled.kind, distributions=q)
     target = TableDistributions(rows.dense().view(drafts.batch, drafts.width + 1, -1))
     verdict = sampled.rule.verify_batch(BatchCase(drafts, target, rng))
