@@ -25,18 +25,22 @@ from foredraft.engine import Method
 from foredraft.recipes import RECIPES, Options
 from foredraft.types import SamplingParams
 
-# On tables all trained heads are the same stand-in, so one of them goes through every shape. Every growth goes through
-# every rule in tests/core; the long ones here are enumerated through the whole engine in the slow run.
+# One trained head goes through every shape. Every growth goes through every rule in tests/core; the long ones here are
+# enumerated through the whole engine in the slow run. Trained heads and what drafts inside the target's own passes are
+# tiny networks, which take their time: see test_real_drafters.
 DRAWN = "static:drawn=true"
-QUICK = {"draft-model": ("chain", "static", DRAWN, "eagle2"), "eagle3": ("eagle2",), "suffix": ("tree",)}
+QUICK = {"draft-model": ("chain", "static", DRAWN, "eagle2"), "suffix": ("tree",)}
 # Several draws a node have many outcomes: texts of two tokens by default, of three in the slow run.
 MULTI_DRAFT = ("multi-candidate", "spectr", "canonical-multi-draft")
 # Likewise other trees, with smaller ones; the fan's is enumerated in core/shapes.
 SMALLER = {"sequoia": "sequoia:nodes=4", "target-init-mcsd": None}
 
 
+NETWORKS = {name for name, recipe in RECIPES.items() if recipe.kind is not None} | {"draft-and-verify"}
+
+
 def quick(name: str) -> tuple[str | None, ...]:
-    return () if name in (*MULTI_DRAFT, *SMALLER) else (None, *QUICK.get(name, ()))
+    return () if name in (*MULTI_DRAFT, *SMALLER, *NETWORKS) else (None, *QUICK.get(name, ()))
 
 
 PAIRS = [
@@ -130,9 +134,11 @@ def test_greedy_identity() -> None:
     assert right["verdict"] == "PASS" and right["differences"] == []
     wrong = subject("residual", CHAINS.drafter)
     right = wrong.greedy
-    wrong.greedy = lambda prompt, tokens, speculate: (  # type: ignore[method-assign]
-        *right(prompt, tokens, speculate)[:-1], 2 if speculate else 0
-    )  # fmt: skip
+    wrong.greedy = (
+        lambda prompts, tokens, speculate: [  # type: ignore[method-assign]
+            (*text[:-1], 2 if speculate else 0) for text in right(prompts, tokens, speculate)
+        ]
+    )
     found = greedy_identity(wrong, [PROMPT], 8, "fp32")
     assert found["differences"][0]["position"] == 8
     margin = found["differences"][0]["margin"]

@@ -15,9 +15,11 @@ from foredraft.bench import pipeline as session
 from foredraft.bench.entries import parse
 from foredraft.bench.method_runs import make_runs
 from foredraft.bench.pipeline import Listener, Order, run_bench
+from foredraft.bench.report import tables
+from foredraft.bench.report.runs import Run
 from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.records import Record
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftError, UsageError
 from foredraft.recipes import LLM
 
 METHODS = "prompt-lookup,suffix,draft-model:drafter=layers:2,length=3"
@@ -207,6 +209,16 @@ def test_forgetting_drafters_know_no_earlier_question(tiny: Path, tmp_path: Path
         run_bench(order(tiny, tmp_path / name, methods="suffix", tasks="own-math", limit=1, forget=forget))
     keep, forget = (records_of(tmp_path / name) for name in ("keep", "forget"))
     assert [r.line.accepted for r in keep] == [r.line.accepted for r in forget]  # one question: nothing to forget
+
+
+def test_methods_that_cannot_be_built_are_left_out_with_the_reason(tiny: Path) -> None:
+    llm, left_out = LLM(str(tiny), "plain", dtype="fp32"), dict[str, str]()
+    runs = make_runs(llm, parse("griffin,suffix"), left_out)
+    assert [run.label for run in runs] == ["plain", "suffix"] and "foredraft train griffin" in left_out["griffin"]
+    shown = tables.left_out(Run(Path(), "run", {}, {"left_out": left_out}, {}))
+    assert shown is not None and shown.rows == [["griffin", left_out["griffin"]]]
+    with pytest.raises(ForedraftError):
+        make_runs(llm, parse("griffin,suffix"))
 
 
 def test_a_lossy_method_brings_its_drafter_along(tiny: Path) -> None:

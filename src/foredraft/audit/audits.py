@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..errors import ForedraftError, UsageError
 from ..models import Progress as Loading
 from ..models import Tokenizer, resolve
-from ..recipes import LLM, Options
+from ..recipes import LLM, Options, find_recipe
 from ..types import SamplingParams
 from .black_box.endpoint import Server
 from .black_box.endpoint_audit import audit_endpoint
-from .enumerate.table_methods import enumerate_method
+from .enumerate.table_methods import enumerate_method, head_of
 from .greedy_identity import greedy_identity
 from .mutation import audit_mutation
 from .own_engine import EngineSubject
@@ -37,6 +37,7 @@ class Order:
     params: SamplingParams
     options: Options = field(default_factory=Options)
     greedy_tokens: int = 24
+    greedy_prompts: tuple[str, ...] = ()  # of the greedy part; none = those of the plan
     dtype: str = "fp32"
     device: str = "auto"
     exact: bool = True  # whether to run the exact part where there is one
@@ -54,32 +55,31 @@ def audit_method(order: Order, progress: Progress, loading: Loading | None = Non
     method, options = order.what, order.options
     if order.params.temperature <= 0:
         raise UsageError("the sequential test samples, so --temperature must be above 0 (greedy is tested anyway)")
-    exact = enumerate_or_skip(method, options) if order.exact else None
+    find_recipe(method).check(options)  # a wrong option should not cost a model load
     llm = LLM(
         order.model,
-        method,
-        rule=options.rule,
-        shape=options.shape,
-        drafter=options.drafter,
-        draft_length=options.draft_length,
+        "plain",
         dtype=order.dtype,
         device=order.device,
         batch_size=order.plan.batch,
         max_length=CONTEXT,
         progress=loading,
     )
+    built = llm.build(method, options)
+    exact = enumerate_or_skip(method, options, head_of(built.drafter)) if order.exact else None
     plan = replace(order.plan, prompts=encode(llm.tokenizer, order.prompts))
-    subject = EngineSubject(llm.target.executor, llm.method, order.params)
-    greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, llm.target.dtype)
+    subject = EngineSubject(llm.target.executor, built, order.params)
+    every = encode(llm.tokenizer, order.greedy_prompts or order.prompts)
+    greedy = greedy_identity(subject, every, order.greedy_tokens, llm.target.dtype)
     if subject.activity is not None:
         subject.activity = Activity()  # what the sequential test drafts, not what the greedy texts did
     result = run_sequential_test(subject, plan, progress).as_dict(plan)
-    rule = llm.method.rule
+    rule = built.rule
     about = {
         "name": f"method {method}",
         "model": order.model,
         "rule": rule.name + (" (lossy by design)" if rule.lossy else ""),
-        "options": {k: v for k, v in _options(options).items() if v is not None} or "as the recipe has them",
+        "options": {k: v for k, v in _options(options).items() if v} or "as the recipe has them",
         "temperature": order.params.temperature,
         "dtype": llm.target.dtype,
         "drafted": 0 if subject.activity is None else subject.activity.drafted,
@@ -88,10 +88,10 @@ def audit_method(order: Order, progress: Progress, loading: Loading | None = Non
     return conclude(about, {"exact": exact, "greedy": greedy, "statistics": result}, plan.seed)
 
 
-def enumerate_or_skip(method: str, options: Options) -> dict[str, Any]:
-    """The exact part; a method whose parts need a real model says so."""
+def enumerate_or_skip(method: str, options: Options, kind: str | None = None) -> dict[str, Any]:
+    """The exact part, with a head of the kind that drafts here; a method whose parts need a real model says so."""
     try:
-        return enumerate_method(method, options)
+        return enumerate_method(method, options, kind=kind)
     except UsageError:
         raise
     except ForedraftError as error:
@@ -99,8 +99,8 @@ def enumerate_or_skip(method: str, options: Options) -> dict[str, Any]:
 
 
 def _options(options: Options) -> dict[str, Any]:
-    names = ("shape", "rule", "drafter", "draft_length")
-    return {name: getattr(options, name) for name in names}
+    named = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "own"}
+    return named | dict(options.own)
 
 
 def audit_peer(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5}
 class GreedySubject(Protocol):
     """Something that writes greedily, with and without speculation, and can look at the target's logits."""
 
-    def greedy(self, prompt: Text, tokens: int, speculate: bool) -> Text: ...
+    def greedy(self, prompts: Sequence[Text], tokens: int, speculate: bool) -> list[Text]: ...
 
     def logits(self, texts: Sequence[Text]) -> Tensor:
         """[texts, V] after whole texts of one length."""
@@ -30,8 +30,8 @@ class GreedySubject(Protocol):
 def greedy_identity(subject: GreedySubject, prompts: Sequence[Text], tokens: int, dtype: str) -> dict[str, Any]:
     """Compare all prompts; the finding lists every difference with its margin."""
     differences = []
-    for number, prompt in enumerate(prompts, 1):
-        plain, ours = (subject.greedy(prompt, tokens, speculate) for speculate in (False, True))
+    texts = [subject.greedy(prompts, tokens, speculate) for speculate in (False, True)]
+    for number, (prompt, plain, ours) in enumerate(zip(prompts, *texts, strict=True), 1):
         if plain == ours:
             continue
         position = next((i for i, (a, b) in enumerate(zip(plain, ours, strict=False)) if a != b), None)

@@ -33,11 +33,11 @@ class EngineSubject:
         params = replace(self.params, max_new_tokens=tokens, ignore_eos=True)
         return self._run([self._request(prompt, self.method, params, seed + i) for i in range(count)])
 
-    def greedy(self, prompt: Text, tokens: int, speculate: bool) -> Text:
-        """Greedy decoding with the method, or with nothing drafted."""
+    def greedy(self, prompts: Seq[Text], tokens: int, speculate: bool) -> list[Text]:
+        """Greedy decoding with the method, or with nothing drafted, as many at a time as there are slots."""
         method = self.method if speculate else Method("plain", SAMPLE_AND_MATCH)
         params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-        return self._run([self._request(prompt, method, params, 0)])[0]
+        return self._run([self._request(prompt, method, params, 0) for prompt in prompts])
 
     def _request(self, prompt: Text, method: Method, params: SamplingParams, seed: int) -> Request:
         ids = list(map(int, prompt))

@@ -94,7 +94,8 @@ def _gist(name: str, part: dict[str, Any]) -> str:
     if "reason" in part and name != "statistics":
         return str(part["reason"])
     if name == "exact":
-        return f"total variation {part['total_variation']:.3g} over {part['tokens']} tokens"
+        found = f"total variation {part['total_variation']:.3g} over {part['tokens']} tokens"
+        return found + (f": {part['drafter']}, rule {part['rule']}, {part['target']}" if "drafter" in part else "")
     if name == "greedy":
         return f"{len(part['differences'])} of {part['prompts']} texts differ"
     return _statistics_gist(part)
@@ -114,7 +115,8 @@ def _exact(part: dict[str, Any]) -> list[str]:
         return [part["reason"]]
     rows = [f"- {key.replace('_', ' ')}: {_cell(value)}" for key, value in part.items() if key != "verdict"]
     return [
-        "The distribution of whole texts on table models, every outcome of every random draw enumerated.",
+        "The distribution of whole texts on models of a few tokens, every outcome of every random draw enumerated. The "
+        "drafter, its shape and its rule are run as they are; the weights of its networks are random.",
         "",
         *rows,
     ]
@@ -155,5 +157,5 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-_TITLES = {"exact": "Exact distribution on table models", "greedy": "Greedy identity", "statistics": "Sequential test"}
+_TITLES = {"exact": "Exact distribution on small models", "greedy": "Greedy identity", "statistics": "Sequential test"}
 _WRITERS = {"exact": _exact, "greedy": _greedy, "statistics": _statistics}

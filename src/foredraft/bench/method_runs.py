@@ -68,10 +68,11 @@ def make_run(llm: LLM, entry: Entry) -> MethodRun:
     return MethodRun(entry.label, llm.engine, build, build())
 
 
-def make_runs(llm: LLM, entries: list[Entry], lenient: Callable[[str], None] | None = None) -> list[MethodRun]:
+def make_runs(llm: LLM, entries: list[Entry], left_out: dict[str, str] | None = None) -> list[MethodRun]:
     """Plain decoding first, then the entries; after every lossy method with a draft model, that model alone.
 
-    `lenient` is told of methods that cannot be built here, which are then left out; without it they are errors.
+    Methods that cannot be built here are left out and entered into `left_out` with the reason; without it they are
+    errors.
     """
     runs = [make_run(llm, Entry(PLAIN))]
     wanted = list(entries)
@@ -79,9 +80,9 @@ def make_runs(llm: LLM, entries: list[Entry], lenient: Callable[[str], None] | N
         try:
             run = make_run(llm, entry)
         except ForedraftError as error:
-            if lenient is None:
+            if left_out is None:
                 raise
-            lenient(f"{entry.label} is left out: {error}")
+            left_out[entry.label] = str(error)
             continue
         runs.append(run)
         company = Entry(ALONE, Options(drafter=entry.options.drafter))

@@ -106,7 +106,10 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
         order.model, "plain", dtype=settings.dtype, device=settings.device, batch_size=settings.batch_size,
         max_length=settings.max_length, progress=listener.loading,
     )  # fmt: skip
-    runs = make_runs(llm, entries, listener.say if takes_all(order.methods) else None)
+    left_out: dict[str, str] = {}
+    runs = make_runs(llm, entries, left_out if takes_all(order.methods) else None)
+    for label, why in left_out.items():
+        listener.say(f"{label} is left out: {why}")
     run = _open(folder, settings, runs, tasks, llm)
     with RecordLog(folder / files.RECORDS) as log:
         if log.records:
@@ -124,6 +127,7 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
         "rows": table(records, scores, floor),
         "settings": asdict(settings),
         "methods": [run.describe() for run in runs],
+        "left_out": left_out,
         "differences": differences(records),
         "errors": [{**r.key._asdict(), "error": r.error} for r in records if r.error is not None],
         "overhead_share": overhead(records),

@@ -33,6 +33,7 @@ Alpha = Annotated[float, typer.Option(help="False-alarm rate of the whole test."
 Texts = Annotated[int, typer.Option(help="Most texts, or requests to an endpoint.")]
 Seconds = Annotated[float, typer.Option(help="Most time for sampling.")]
 BatchSize = Annotated[int, typer.Option(help="Texts that are written at a time.")]
+GreedyPrompts = Annotated[int, typer.Option(help="Built-in prompts of the greedy identity check, at most 20.")]
 GreedyTokens = Annotated[int, typer.Option(help="Tokens of the greedy identity check.")]
 Exact = Annotated[bool, typer.Option("--exact/--no-exact", help="Enumerate the method on table models first.")]
 Seed = Annotated[int, typer.Option(help="Seed of all sampling.")]
@@ -68,6 +69,7 @@ def audit(
     seconds: Seconds = 900.0,
     batch_size: BatchSize = 16,
     greedy_tokens: GreedyTokens = 24,
+    greedy_prompts: GreedyPrompts = 4,
     exact: Exact = True,
     dtype: o.Dtype = "fp32",
     device: o.Device = "auto",
@@ -77,7 +79,7 @@ def audit(
 ) -> int:
     """Test whether texts written with speculation follow the model's own distribution."""
     from ..audit.audits import AUDITS, Order  # only whoever audits waits for these
-    from ..audit.prompts import read_prompts
+    from ..audit.prompts import GREEDY_PROMPTS, read_prompts
     from ..audit.sequential.test import Plan
     from ..recipes import Options, read_method
     from ..recipes.spelling import as_length
@@ -92,7 +94,8 @@ def audit(
     order = Order(
         what, model, read_prompts(prompts), Plan(((),), tokens, alpha, resolution, texts, seconds, batch_size, seed),
         SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), options,
-        greedy_tokens, dtype, device, exact, assistant, reference, api_key,
+        greedy_tokens, () if prompts else GREEDY_PROMPTS[:greedy_prompts], dtype, device, exact, assistant, reference,
+        api_key,
     )  # fmt: skip
     with listening(f"audit {what}") as (progress, loading):
         document = AUDITS[kind](order, progress, loading)

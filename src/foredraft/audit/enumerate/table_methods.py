@@ -1,14 +1,15 @@
-"""The exact part: a method of the table, rebuilt on table models and run by the real engine under all outcomes.
+"""The exact part: a method of the table, rebuilt on models of a few tokens, run by the real engine under all outcomes.
 
-Drafter, shape and rule are those of the method; only the models are tables, small enough to enumerate every outcome of
-every random draw. The result is the distribution of whole texts, to be compared with the product of the target's own
-distributions.
+Drafter, shape and rule are those of the method; the models are tables, or, where the drafter reads a target's states or
+is a trained head, tiny networks with random weights: small enough to enumerate every outcome of every random draw. The
+result is the distribution of whole texts, to be compared with the product of the target's own distributions.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -16,30 +17,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.rng.enumerating import EnumeratingRng, outcomes
-from ...core.shapes.base import Shape
 from ...core.shapes.fan import Decide
 from ...core.spec import spelled
 from ...draft import Drafter
-from ...draft.neural.draft_model import ModelDrafter
 from ...draft.store import Stores
 from ...draft.store.scanned import ScannedText
 from ...draft.store.stores import EVERYBODY
 from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
+from ...models import Decoder
+from ...models.heads import BUILDERS, HeadSpec
 from ...models.visual.codebook_rules import Codes
 from ...recipes import Options, find_recipe
 from ...recipes.loading import Loaded, Place
 from ...recipes.recipe import PartsFactory, Recipe
 from ...recipes.shape_table import SHAPES
-from ...recipes.trained import Ready
-from ...runtime import Executor
+from ...recipes.trained import Ready, attach
+from ...runtime import Executor, TorchExecutor
 from ...types import Kind, SamplingParams, Sequence, Topology
 from ..mutation import exact_finding
 from .table_executor import TableExecutor
 from .table_model import Array, TableModel, dirichlet, mixed
+from .tiny_heads import LONGEST, table_of, tiny_head, tiny_target
 
 TOKENS = 3
 PROMPT = (0, 1, 0)  # the last token occurred before, so that lookups draft at once
@@ -56,12 +58,28 @@ def _top_two(distribution: Array) -> Array:
     return np.asarray(kept / kept.sum())
 
 
+class NeedsNetwork(ForedraftError):
+    """A trained head was asked for, and the target is a table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A target and a draft model."""
+    """A target and a draft model; heads have the target as a network, and draft among its first `words` tokens."""
 
     target: TableModel
     drafter: TableModel
+    network: Decoder | None = None
+    words: int = 0
+
+    def executor(self, slots: int) -> Executor:
+        """Of the target."""
+        made: Any = TableExecutor(self.target, slots)
+        return made if self.network is None else TorchExecutor(self.network, slots, LONGEST)
+
+    @classmethod
+    def for_heads(cls, vocab: int, words: int) -> Tables:
+        network = tiny_target(vocab)
+        return cls(table_of(network), table_of(network), network, words)
 
 
 SMALL, LARGE = dirichlet(3, seed=1), dirichlet(5, seed=4)
@@ -73,9 +91,12 @@ DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _top_two(SPARSE.next_d
 NARROW = Tables(dirichlet(3, seed=3, support=2), dirichlet(3, seed=8, support=2))  # two texts have many outcomes
 
 
-def tables_for(method: Method) -> Tables:
+def tables_for(method: Method, heads: bool = False) -> Tables:
     """Models on which the method's outcomes can be enumerated."""
     drafter = method.drafter
+    if heads:
+        chosen = drafter is not None and drafter.kinds == {Kind.CHOSEN}
+        return Tables.for_heads(4, 3) if chosen else Tables.for_heads(3, 2)
     if drafter is not None and drafter.shares:
         return NARROW
     if drafter is None or drafter.topology is Topology.CHAIN or drafter.kinds == {Kind.TOP_THEN_SAMPLED}:
@@ -90,21 +111,9 @@ class _Words:
         return "table"
 
 
-def _loaded(name: str, executor: TableExecutor) -> Loaded:
+def _loaded(name: str, executor: Executor) -> Loaded:
     words: Any = _Words()
-    model: Any = executor
-    return Loaded(name, Path(), model, words, frozenset(), "fp32", torch.device("cpu"))
-
-
-@dataclass(frozen=True, slots=True)
-class _TableHead:
-    """A draft model in the place of a trained head: exactness must hold for any draft distribution."""
-
-    executor: TableExecutor
-    longest: int = 1 << 16
-
-    def drafter(self, shape: Shape, name: str) -> Drafter:
-        return ModelDrafter(self.executor, shape, name=name)  # type: ignore[arg-type]
+    return Loaded(name, Path(), executor, words, frozenset(), "fp32", torch.device("cpu"))
 
 
 class _Ring(Codes):
@@ -115,15 +124,27 @@ class _Ring(Codes):
         return torch.stack((angle.cos(), angle.sin()), dim=1)
 
 
+@dataclass(frozen=True, slots=True)
 class _TableFactory(PartsFactory):
-    """Recipes find tables here whatever they ask for."""
+    """Recipes find tables here, or tiny heads, whatever they ask for."""
+
+    words: int = 0  # that heads draft among
+    kind: str | None = None  # of the head that methods find which draft with a head or a model
 
     def codes(self) -> Codes:
         return _Ring("table", self.target.executor.vocab_size, torch.device("cpu"))
 
+    def best_head(self, wanted: Seq[str], named: str | None) -> str | None:
+        return self.kind if self.kind in wanted else None
+
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
-        executor: Any = self.models[_DRAFTER].executor
-        return _TableHead(executor)
+        return attach(*self._tiny(kind), self.target)
+
+    def _tiny(self, kind: str) -> tuple[nn.Module, HeadSpec]:
+        decoder = self.target.executor.decoder
+        if decoder is None:
+            raise NeedsNetwork(f"a head of kind {kind} reads a network")
+        return tiny_head(kind, decoder, self.words)
 
     def states(self, spelled: str) -> Stores[Any]:
         return Stores({})
@@ -144,16 +165,20 @@ class _TableFactory(PartsFactory):
         return executor
 
     def head_that_stops(self, named: str | None) -> tuple[Ready, Callable[[Tensor], Tensor]]:
-        return self.head("fastdraft", named), lambda hidden: torch.zeros(len(hidden))
+        return self.head("fastdraft", named), self._tiny("accept-head")[0]
 
     def head_with_length(self, named: str | None) -> tuple[Ready, Callable[[Tensor, Tensor], Tensor]]:
-        return self.head("eagle", named), lambda token, state: 1.0 + token % 2  # lengths that the text decides
+        return self.head("eagle", named), self._tiny("adaeagle")[0]
 
 
-def table_method(recipe: Recipe, options: Options, tables: Tables, slots: int = 2) -> tuple[Method, TableExecutor]:
-    """The recipe's parts on fresh table models."""
-    target, drafter = TableExecutor(tables.target, slots), TableExecutor(tables.drafter, slots)
-    factory = _TableFactory(_loaded("table", target), Place(), {_DRAFTER: _loaded(_DRAFTER, drafter)})
+def table_method(
+    recipe: Recipe, options: Options, tables: Tables, slots: int = 2, kind: str | None = None
+) -> tuple[Method, Executor]:
+    """The recipe's parts on fresh models. kind: of the head, for methods that draft with a head or a model."""
+    target, drafter = tables.executor(slots), TableExecutor(tables.drafter, slots)
+    model: Any = drafter
+    loaded = {_DRAFTER: _loaded(_DRAFTER, model)}
+    factory = _TableFactory(_loaded("table", target), Place(), loaded, words=tables.words, kind=kind)
     own = replace(options, draft_length=min(options.draft_length or TOKENS - 1, TOKENS - 1))
     if recipe.takes_drafter:
         own = replace(own, drafter=_DRAFTER)
@@ -173,19 +198,22 @@ def narrow(shape: str) -> str:
     return spelled(name, {**given, "branching": "x".join("1" if each == "1" else "2" for each in counts)}, {})
 
 
-def enumerate_method(name: str, options: Options, tokens: int = TOKENS) -> dict[str, Any]:
-    """Total variation between the texts of a method on tables and the target's joint distribution.
+def enumerate_method(name: str, options: Options, tokens: int = TOKENS, kind: str | None = None) -> dict[str, Any]:
+    """Total variation between the texts of a method and the target's joint distribution, by enumeration.
 
     A drafter that looks at a whole batch writes two texts side by side: the distribution of both must be the product.
+    kind: of the head, for methods that draft with a head or a model; None = a model.
     """
     began, recipe = time.monotonic(), find_recipe(name)
-    first, _ = table_method(recipe, options, CHAINS)
-    tables, shares = tables_for(first), first.drafter is not None and first.drafter.shares
+    first, tables = fitting_tables(recipe, options, kind)
+    if tables.network is not None and first.drafter is not None and Kind.SAMPLED_IID in first.drafter.kinds:
+        tokens = min(tokens, 2)  # independent draws have many outcomes, and a network takes its time for each
+    shares = first.drafter is not None and first.drafter.shares
     mates: Mates = ((PROMPT, tokens), *(((MATE, tokens - 1),) if shares else ()))
     distribution, count = np.zeros((tables.target.vocab,) * sum(n for _, n in mates)), 0
 
     def run(rng: EnumeratingRng) -> tuple[int, ...]:
-        method, target = table_method(recipe, options, tables)
+        method, target = table_method(recipe, options, tables, kind=kind)
         return run_once(target, method, rng, mates)
 
     for weight, text in outcomes(run):
@@ -196,12 +224,61 @@ def enumerate_method(name: str, options: Options, tokens: int = TOKENS) -> dict[
     expected = reduce(np.multiply.outer, [tables.target.joint(n, prompt) for prompt, n in mates])
     apart = float(np.abs(distribution - expected).sum() / 2)
     more = {"tolerance": TOLERANCE, "tokens": tokens, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
-    return exact_finding(apart, rule=first.rule.name, lossy=first.rule.lossy, requests=len(mates), **more)
+    about = {"rule": first.rule.name, "lossy": first.rule.lossy, "requests": len(mates)}
+    return exact_finding(apart, **enumerated(first, tables, tokens), **about, **more)
 
 
-def run_once(target: TableExecutor, method: Method, rng: EnumeratingRng, mates: Mates) -> tuple[int, ...]:
+def fitting_tables(recipe: Recipe, options: Options, kind: str | None) -> tuple[Method, Tables]:
+    """A method of the recipe, and the models on which its outcomes can be enumerated."""
+    try:
+        first, heads = table_method(recipe, options, CHAINS, kind=kind)[0], False
+    except NeedsNetwork:
+        first, heads = table_method(recipe, options, Tables.for_heads(3, 2), kind=kind)[0], True
+    return first, tables_for(first, heads)
+
+
+def enumerated(method: Method, tables: Tables, tokens: int) -> dict[str, Any]:
+    """What exactly is run: classes, sizes, depth."""
+    drafter, target = method.drafter, f"a table of {tables.target.vocab} tokens"
+    if tables.network is not None:
+        layers = tables.network.config.num_layers
+        target = f"a decoder of {layers} layers and {tables.target.vocab} tokens with random weights"
+    found: dict[str, Any] = {"target": target, "drafter": "none" if drafter is None else classes_of(drafter)}
+    if drafter is not None:
+        found["drafts"] = f"{drafter.topology.value}s, " + ", ".join(
+            sorted(kind.name.lower() for kind in drafter.kinds)
+        )
+        found["depth"] = tokens - 1
+    if tables.words:
+        found["drafted_words"] = f"{tables.words} of {tables.target.vocab} tokens"
+    return found
+
+
+def classes_of(drafter: Drafter) -> str:
+    """The drafter's class, with those of what it drives and of what it is put around."""
+    inner = getattr(drafter, "inner", None)
+    if inner is not None:
+        return f"{type(drafter).__name__} around {classes_of(inner)}"
+    read = _network_of(drafter)
+    return type(drafter).__name__ + ("" if read is None else f" over {type(read).__name__}")
+
+
+def _network_of(drafter: Drafter) -> nn.Module | None:
+    found: nn.Module | None = getattr(drafter, "head", None) or getattr(drafter, "executor", None)
+    return found if found is None or isinstance(found, nn.Module) else getattr(found, "decoder", None)
+
+
+def head_of(drafter: Drafter | None) -> str | None:
+    """The kind of the trained head that a drafter drives, if it drives one."""
+    while (inner := getattr(drafter, "inner", None)) is not None:
+        drafter = inner
+    network = None if drafter is None else _network_of(drafter)
+    return next((kind for kind, made in BUILDERS.items() if type(network) is made), None)
+
+
+def run_once(target: Executor, method: Method, rng: EnumeratingRng, mates: Mates) -> tuple[int, ...]:
     """One text by the real engine, or several side by side, with the given rng."""
-    engine = Engine(target, lambda sequences: rng)  # type: ignore[arg-type]
+    engine = Engine(target, lambda sequences: rng)
     requests = []
     for i, (prompt, tokens) in enumerate(mates):
         params = SamplingParams(temperature=1.0, max_new_tokens=tokens)

@@ -42,10 +42,10 @@ class TransformersSubject:
             found.append(self.write(prompt, tokens, do_sample=True, temperature=self.temperature, top_k=0, top_p=1.0))
         return found
 
-    def greedy(self, prompt: Text, tokens: int, speculate: bool) -> Text:
+    def greedy(self, prompts: Sequence[Text], tokens: int, speculate: bool) -> list[Text]:
         """Greedy decoding, as it is configured or plain."""
         with torch.inference_mode():
-            return self.write(prompt, tokens, plain=not speculate, do_sample=False)
+            return [self.write(prompt, tokens, plain=not speculate, do_sample=False) for prompt in prompts]
 
     def write(self, prompt: Text, tokens: int, *, plain: bool = False, **options: Any) -> Text:
         ids = torch.tensor([list(map(int, prompt))], device=self.device)

@@ -38,11 +38,11 @@ class VllmSubject:
         temperature = self.plain.params.temperature
         return self._write([prompt] * count, [(tokens, temperature, seed + i) for i in range(count)])
 
-    def greedy(self, prompt: Text, tokens: int, speculate: bool) -> Text:
+    def greedy(self, prompts: Sequence[Text], tokens: int, speculate: bool) -> list[Text]:
         """Plain greedy text is our own: one vLLM engine is either speculating or not."""
         if not speculate:
-            return self.plain.greedy(prompt, tokens, speculate=False)
-        return self._write([prompt], [(tokens, 0.0, 0)])[0]
+            return self.plain.greedy(prompts, tokens, speculate=False)
+        return self._write(list(prompts), [(tokens, 0.0, 0)] * len(prompts))
 
     def _write(self, prompts: list[Text], options: list[tuple[int, float, int]]) -> list[Text]:
         asked = [{"prompt_token_ids": list(map(int, prompt))} for prompt in prompts]

@@ -206,11 +206,17 @@ def peers(run: Run) -> Table:
     return Table("Engines", heads, rows, note=" Left out: ".join([note, *missing]))
 
 
+def left_out(run: Run) -> Table | None:
+    """Methods that could not be built there, and why."""
+    missing = run.document.get("left_out") or {}
+    return Table("Left out", ["method", "why"], [[name, why] for name, why in missing.items()]) if missing else None
+
+
 def of_run(run: Run) -> list[Table]:
     """All tables of a run, in the order in which they are read."""
     if run.kind == "engine":
         return engine(run)
     if run.kind == "peers":
         return [peers(run), by_task(run)]
-    found: Sequence[Table | None] = (methods(run), by_task(run), quality(run), differences(run))
+    found: Sequence[Table | None] = (methods(run), left_out(run), by_task(run), quality(run), differences(run))
     return [table for table in found if table is not None]

@@ -35,7 +35,7 @@ class KangarooDrafter(ModelDrafter):
         adapter = head.alone()
         executor = executor_for(adapter, target.max_slots, target.max_length, max(shape.reads, CATCH_UP))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
-        self.target, self.layer = target, head.taps[0]
+        self.head, self.target, self.layer = head, target, head.taps[0]
         self.taps = frozenset(head.taps)
         self._streams: dict[int, Tensor] = {}  # sequence id -> streams of the newest tokens but the pending one
 
