@@ -67,6 +67,18 @@ def test_methods_are_enumerated_with_the_head_that_they_find(name: str, kind: st
     assert ("FastDraft" if kind == "fastdraft" else "Head") in found["drafter"]
 
 
+BESIDE = ["eagle", "kangaroo"]
+
+
+@pytest.mark.parametrize(
+    "name", [*BESIDE, *(pytest.param(n, marks=pytest.mark.slow) for n in CLASSES if n not in BESIDE)]
+)
+def test_two_requests_in_a_batch_write_independently(name: str) -> None:
+    """The joint distribution of both texts is the product of what each is alone."""
+    found = enumerate_method(name, Options(), 2, beside=True)
+    assert found["requests"] == 2 and found["verdict"] == "PASS" and found["total_variation"] < 1e-6
+
+
 @dataclass(frozen=True)
 class Flatter:
     """Other distributions than the drafts were drawn from."""

@@ -198,17 +198,19 @@ def narrow(shape: str) -> str:
     return spelled(name, {**given, "branching": "x".join("1" if each == "1" else "2" for each in counts)}, {})
 
 
-def enumerate_method(name: str, options: Options, tokens: int = TOKENS, kind: str | None = None) -> dict[str, Any]:
+def enumerate_method(
+    name: str, options: Options, tokens: int = TOKENS, kind: str | None = None, beside: bool = False
+) -> dict[str, Any]:
     """Total variation between the texts of a method and the target's joint distribution, by enumeration.
 
     A drafter that looks at a whole batch writes two texts side by side: the distribution of both must be the product.
-    kind: of the head, for methods that draft with a head or a model; None = a model.
+    kind: of the head, for methods that draft with a head or a model; None = a model. beside: two texts in any case.
     """
     began, recipe = time.monotonic(), find_recipe(name)
     first, tables = fitting_tables(recipe, options, kind)
     if tables.network is not None and first.drafter is not None and Kind.SAMPLED_IID in first.drafter.kinds:
         tokens = min(tokens, 2)  # independent draws have many outcomes, and a network takes its time for each
-    shares = first.drafter is not None and first.drafter.shares
+    shares = beside or (first.drafter is not None and first.drafter.shares)
     mates: Mates = ((PROMPT, tokens), *(((MATE, tokens - 1),) if shares else ()))
     distribution, count = np.zeros((tables.target.vocab,) * sum(n for _, n in mates)), 0
 
