@@ -23,7 +23,7 @@ GREEDY_PROMPTS = (
     "def fibonacci(n):\n    ",
     "The capital of France is Paris. The capital of Italy is",
     "1, 2, 4, 8, 16,",
-    "Dear Ms. Smith,\n\nThank you for your letter of 12 May. We are sorry to hear that",
+    "To the editor,\n\nThank you for your letter of 12 May. We are sorry to hear that",
     "Ingredients: 200 g flour, 2 eggs, 300 ml milk, a pinch of salt. Method:",
     "Once upon a time there was a miller who had three sons, and when he died he left",
     "The three states of matter are",
