@@ -258,11 +258,18 @@ def enumerated(method: Method, tables: Tables, tokens: int) -> dict[str, Any]:
 
 def classes_of(drafter: Drafter) -> str:
     """The drafter's class, with those of what it drives and of what it is put around."""
-    inner = getattr(drafter, "inner", None)
-    if inner is not None:
-        return f"{type(drafter).__name__} around {classes_of(inner)}"
+    parts = _parts_of(drafter)
+    if parts:
+        return f"{type(drafter).__name__} around {' and '.join(map(classes_of, parts))}"
     read = _network_of(drafter)
     return type(drafter).__name__ + ("" if read is None else f" over {type(read).__name__}")
+
+
+def _parts_of(drafter: Drafter) -> list[Drafter]:
+    """The drafters inside one that combines others."""
+    inner = getattr(drafter, "inner", None)
+    stages = [member for member, _ in getattr(drafter, "stages", ())]
+    return [inner] if inner is not None else stages or list(getattr(drafter, "members", ()))
 
 
 def _network_of(drafter: Drafter) -> nn.Module | None:
@@ -272,9 +279,11 @@ def _network_of(drafter: Drafter) -> nn.Module | None:
 
 def head_of(drafter: Drafter | None) -> str | None:
     """The kind of the trained head that a drafter drives, if it drives one."""
-    while (inner := getattr(drafter, "inner", None)) is not None:
-        drafter = inner
-    network = None if drafter is None else _network_of(drafter)
+    if drafter is None:
+        return None
+    if parts := _parts_of(drafter):
+        return next((kind for kind in map(head_of, parts) if kind is not None), None)
+    network = _network_of(drafter)
     return next((kind for kind, made in BUILDERS.items() if type(network) is made), None)
 
 
