@@ -13,9 +13,12 @@ from foredraft.core.shapes.base import Step
 from foredraft.core.shapes.stops import PredictedRejection
 from foredraft.errors import UsageError
 from foredraft.models.heads import load_head, save_head
+from foredraft.train.batch_attention import Causal
 from foredraft.train.kinds import Accept, Decision
-from foredraft.train.kinds.accept import own_tokens
+from foredraft.train.kinds.accept import Guesses, guesses, own_tokens
+from foredraft.train.kinds.language import positions
 from foredraft.train.student import Student
+from foredraft.train.trainer import Plan, Trainer
 from foredraft.types import SamplingParams
 
 from . import toys
@@ -82,6 +85,29 @@ def test_a_decision_model_learns_what_is_accepted(reads: str, folder: Path, tmp_
     assert spec.extra["reads"] == reads and len(spec.extra["drafter"]) == 64
     with pytest.raises(UsageError, match="--drafter"):
         Decision().describe(decoder, toys.identity(decoder), kind.defaults, outputs)
+
+
+def test_a_run_keeps_the_words_of_the_drafter_that_it_judges(tmp_path: Path) -> None:
+    """The texts' own most frequent words come in another order: compared by place, no token would be accepted."""
+    decoder = toys.target()
+    head, spec = toys.head(decoder, "fastdraft")
+    save_head(tmp_path / "fast", head, spec, {}, {}, "bf16")  # type: ignore[arg-type]
+    kind, plan = Decision(drafter=tmp_path / "fast"), Plan(steps=1, rows=8, held_out=8, try_every=0)
+    texts = toys.corpus(decoder)
+    trainer = Trainer(decoder, toys.identity(decoder), texts, [(kind, kind.defaults)], plan, tmp_path / "run")
+    frequent, _ = texts.frequent(kind.defaults.draft_vocab_size, decoder.config.vocab_size)
+    assert trainer.teacher.words.tolist() == head.ids.tolist() != frequent.tolist()  # type: ignore[union-attr,operator]
+    found = guesses(trainer.students[0].head.draft, trainer._held_outputs(0, 8), 0.0)  # type: ignore[arg-type]
+    best = trainer.teacher.target.logits(trainer.teacher.target.finish(_stream(trainer, found))).argmax(-1)
+    assert (found.chance == (trainer.teacher.words[found.best] == best).float()).all() and found.chance.any()
+
+
+def _stream(trainer: Trainer, found: Guesses) -> torch.Tensor:
+    """What the target's last layer hands on at the places of the guesses, from a pass of its own."""
+    ids = torch.from_numpy(trainer.held.ids[:8].astype("int64"))
+    target = trainer.teacher.target
+    stream, _ = target.run(target.embed(ids.reshape(-1)), positions(ids), Causal(len(ids)))
+    return stream.view(*ids.shape, -1)[:, :-1][found.where]
 
 
 def test_the_rule_stops_when_a_rejection_is_likely() -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ..errors import UsageError
 from ..models import Decoder
-from ..models.heads import Identity
+from ..models.heads import Identity, read_weights
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import Kind, Settings
@@ -62,6 +64,20 @@ class Process:
         return self.rank == 0
 
 
+def known_words(kinds: list[tuple[Kind, Settings]], begin: dict[str, Pretrained] | None) -> Tensor | None:
+    """The draft vocabulary that must be kept: of heads that training goes on from, and of drafters that others judge.
+
+    Ids of a draft vocabulary are places in its list, so a head that learns what becomes of a drafter's tokens must have
+    the drafter's list in its order; with another, hardly any token would seem to be accepted.
+    """
+    found = [earlier.weights["ids"] for earlier in (begin or {}).values()][:1]
+    folders = (getattr(kind, "drafter", None) for kind, _ in kinds)
+    found += [read_weights(folder)["ids"] for folder in folders if folder is not None]  # as heads with words have them
+    if any(not torch.equal(found[0], other) for other in found[1:]):
+        raise UsageError("these heads belong to drafters with different draft vocabularies; train them one by one")
+    return found[0] if found else None
+
+
 class Trainer(StepTrainer):
     """Trains students of several kinds side by side on one target and one corpus."""
 
@@ -84,9 +100,8 @@ class Trainer(StepTrainer):
         self.corpus, self.held = corpus.split(plan.held_out, plan.seed)
         self.pretrain = pretrain
         words, self.coverage = self.corpus.frequent(kinds[0][1].draft_vocab_size, target.config.vocab_size)
-        if begin:
-            words = next(iter(begin.values())).weights["ids"]
-            self.coverage = self.corpus.share(words)
+        if (known := known_words(kinds, begin)) is not None:
+            words, self.coverage = known, self.corpus.share(known)
         self.teacher = Teacher(target, words)
         self.taps = {tap for kind, settings in kinds for tap in kind.taps(target, settings)}
         look = self._held_outputs(0, min(8, len(self.held)))
