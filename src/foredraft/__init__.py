@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .core.verify.tree_walk import Child, Node
     from .draft import Drafter, Round, WrappedDrafter
     from .engine import Engine, Method, Request
+    from .integrations.generate_hook.repo_folder import custom_generate
+    from .integrations.generate_hook.speculate import speculate
     from .models.heads import RecurrentHead
     from .recipes import LLM
     from .recipes.attach import attach_head, draft_model
@@ -68,9 +70,11 @@ _LATER = {
     "chain_batch": "types.drafts",
     "chains": "types.drafts",
     "check_exact": "audit.enumerate.check",
+    "custom_generate": "integrations.generate_hook.repo_folder",
     "draft_model": "recipes.attach",
     "find_rule": "core.verify",
     "node_rule": "core.verify",
+    "speculate": "integrations.generate_hook.speculate",
     "trees": "core.trees.layout",
 }
 __all__ = [
@@ -112,9 +116,11 @@ __all__ = [
     "chain_batch",
     "chains",
     "check_exact",
+    "custom_generate",
     "draft_model",
     "find_rule",
     "node_rule",
+    "speculate",
     "trees",
 ]
 

@@ -17,6 +17,7 @@ from ..errors import ForedraftError, UsageError
 from .analyze import analyze
 from .audit import audit
 from .bench import bench
+from .bridges.export import export
 from .chat import chat
 from .demo import demo
 from .generate import generate
@@ -36,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding: cheap drafts, verified by the model many at a time; the same text, sooner.",
 )
-for command in (generate, chat, complete, serve, demo, methods, models, analyze, audit, profile, train, data):
+for command in (generate, chat, complete, serve, demo, methods, models, analyze, audit, profile, train, data, export):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(judge, name="judge")

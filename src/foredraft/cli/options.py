@@ -34,7 +34,9 @@ Rule = Annotated[
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option(help="Draft model, layers:K, or the folder of a trained head.", rich_help_panel=DRAFTING),
+    typer.Option(
+        help="Draft model, layers:K, or the folder of a trained head, ours or published.", rich_help_panel=DRAFTING
+    ),
 ]
 Judge = Annotated[
     str | None,

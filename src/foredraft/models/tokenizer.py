@@ -54,6 +54,22 @@ class Tokenizer:
         stops = () if ids is None else ids if isinstance(ids, list) else (ids,)
         return cls(backend, special, _read_template(folder, config), stops)
 
+    @classmethod
+    def from_object(cls, tokenizer: Any, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
+        """Of a transformers tokenizer that is loaded already; it stays as it is."""
+        import tokenizers
+
+        given: tokenizers.Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+        if given is None:
+            raise UsageError(f"{type(tokenizer).__name__} has no fast form; load it with AutoTokenizer (use_fast=True)")
+        backend = tokenizers.Tokenizer.from_str(given.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        texts = {name: getattr(tokenizer, name, None) for name in SPECIAL}
+        special = {name: str(text) for name, text in texts.items() if text is not None}
+        template = getattr(tokenizer, "chat_template", None)
+        return cls(backend, special, template if isinstance(template, str) else None, eos_token_ids)
+
     @property
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)

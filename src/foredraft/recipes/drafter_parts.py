@@ -26,6 +26,7 @@ from ..draft.retrieval.suffix import SuffixDrafter
 from ..errors import UsageError
 from ..runtime import FINAL
 from .cost_profiles import costs_of
+from .methods.other_tokenizers import check_way, foreign_model, translated
 from .recipe import Options, Parts, PartsFactory, draft_executor, stopped
 
 MakeParts = Callable[[PartsFactory, Options], Parts]
@@ -55,9 +56,13 @@ def suffix(
     return Parts(SuffixDrafter(options.draft_length, per_match, min_match, min_chance, tree, shared_tokens))
 
 
-def draft_model(factory: PartsFactory, options: Options) -> Parts:
+def draft_model(factory: PartsFactory, options: Options, *, vocab: str = "auto") -> Parts:
+    """vocab: how a drafter of another tokenizer is understood, by text or by the tokens that both know."""
+    foreign = foreign_model(factory, options.drafter)
+    check_way(vocab, foreign is not None)
     shape = factory.shape(options)
-    return Parts(stopped(_model(factory, options, shape), shape))
+    made = _model(factory, options, shape) if foreign is None else translated(factory, foreign, shape, vocab)
+    return Parts(stopped(made, shape))
 
 
 def easyspec(factory: PartsFactory, options: Options, *, group: int = 4) -> Parts:

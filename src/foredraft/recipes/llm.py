@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..engine import BudgetPlanner, Engine, Method, Request, Sharing
 from ..engine.sharing import usual_piece
@@ -15,7 +16,7 @@ from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
-from .loading import Place, load
+from .loading import Loaded, Place, adopt, load
 from .recipe import Options, PartsFactory
 from .retrieval.completions import Suggested, suggestions
 from .spelling import as_length, read_method
@@ -41,7 +42,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT,
+        model: str | Loaded = DEFAULT,
         method: str = DEFAULT_METHOD,
         *,
         rule: str | None = None,
@@ -77,7 +78,7 @@ class LLM:
         )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
         place = Place(dtype, device, batch_size, max_length, guidance=guidance)
-        self.target = load(model, place, progress)
+        self.target = model if isinstance(model, Loaded) else load(model, place, progress)
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
@@ -87,6 +88,28 @@ class LLM:
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
         self.method = self.build(named.method, self.options)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        tokenizer: Any = None,
+        method: str = DEFAULT_METHOD,
+        *,
+        packed: bool = False,
+        batch_size: int = 1,
+        max_length: int | None = None,
+        **options: Any,
+    ) -> LLM:
+        """An LLM on a transformers model that is loaded already, in its precision and where it is.
+
+        Models of our families run in our decoder on the same weights, without a copy; others in their own code.
+        `packed`: quick copies of the weights instead (bf16 on CPUs), for twice the memory. `options`: as in `LLM`.
+        """
+        place = Place(device=str(model.device), slots=batch_size, max_length=max_length, packed=packed)
+        target = adopt(model, tokenizer, place)
+        options |= {"batch_size": batch_size, "max_length": max_length}
+        return cls(target, method, dtype=target.dtype, device=place.device, **options)
 
     def build(self, method: str, options: Options | None = None) -> Method:
         """A method by its spelling on this target; built once, so that drafters keep what they have learnt."""
@@ -151,7 +174,7 @@ class LLM:
         """Run one request and yield its answer piece by piece."""
         text = StreamedText(self.tokenizer, request.sequence.params.stop)
         try:
-            for event in self._events([request]):
+            for event in self.events([request]):
                 piece = text.push(event.token_ids, event.finish_reason is not None)
                 yield Chunk(piece, event.token_ids, event.reasons, event.finish_reason)
             if request.error is not None:
@@ -159,7 +182,7 @@ class LLM:
         finally:
             self.engine.cancel(request)
 
-    def _events(self, requests: Seq[Request]) -> Iterator[Event]:
+    def events(self, requests: Seq[Request]) -> Iterator[Event]:
         """Queue requests and yield their events until all are done. Several such iterators may take turns."""
         inbox: deque[Event] = deque()
         for request in requests:
@@ -196,7 +219,7 @@ class LLM:
         done: dict[int, Completion] = {}
         place = {request.id: i for i, request in enumerate(requests)}
         try:
-            for event in self._events(requests):
+            for event in self.events(requests):
                 if event.finish_reason is not None:
                     i = place[event.request_id]
                     done[i] = self.completion(prompts[i], requests[i])

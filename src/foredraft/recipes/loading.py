@@ -31,6 +31,7 @@ from ..models.heads.delta import load_tuned
 from ..models.load.names import tuned_folder
 from ..models.load.quantised import FILE as TILES
 from ..models.load.quantised import load_quantised
+from ..models.load.shared_weights import shared_decoder, why_apart
 from ..runtime import Executor, executor_for
 from ..runtime.guided import Guidance, GuidedExecutor
 
@@ -134,6 +135,36 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
 
 
+def adopt(model: Any, tokenizer: Any, place: Place) -> Loaded:
+    """A transformers model that is loaded already, where it is and in its precision.
+
+    Our families run in our own decoder on the same weights (packed: on quick copies of them); others in their own code.
+    tokenizer: None = the one in the folder that the model came from.
+    """
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    dtype = next((key for key, value in DTYPES.items() if value == model.dtype), None)
+    if dtype is None:
+        raise UsageError(f"a model in {model.dtype} cannot run here; load it in {', '.join(DTYPES)}")
+    stops = _as_ids(model.generation_config.eos_token_id) or _as_ids(model.config.eos_token_id)
+    if tokenizer is None and not (Path(name) / "tokenizer.json").exists():
+        raise UsageError(f"no tokenizer came with {name}; pass the model's own: tokenizer=AutoTokenizer..")
+    words = Tokenizer.from_folder(name) if tokenizer is None else Tokenizer.from_object(tokenizer, stops)
+    executor: Executor
+    reason = why_apart(model)
+    if reason is None:
+        decoder = shared_decoder(model.eval())
+        if place.packed:
+            pack(decoder, decoder.dtype)
+        executor = executor_for(decoder, place.slots, place.max_length)
+    else:
+        from ..runtime.hf.executor import HFExecutor
+
+        log.info("%s runs in its own code: %s", name, reason)
+        executor = HFExecutor(model, place.slots, place.max_length, label=Path(name).name)
+        executor.prove()
+    return Loaded(name, Path(name), executor, words, frozenset(stops), dtype, executor.device)
+
+
 def _executor(decoder: Decoder, raw: Mapping[str, Any], place: Place) -> Executor:
     """An executor for our own decoder; models whose config says so run under classifier-free guidance."""
     own = raw.get("guidance")
@@ -179,7 +210,14 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
     """Stop tokens of a model folder; generation_config.json wins, as in transformers."""
     for file in ("generation_config.json", "config.json"):
         if (folder / file).exists():
-            found = read_json(folder / file).get("eos_token_id")
-            if found is not None:
-                return tuple(found) if isinstance(found, list) else (int(found),)
+            found = _as_ids(read_json(folder / file).get("eos_token_id"))
+            if found:
+                return found
     return ()
+
+
+def _as_ids(found: Any) -> tuple[int, ...]:
+    """Stop tokens as configs write them: one, several or none."""
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (int(found),)

@@ -364,7 +364,8 @@ def draft_executor(factory: PartsFactory, name: str | None, apart: bool = False,
     drafter = factory.model(name)
     if drafter.tokenizer.vocab_hash() != factory.target.tokenizer.vocab_hash():
         raise UsageError(
-            f"drafter {name!r} has another tokenizer than {factory.target.name!r}; choose one of the same family"
+            f"drafter {name!r} has another tokenizer than {factory.target.name!r}; --method draft-model translates, "
+            "other methods need one of the same family"
         )
     own = drafter.executor
     if own.max_scratch >= reads or own.decoder is None:

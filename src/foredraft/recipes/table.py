@@ -26,6 +26,7 @@ from . import drafter_parts as parts
 from .cost_profiles import costs_of
 from .methods.batch_sharing import TETRIS
 from .methods.cascades import CASCADE
+from .methods.other_tokenizers import foreign_model
 from .methods.target_init import TARGET_INIT
 from .methods.trained_heads import CHAIN_OF_5, DRAFT_AND_VERIFY, TRAINED, TREE_OF_6
 from .methods.trees import TREES
@@ -44,6 +45,8 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
     A draft model that is named instead works beside the target, in turn with it or not at all, by measurement.
     """
     if ahead.names_model(options.drafter):
+        if foreign_model(factory, options.drafter) is not None:  # it drafts text, in turn with the target
+            return parts.draft_model(factory, options.filled(CHAIN_OF_5))
         return ahead.pearl(factory, replace(options, draft_length=None))
     measured, asked = costs_of(factory.target), (options.drafter, options.draft_length, options.words)
     if not any(asked) and not can_choose(factory.target.executor, measured):
@@ -189,7 +192,7 @@ RECIPES: dict[str, Recipe] = {
                 "Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)",
                 "small model, chain or tree + p/q rule",
                 "2-3x, T5-XXL",
-                MODEL,
+                "--drafter MODEL, of another tokenizer too (vocab=text or tokens), or layers:K (the target's first K)",
                 needs="draft model",
                 get="foredraft generate --method draft-model --drafter layers:8 ..",
             ),

@@ -48,6 +48,7 @@ from ..models.heads.artefact import CONFIG
 from ..models.heads.decision import PROBABILITIES
 from ..models.heads.layer_skip import KIND as LAYER_SKIP
 from ..models.heads.layer_skip import skip_spec, usual_skips
+from ..models.heads.published import is_head, published_kind
 from ..models.layers.linear import TiledLinear
 from ..models.load.names import TUNED, VISUAL, shipped_folder, tuned_folder
 from ..runtime import TorchExecutor, executor_for
@@ -110,7 +111,8 @@ class Trained:
         """A draft vocabulary that follows the texts, for CHOSEN drafts on the native kernels; else None."""
         rows, ids = self.lender.head, self.vocabulary.ids
         fits = isinstance(rows, TiledLinear) and isinstance(self.head.head, TiledLinear)
-        if not fits or shape.kind is not Kind.CHOSEN or not by_frequency(ids):
+        borrows = "head." in getattr(self.head, "borrowed", ())  # a published head may have words of its own
+        if not fits or not borrows or shape.kind is not Kind.CHOSEN or not by_frequency(ids):
             return None
         return DraftVocab(cast(TiledLinear, rows), ids, self.words or USUAL_WORDS)
 
@@ -145,7 +147,7 @@ def find_head(kind: str, target: Loaded, named: str | None) -> Path:
     """The folder of a head: the one that was named, else one that comes with the package for this target."""
     if named is not None:
         folder = Path(named).expanduser()
-        if not (folder / CONFIG).exists():
+        if not is_head(folder):
             raise UsageError(f"{folder} holds no trained head; make one: foredraft train {kind} --target {target.name}")
         return folder
     if (ours := _shipped_for(target).get(kind)) is not None:
@@ -163,7 +165,9 @@ def best_kind(wanted: Seq[str], target: Loaded, named: str | None) -> str | None
     """
     if named is not None:
         folder = Path(named).expanduser()
-        return read_spec(folder).kind if (folder / CONFIG).exists() else None
+        if not is_head(folder):
+            return None
+        return published_kind(folder) or read_spec(folder).kind
     if target.executor.decoder is None:
         return None
     here = _shipped_for(target)

@@ -95,10 +95,12 @@ class MedusaStepper:
 
     def _step(self, state: Tensor, token: Tensor, place: Tensor) -> Step:
         """One depth further for [B, w] nodes, whose states go to `place`."""
-        state, feature = self.head.step(state, self.head.embed(token), self._depth)
-        if self._depth == 0:
+        depth = self._depth
+        state, feature = self.head.step(state, self.head.embed(token, depth), depth)
+        if depth == 0:
             self._states = state.new_zeros((self.batch, self._numbered + 1, state.shape[-1]))
         self._depth += 1
         self._states.scatter_(1, place[:, :, None].expand_as(state), state)
         rows = torch.arange(token.numel(), device=self.device).view_as(token)
-        return Step(self.head.logits(feature.flatten(0, 1)), rows, self.block, feature.flatten(0, 1), self.words)
+        features = feature.flatten(0, 1)
+        return Step(self.head.logits(features, depth), rows, self.block, features, self.words)

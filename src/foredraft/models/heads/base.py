@@ -67,10 +67,12 @@ def own_parameters(head: Head) -> dict[str, nn.Parameter]:
 
 
 def word_rows(target: Decoder, ids: Tensor) -> Linear | TiledLinear:
-    """The target's output rows of a draft vocabulary, frozen: features [T, d] -> [T, Vd]."""
+    """The target's output rows of a draft vocabulary, frozen: features [T, d] -> [T, Vd]. All rows are not copied."""
     if isinstance(target.head, TiledLinear) and len(ids) % native.COLUMNS == 0:
         return target.head.chosen(ids).rounding()
-    rows = target.head_weight.detach()[ids.to(target.device)].clone()
+    rows = target.head_weight.detach()
+    if len(ids) != len(rows) or not bool((ids[1:] > ids[:-1]).all()):
+        rows = rows[ids.to(target.device)].clone()
     linear = Linear(rows.shape[1], rows.shape[0], rows.dtype, "meta")
     linear.weight = nn.Parameter(rows, requires_grad=False)
     return linear

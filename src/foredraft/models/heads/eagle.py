@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Self, cast
 
 import torch
@@ -19,6 +20,7 @@ from ...kernels.norm import norm
 from ..config import ModelConfig
 from ..decoder import Decoder, Layer
 from ..layers.linear import Linear
+from ..layers.rope import rotation_table
 from .base import HeadSpec, draft_config, start, word_rows
 
 
@@ -31,13 +33,16 @@ class FeatureHead(Decoder):
 
     def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:
         config = draft_config(target.config, spec.layers, len(ids), spec.extra.get("ff"))
-        where = target.device
+        config, where = replace(config, **spec.extra.get("config", {})), target.device  # sizes of its own, if any
         layers = [
             self.layer_type(config, torch.float32, where) if i == 0 else Layer(config, torch.float32, where)
             for i in range(spec.layers)
         ]
         norm = nn.Parameter(torch.ones(config.hidden_size, device=where))
-        super().__init__(config, target.embedding, layers, norm, word_rows(target, ids), target.rotations)
+        turns = (config.head_dim, config.rope_theta, config.rope_scaling)
+        same = turns == (target.config.head_dim, target.config.rope_theta, target.config.rope_scaling)
+        rotations = target.rotations if same else rotation_table(config, target.dtype, where)
+        super().__init__(config, target.embedding, layers, norm, word_rows(target, ids), rotations)
         self.taps = spec.taps
         self.register_buffer("ids", ids.to(where), persistent=False)
         self.add_parts(config, spec, where)
@@ -104,7 +109,7 @@ class EagleHead(FeatureHead):
     Features are divided by `scale`, their root mean square, so that losses and noise are in natural units.
     """
 
-    borrowed = ("embedding", "head.", "norm")
+    borrowed: tuple[str, ...] = ("embedding", "head.", "norm")
     layer_type: type[Layer] = EagleLayer
 
     def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:

@@ -23,6 +23,8 @@ from .language import AcceptHead, FastDraft, KangarooHead
 from .layer_skip import KIND as LAYER_SKIP
 from .layer_skip import LayerSkip
 from .medusa import MedusaHead, SpeculatorHead
+from .published import published_kind, read_published
+from .published.published_modules import PUBLISHED
 from .sdsat import SdsatHead
 from .sorted_draft import SortedDraft
 
@@ -61,9 +63,14 @@ def load_head(
 
     `words`: how many of its draft vocabulary it keeps, the most frequent ones. `dtype`: another precision.
     """
-    spec = read_spec(folder)
-    if spec.kind != kind:
-        raise UsageError(f"{folder} holds a head of kind {spec.kind}, not {kind}; use --method {spec.kind}")
+    foreign = published_kind(folder)
+    if foreign is None:
+        spec = read_spec(folder)
+    if (foreign or spec.kind) != kind:
+        held = foreign or spec.kind
+        raise UsageError(f"{folder} holds a head of kind {held}, not {kind}; use --method {held}")
+    if foreign is not None:
+        return _published(folder, kind, target, identity, words, dtype)
     check_target(spec, identity, folder.name)
     weights = whole_weights(folder, spec)
     ids = weights.get("ids", torch.empty(0, dtype=torch.int64))
@@ -75,16 +82,32 @@ def load_head(
     return head.eval(), spec
 
 
+def _published(
+    folder: Path, kind: str, target: Decoder, identity: Identity, words: int | None, dtype: torch.dtype | None
+) -> tuple[nn.Module, HeadSpec]:
+    """A head that others have published."""
+    if words is not None:
+        raise UsageError(f"the words of {folder} are its own; leave the option words out")
+    spec, weights = read_published(folder, kind, target.config, identity)
+    head = PUBLISHED[kind](target, spec, weights["ids"])
+    fill(head, weights, folder)
+    settle(head, dtype or target.dtype)
+    return head.eval(), spec
+
+
 def settle(head: nn.Module, dtype: torch.dtype) -> None:
     """Bring a head's own parameters to a precision for inference; what it borrows stays as it is."""
     words = getattr(head, "head", None)
-    if isinstance(words, TiledLinear) and dtype == torch.bfloat16:  # the target's products are tiled: so are these
+    own_words = isinstance(words, Linear) and "head.weight" in own_parameters(head)  # type: ignore[arg-type]
+    tiled = isinstance(words, TiledLinear) or (own_words and can_tile(head))
+    if tiled and dtype == torch.bfloat16:  # the target's products are tiled: so are these
         _replace_products(head, _rounding)
     for parameter in own_parameters(head).values():  # type: ignore[arg-type]
         parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(False)
     if isinstance(head, Decoder):
         head.norm.data = head.norm.data.to(dtype)  # a decoder's precision is that of its last norm
+    words = getattr(head, "head", None)
     if isinstance(words, Linear):
         words.weight.data = words.weight.data.to(dtype)
         if can_pack(words.weight):

@@ -47,7 +47,7 @@ class RecurrentHead(nn.Module):
         scaled = [state / scale for state, scale in zip(states[:-1], self.scales, strict=False)]
         return self.fuse.add_to(states[-1], torch.cat(scaled, dim=-1))
 
-    def embed(self, token: Tensor) -> Tensor:
+    def embed(self, token: Tensor, depth: int = 0) -> Tensor:
         return F.embedding(token, self.embedding)
 
     def begin(self, feature: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class RecurrentHead(nn.Module):
         """(state, token at this node) -> (next state, the feature that predicts what follows)."""
         raise NotImplementedError
 
-    def logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor, depth: int = 0) -> Tensor:
         scores: Tensor = self.head(features)
         return scores
 

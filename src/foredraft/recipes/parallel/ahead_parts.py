@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ...control.overlap import MOST, WindowPlanner
 from ...core.shapes.base import Chain, Shape
 from ...core.shapes.parallel_chains import ParallelChains
@@ -9,6 +11,7 @@ from ...core.verify import Rule, find_rule
 from ...draft.neural.ahead_drafter import AheadDrafter, Cores
 from ...errors import UsageError
 from ...models import MODELS
+from ...models.heads.published import is_head
 from ...runtime.lanes import Lane
 from ..recipe import Options, Parts, PartsFactory, draft_executor
 from .side_by_side import Wishes, beside
@@ -40,7 +43,10 @@ def _beside(factory: PartsFactory, options: Options, wishes: Wishes, shape: Shap
 
 def names_model(drafter: str | None) -> bool:
     """Whether --drafter names a draft model, not the folder of a trained head."""
-    return drafter is not None and (drafter.startswith("layers:") or drafter in MODELS or drafter.endswith(".gguf"))
+    if drafter is None or drafter.startswith("layers:") or drafter in MODELS or drafter.endswith(".gguf"):
+        return drafter is not None
+    folder = Path(drafter).expanduser()
+    return (folder / "config.json").exists() and not is_head(folder)
 
 
 def check_rule(options: Options) -> None:

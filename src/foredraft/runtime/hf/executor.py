@@ -55,7 +55,7 @@ class HFExecutor:
     def __init__(
         self, model: Any, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96, label: str = ""
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.eval()  # passes run without gradients, so parameters may keep theirs
         config = model.config.get_text_config(decoder=True)
         self.label = label or str(config.model_type)  # what errors call the model
         self._refuse(why_not(model))
@@ -86,6 +86,7 @@ class HFExecutor:
         load = _transformers().AutoModelForCausalLM.from_pretrained
         try:
             model = load(folder, dtype=dtype, attn_implementation="eager", local_files_only=True).to(device)
+            model.requires_grad_(False)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ForedraftError(f"transformers cannot load {label}: {_first_line(error)}") from None
         executor = cls(model, slots, max_length, label=label)
@@ -280,7 +281,7 @@ class HFExecutor:
             self.rollback([0], [0])
         apart = (states[0] - states[1]).abs().max() / states[0].abs().max()
         if not apart < 0.02:  # equal but for the rounding of expert layers that regroup their rows
-            self._refuse("its code ignores tree masks")
+            self._refuse("its code ignores tree masks; load it with attn_implementation='eager'")
 
 
 def why_not(model: Any) -> str | None:

@@ -1,0 +1,1 @@
+"""Commands that lead to other engines."""

@@ -1,0 +1,1 @@
+"""Trained heads as other engines read them."""

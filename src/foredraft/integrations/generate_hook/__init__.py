@@ -1,0 +1,1 @@
+"""foredraft inside transformers: `model.generate(.., custom_generate=foredraft.speculate())`."""

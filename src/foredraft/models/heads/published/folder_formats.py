@@ -1,0 +1,126 @@
+"""What kind of head a folder holds that foredraft has not written, and its tensors under our names.
+
+Whatever is missing, left over or of another model is refused here, with what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ....errors import ForedraftError, UsageError
+from ...config import ModelConfig, read_json
+from ..base import HeadSpec, Identity
+from .eagle_tensors import eagle3_head, eagle_head
+from .recurrent_tensors import medusa_head, speculator_head
+
+OURS = "format"  # the key of config.json that only our own folders have
+FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+KINDS: dict[str, Callable[..., tuple[HeadSpec, dict[str, Tensor]]]] = {
+    "eagle3": eagle3_head,
+    "eagle": eagle_head,
+    "medusa": medusa_head,
+    "mlp-speculator": speculator_head,
+}
+UNKNOWN = {
+    "dflash",
+    "dflash2",
+    "dspark",
+    "mtp",
+    "peagle",
+    "xpress",
+}  # algorithms of speculators that nothing here drafts with
+PARALLEL = ("mask_hidden", "pard_token", "mask_token_id")  # what tells P-EAGLE from EAGLE-3
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a trained head, ours or published; else it may be a model."""
+    if not (folder / "config.json").exists():
+        return False
+    return OURS in read_json(folder / "config.json") or published_kind(folder) is not None
+
+
+def published_kind(folder: Path) -> str | None:
+    """Our name for the kind of a published head; None = the folder holds none. Looks at config and names alone."""
+    raw = read_json(folder / "config.json")
+    if OURS in raw:
+        return None
+    named, names = str(raw.get("speculators_model_type", "")), _names(folder)
+    classes = " ".join(raw.get("architectures") or ())
+    if named in UNKNOWN or any(key in raw for key in PARALLEL) or PARALLEL[0] in names:
+        what = named or "P-EAGLE"
+        raise UsageError(f"{folder} holds a {what} head, which drafts in a way that none here does; serve it with vLLM")
+    if named == "eagle3" or "Eagle3" in classes or "d2t" in names:
+        return "eagle3"
+    if raw.get("model_type") == "medusa" or "Medusa" in classes or any(_MEDUSA.match(name) for name in names):
+        return "medusa"
+    if raw.get("model_type") == "mlp_speculator" or any(_MLP.match(name) for name in names):
+        return "mlp-speculator"
+    return "eagle" if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= {_short(name) for name in names} else None
+
+
+_MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|blocks\.\d+\.layers\.")
+_MLP = re.compile(r"(speculator\.)?(emb|proj|head|ln)\.\d+\.(weight|bias)")
+
+
+def read_published(
+    folder: Path, kind: str, config: ModelConfig, identity: Identity
+) -> tuple[HeadSpec, dict[str, Tensor]]:
+    """A published head for a target of this config: its description and its tensors, as our modules name them."""
+    raw, tensors = read_json(folder / "config.json"), {_short(n): t for n, t in _tensors(folder).items()}
+    try:
+        return KINDS[kind](raw, tensors, config, identity)
+    except KeyError as error:
+        raise ForedraftError(
+            f"{folder}: tensor or key {error} is missing; download the folder again, or export it whole"
+        ) from None
+    except UsageError as error:
+        raise UsageError(f"{folder}: {error}") from None
+
+
+def _short(name: str) -> str:
+    """Names without what some exporters put in front."""
+    for prefix in ("model.", "speculator.", "medusa_head."):
+        name = name.removeprefix(prefix)
+    return name.replace("midlayer.", "layers.0.")
+
+
+def _file(folder: Path) -> Path:
+    found = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if found is None:
+        raise UsageError(f"{folder} holds none of {', '.join(FILES)}; join its shards or download it whole")
+    return found
+
+
+def _names(folder: Path) -> set[str]:
+    """Names of its tensors; of an ordinary folder without one file none."""
+    path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if path is None:
+        return set()
+    if path.suffix != ".safetensors":
+        return set(_tensors(folder))
+    with _readable(path), safe_open(path, "pt") as file:
+        return set(file.keys())
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    path = _file(folder)
+    with _readable(path):
+        raw = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    return {name: value.float() if value.is_floating_point() else value for name, value in raw.items()}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the readers raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ForedraftError(f"{path} cannot be read: {reason}; download it again") from None
