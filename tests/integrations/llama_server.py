@@ -29,11 +29,11 @@ def main() -> None:
         answer = server.handle_completions(asked | {"cache_prompt": False, "stream": False})
         answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
         answer = answer[0] if isinstance(answer, list) else answer
-        told = answer.get("timings", {})
+        timed = answer.get("timings", {})
         found = {
             "text": answer["choices"][0]["text"] if "choices" in answer else answer["content"],
-            "drafted": told.get("draft_n", 0),
-            "accepted": told.get("draft_n_accepted", 0),
+            "drafted": timed.get("draft_n", 0),
+            "accepted": timed.get("draft_n_accepted", 0),
             "seconds": time.perf_counter() - begin,
         }
         print(json.dumps(found), flush=True)

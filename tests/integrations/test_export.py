@@ -81,7 +81,7 @@ def test_eagle3_says_the_same(engine: str, schema: str, family: str, tmp_path: P
     assert (later[:, ours.vocabulary.ids] - said(ours.head, TOKENS, None, mine_back)[0]).abs().max() < CLOSE
 
 
-def test_layer_ids_are_told_to_each_engine_as_it_counts(tmp_path: Path) -> None:
+def test_layer_ids_are_written_as_each_engine_counts(tmp_path: Path) -> None:
     _, config = read(exported("eagle3", "vllm", tmp_path / "out"))
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]  # vLLM, llama.cpp: the stream that enters layer k
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]  # SGLang adds 1

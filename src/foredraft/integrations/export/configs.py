@@ -14,7 +14,7 @@ FAMILY_CLASS = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-TAPS = 3  # what EAGLE-3 reads; llama.cpp takes no other number, vLLM wants it told
+TAPS = 3  # what EAGLE-3 reads; llama.cpp takes no other number, vLLM asks for it
 
 
 def sizes(config: ModelConfig, dtype: str, vocab_size: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ ENGINES = ("vllm", "sglang", "llama.cpp", "transformers")
 SCHEMAS = ("plain", "speculators")
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-# vLLM takes the method from these parts of a path, whatever it is told.
+# vLLM takes the method from these parts of a path, whatever method it is given.
 MISREAD = {
     "eagle3": ["dflash", "dspark", "eagle-"],
     "eagle": ["dflash", "dspark", "eagle3"],
@@ -194,6 +194,6 @@ def _check_path(kind: str, path: Path) -> None:
     for part in MISREAD.get(kind, ()):
         if part in str(path).lower():
             raise UsageError(
-                f"vLLM takes a path with {part!r} for another kind of drafter than {kind}, whatever it is told; "
+                f"vLLM takes a path with {part!r} for another kind of drafter than {kind}, whatever it is given; "
                 "choose another --out"
             )

@@ -1,1 +1,1 @@
-"""foredraft inside vLLM: drafts from text that exists already, as a proposer class that vLLM is told the name of."""
+"""foredraft inside vLLM: drafts from text that exists already, as a proposer class that vLLM knows by name."""

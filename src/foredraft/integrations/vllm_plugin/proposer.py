@@ -89,7 +89,7 @@ class RowDrafter:
 
 
 class SuffixProposer:
-    """What vLLM makes of the class that it is told."""
+    """Suffix decoding, as vLLM calls it."""
 
     def __init__(self, vllm_config: Any) -> None:
         check_version()
