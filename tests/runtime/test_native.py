@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,13 +45,13 @@ def loud(config: ModelConfig) -> Decoder:
     return decoder
 
 
-def pair(config: ModelConfig, slots: int = 2) -> tuple[NativeExecutor, TorchExecutor]:
+def pair(config: ModelConfig, slots: int = 2, room: int = 400) -> tuple[NativeExecutor, TorchExecutor]:
     """The native executor and its reference in float32 over the same bf16 weights."""
     quick, slow = loud(config), loud(config).bfloat16().float()
     assert pack(quick, torch.bfloat16)
-    made = executor_for(quick, slots, 400)
+    made = executor_for(quick, slots, room)
     assert isinstance(made, NativeExecutor)
-    return made, TorchExecutor(slow, slots, 400)
+    return made, TorchExecutor(slow, slots, room)
 
 
 def near(got: Tensor, true: Tensor, share: float = 0.03) -> bool:
@@ -131,6 +132,36 @@ def test_threads_do_not_change_numbers() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("length", [505, 1020])
+def test_long_texts_are_attended_to_by_segments(length: int) -> None:
+    """A run across the border of two segments: one by one, as a chain and as a tree beside a short text, by any threads."""
+    config = replace(LLAMA, num_layers=1, max_position=2048)
+    quick, slow = pair(config, 2, 1100)
+    prompt, run, before = text(length), text(14, 1), torch.get_num_threads()
+    for executor in (quick, slow):
+        executor.prefill([0], [prompt])
+    true = slow.forward(Rows.chains([0], [run], CPU)).logits
+    one_by_one = []
+    for token in run:
+        one_by_one.append(quick.forward(Rows.chains([0], [[token]], CPU)).logits[0])
+        quick.commit([0], [1])
+    found = torch.stack(one_by_one)
+    assert near(found, true)
+    tokens = [token for right in run for token in ((right + 1) % VOCAB, right)]
+    parents = [i // 2 * 2 - 1 for i in range(len(tokens))]
+    quick.prefill([1], [text(20, 3)])
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            quick.rollback([0, 1], [length, 20])
+            assert torch.equal(quick.forward(Rows.chains([0], [run], CPU)).logits, found)
+            quick.rollback([0], [length])
+            rows = Rows.join([Rows.chains([1], [text(3, 4)], CPU), tree_rows(0, tokens, parents)])
+            assert torch.equal(quick.forward(rows).logits[4::2], found)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_every_small_tree() -> None:

@@ -22,7 +22,7 @@ from .levels import Level, features_of_processor
 
 HERE = Path(__file__).parent
 # No contraction: a level of a grid is a product and a sum, each rounded, as where the weights were made.
-FLAGS = ("-O3", "-ffp-contract=off", "-std=c++2a", "-fPIC", "-pthread")
+FLAGS = ("-O2", "-fpeel-loops", "-ffp-contract=off", "-std=c++2a", "-fPIC", "-pthread")
 LOG = "build.log"
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

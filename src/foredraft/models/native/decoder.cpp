@@ -1,65 +1,19 @@
 // Layers of a Llama-like decoder over packed rows, in one call: norms, merged products, rotary positions, attention over
 // the store, SwiGLU. Streams are bf16 and rounded where the torch decoder rounds them. Compiled where it is used.
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "largest.h"
+#include "pass.h"
 #include "pool.h"
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
 #include "attention.h"
 #include "product.h"
 #else
 #include "attention_fma.h"
 #include "words.h"
 #endif
-
-enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2, SKIPPED = 3 };  // Layer, EagleLayer, Eagle3Layer, no attention
-
-struct Layer {
-    int32_t enter, has_mlp;
-    const bf16 *attn_norm, *token_norm, *mlp_norm, *q_norm, *k_norm, *qkv_bias;
-    Weight qkv, out, gate_up, down;
-};
-struct Span {  // the new rows of one slot
-    int32_t slot, begin, count, length, first;  // rows begin .. begin + count; committed and scratch rows before them
-    int32_t none;
-    const int32_t* parent;  // of every scratch row of the slot, -1 = committed text; null = a chain
-};
-struct Source {  // rows of bf16 numbers: those of a table that `row` names, or one after another
-    const bf16* data;
-    const int64_t* row;
-    int64_t stride, count;
-    bool inside(int r) const { return !row || (row[r] >= 0 && row[r] < count); }
-    const bf16* at(int r) const { return data + (row ? row[r] : r) * stride; }
-};
-struct Tail {  // what comes behind the last layer
-    const bf16* norm;
-    const bf16* words_bias;
-    Weight turn, words;  // without columns: left out
-    bf16* features;      // [rows, hidden]
-    float* logits;       // [rows, words.columns]
-    const int32_t* row;  // those rows that are wanted, one behind another; null = all
-    int32_t rows;        // how many these are
-    int32_t top;         // how many of the likeliest words to look for; 0 = none
-    float least;
-    int32_t none;
-    const int64_t* ids;  // of the words
-    float* values;       // [rows, top] log-probabilities, none below `least`
-    int64_t* places;     // [rows, top] ids
-};
-struct Pass {
-    int32_t rows, hidden, heads, kv_heads, dim, inner, first_layer, last_layer, slots, capacity, spans, threads;
-    float eps;
-    int32_t none;
-    const Layer* layers;
-    const Tail* tail;     // null = none
-    Source stream, token;  // what enters the first layer; the tokens beside it where that is PAIRED
-    bf16* output;          // [rows, hidden]
-    bf16* const* taps;  // by layer: where to put the stream that enters it, or null
-    const int64_t* position;
-    const bf16* rotations;  // [positions][2][dim]: cosines, and sines whose first half is negated
-    bf16* store;            // [layers][2][slots][kv_heads][capacity][dim]
-    const Span* span;
-};
 
 template <class From, class To> static void norm(const From* x, const bf16* gain, float eps, int size, To* to) {
     Floats square = all(0.0f);
@@ -81,6 +35,7 @@ static void rotate(act* x, const bf16* turn, int dim) {
 struct Buffers {  // shared by the threads of a pass; rows in whole pairs of tiles
     Line<bf16> stream;
     Line<act> normed, qkv, mixed, gated, turned;
+    Line<float> parts;  // attention over segments of a long text, before they are put together
 };
 
 struct Runner {
@@ -174,61 +129,97 @@ struct Runner {
         soft.place(key, value, count);
     }
 
-    // Rows chunk .. chunk + count of a span against one key/value head.
-    void attend(const Layer& layer, int index, const Span& span, int chunk, int count, int head) {
-        const int group = p.heads / p.kv_heads, n = layer.qkv.columns, queries = count * group;
-        const bf16 *keys = stored(index, 0, span.slot, head), *values = stored(index, 1, span.slot, head);
+    struct Item {  // rows chunk .. chunk + count of a span against one key/value head, within one segment of their text
+        const Span* span;
+        int chunk, count, head, segment, place;
+    };
+    static int chunks(const Span& span) { return (span.count + ROWS - 1) / ROWS; }
+    static int segments(const Span& span) { return (span.length + span.first + span.count + SEGMENT - 1) / SEGMENT; }
+    static std::pair<int, int> parts(const Pass& p) {  // items of one segment, and segments of the longest text
+        int places = 0, most = 1;
+        for (int s = 0; s < p.spans; s++) places += chunks(p.span[s]) * p.kv_heads, most = std::max(most, segments(p.span[s]));
+        return {places, most};
+    }
+    static int part_size(const Pass& p) { return ROWS * (p.heads / p.kv_heads) * (p.dim + 2); }
+    Item item(int number, int most) const {  // `most`: segments of the longest text
+        const int segment = number % most, place = number / most;
+        const Span* span = p.span;
+        int left = place / p.kv_heads;
+        for (; left >= chunks(*span); span++) left -= chunks(*span);
+        const int rows = span->count - left * ROWS;
+        return {span, left * ROWS, rows < ROWS ? rows : ROWS, place % p.kv_heads, segment, place};
+    }
+
+    void attend(const Layer& layer, int index, const Item& it) {
+        const Span& span = *it.span;
+        const int group = p.heads / p.kv_heads, n = layer.qkv.columns, queries = it.count * group;
+        const bf16 *keys = stored(index, 0, span.slot, it.head), *values = stored(index, 1, span.slot, it.head);
         soft.begin(p.dim, queries);
-        for (int r = 0; r < count; r++)
-            convert(&soft.query[r * group * p.dim], &b.qkv[(span.begin + chunk + r) * n + head * group * p.dim], group * p.dim);
-        const int before = span.length + span.first + chunk;  // place of the chunk's first row, in a chain
-        const int shared = span.parent ? span.length / PLACES * PLACES : before + count;
-        for (int at = 0; at < shared; at += PLACES) {
-            lay_out(keys, values, nullptr, at, shared - at < PLACES ? shared - at : PLACES);
+        for (int r = 0; r < it.count; r++)
+            convert(&soft.query[r * group * p.dim], &b.qkv[(span.begin + it.chunk + r) * n + it.head * group * p.dim], group * p.dim);
+        const int before = span.length + span.first + it.chunk;  // place of the chunk's first row, in a chain
+        const int shared = span.parent ? span.length / PLACES * PLACES : before + it.count;
+        const int begin = it.segment * SEGMENT, end = std::min(shared, begin + SEGMENT);
+        for (int at = begin; at < end; at += PLACES) {
+            lay_out(keys, values, nullptr, at, std::min(end - at, PLACES));
             for (int q = 0; q < queries; q += ROWS) {
                 auto seen = [&](int i) {
                     const int last = span.parent ? PLACES : before + (q + i) / group - at;  // greatest place that it sees
                     return last >= PLACES - 1 ? ~0u : last < 0 ? 0u : (2u << last) - 1;
                 };
-                soft.take(q, queries - q < ROWS ? queries - q : ROWS, seen);
+                soft.take(q, std::min(queries - q, ROWS), seen);
             }
         }
-        if (span.parent) attend_lines(span, chunk, count, shared, group, keys, values);
-        for (int r = 0; r < count; r++)
+        if (span.parent) attend_lines(it, shared, group, keys, values);
+    }
+
+    void attend_lines(const Item& it, int shared, int group, const bf16* keys, const bf16* values) {
+        const Span& span = *it.span;
+        const int begin = it.segment * SEGMENT - shared, end = begin + SEGMENT;  // of the segment, counted from `shared` on
+        if (end <= 0) return;
+        std::vector<int> places(PLACES + span.first + span.count);
+        for (int r = 0; r < it.count; r++) {
+            const int all = std::min(line(span, it.chunk + r, shared, places.data()), end);
+            for (int at = std::max(begin, 0); at < all; at += PLACES) {
+                const int here = std::min(all - at, PLACES);
+                lay_out(keys, values, places.data() + at, 0, here);
+                for (int g = 0; g < group; g += ROWS)
+                    soft.take(r * group + g, std::min(group - g, ROWS), [&](int) { return here == PLACES ? ~0u : (1u << here) - 1; });
+            }
+        }
+    }
+
+    void hand_on(const Item& it) {  // what the softmax has gathered
+        const int group = p.heads / p.kv_heads;
+        for (int r = 0; r < it.count; r++)
             for (int i = 0; i < group * p.dim; i += 16) {
                 const int q = r * group + i / p.dim;
                 const Floats by = all(1.0f / soft.sum[q]);
-                put16(&b.mixed[((span.begin + chunk + r) * p.heads + head * group) * p.dim + i], mul(load(soft.row(q, i % p.dim)), by));
+                put16(&b.mixed[((it.span->begin + it.chunk + r) * p.heads + it.head * group) * p.dim + i], mul(load(soft.row(q, i % p.dim)), by));
             }
     }
 
-    void attend_lines(const Span& span, int chunk, int count, int shared, int group, const bf16* keys, const bf16* values) {
-        std::vector<int> places(PLACES + span.first + span.count);
-        for (int r = 0; r < count; r++) {
-            const int all = line(span, chunk + r, shared, places.data());
-            for (int at = 0; at < all; at += PLACES) {
-                const int here = all - at < PLACES ? all - at : PLACES;
-                lay_out(keys, values, places.data() + at, 0, here);
-                for (int g = 0; g < group; g += ROWS)
-                    soft.take(r * group + g, group - g < ROWS ? group - g : ROWS,
-                              [&](int) { return here == PLACES ? ~0u : (1u << here) - 1; });
-            }
-        }
-    }
-
+    // A text is attended to by segments, each by whoever is free, and these are put together in order: what a row gets
+    // depends neither on threads nor on rows beside it.
     void attention(const Layer& layer, int index) {
-        int items = 0;
-        for (int s = 0; s < p.spans; s++) items += (p.span[s].count + ROWS - 1) / ROWS * p.kv_heads;
-        shares++->take(items, 1, items, [&](int begin, int end) {
-            for (int item = begin; item < end; item++) attend_item(layer, index, item);
+        const int size = part_size(p);
+        const auto sizes = parts(p);
+        const int places = sizes.first, most = sizes.second;
+        shares++->take(places * most, 1, places * most, [&](int number, int) {
+            const Item it = item(number, most);
+            if (it.segment >= segments(*it.span)) return;
+            attend(layer, index, it);
+            most == 1 ? hand_on(it) : soft.save(&b.parts[long(number) * size]);
         });
         barrier.wait();
-    }
-    void attend_item(const Layer& layer, int index, int item) {  // 16 rows of a span against one key/value head
-        const Span* span = p.span;
-        for (int here; item >= (here = (span->count + ROWS - 1) / ROWS * p.kv_heads); span++) item -= here;
-        const int chunk = item / p.kv_heads * ROWS, left = span->count - chunk;
-        attend(layer, index, *span, chunk, left < ROWS ? left : ROWS, item % p.kv_heads);
+        if (most == 1) return;
+        shares++->take(places, 1, places, [&](int place, int) {
+            const Item it = item(place * most, most);
+            soft.begin(p.dim, it.count * (p.heads / p.kv_heads));
+            soft.join(&b.parts[long(place) * most * size], size, segments(*it.span));
+            hand_on(it);
+        });
+        barrier.wait();
     }
 
     void add_to_stream(const Line<act>& a, const Weight& w) {
@@ -334,9 +325,10 @@ extern "C" int fd_layers(const Pass* pass) {
     for (auto [buffer, width] : {std::pair{&b.normed, size_t(2 * p.hidden)}, {&b.qkv, qkv}, {&b.mixed, size_t(p.heads * p.dim)},
                                  {&b.gated, size_t(p.inner)}, {&b.turned, size_t(p.hidden)}})
         buffer->reserve(rows * width);
+    if (const auto [places, most] = Runner::parts(p); most > 1) b.parts.reserve(size_t(places) * most * Runner::part_size(p));
     for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
     Barrier barrier{p.threads};
-    constexpr int SHARED = 5;  // works of a layer that are shared out: four products and attention
+    constexpr int SHARED = 6;  // works of a layer that are shared out: four products, attention and its parts put together
     std::vector<Shares> shares(SHARED * (p.last_layer - p.first_layer) + 2);
     Pool::own().run(p.threads, [&](int me) {
         Runner{p, b, barrier, shares.data(), me, room, soft}.run();

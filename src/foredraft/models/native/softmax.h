@@ -1,12 +1,15 @@
 // What attention is made of on every processor: keys of 16 places brought beside each other, and a softmax that takes 32
 // places at a time.
 #pragma once
+#include <algorithm>
+
 #include "act.h"
 #include "curves.h"
 #include "formats.h"
 #include "line.h"
 
 constexpr int PLACES = 32, MAX_DIM = 256;
+constexpr int SEGMENT = 512;  // places of a text whose softmax is worked out by itself; texts have several
 
 // keys [16 places][32 channels] -> [16 pairs of channels][16 places][2]
 #if defined(__AVX512F__)
@@ -78,5 +81,26 @@ struct RunningSoftmax {
         const Floats x = select(seen & 0xffff, exp16(sub(a, from)), zero), y = select(seen >> 16, exp16(sub(b, from)), zero);
         sum[q] += sum_of(add(x, y));
         put16(weights, x), put16(weights + 16, y);
+    }
+
+    // A segment's share: [queries][dim] of values, then the greatest scores, then the sums.
+    void save(float* to) {
+        for (int q = 0; q < queries; q++)
+            for (int n = 0; n < dim; n += 16) store(to + q * dim + n, load(row(q, n)));
+        std::memcpy(to + queries * dim, top.data, queries * sizeof(float));
+        std::memcpy(to + queries * (dim + 1), sum.data, queries * sizeof(float));
+    }
+    // Put together what `count` segments have saved, `size` numbers apart; `begin` has been called.
+    void join(const float* parts, long size, int count) {
+        for (int q = 0; q < queries; q++) {
+            for (int s = 0; s < count; s++) top[q] = std::max(top[q], parts[s * size + queries * dim + q]);
+            for (int s = 0; s < count; s++) {
+                const float *part = parts + s * size, best = part[queries * dim + q];
+                if (best == -__builtin_inff()) continue;  // it sees nothing of this segment
+                const Floats by = exp16(all(best - top[q]));
+                for (int n = 0; n < dim; n += 16) store(row(q, n), fma(load(part + q * dim + n), by, load(row(q, n))));
+                sum[q] += part[queries * (dim + 1) + q] * first_of(by);
+            }
+        }
     }
 };

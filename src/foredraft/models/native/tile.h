@@ -6,7 +6,6 @@
 #include "act.h"
 #include "formats.h"
 
-#ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -79,37 +78,3 @@ template <int R, int N> struct Tiles {
         _tile_loadd(0, c[0], 64); _tile_loadd(1, c[1], 64);
     }
 };
-#else
-inline bool allow_tiles() { return true; }
-inline void begin_tiles(int) {}
-inline void end_tiles() {}
-
-// The same without tile registers: sums live in memory, rows beyond `rows` are left out.
-template <int R, int N> struct Tiles {
-    static inline thread_local float sums[4][ROWS][COLUMNS];
-    static void clear() { std::memset(sums, 0, sizeof sums); }
-    static void add(const bf16* a, long lda, int rows, const bf16* const* b, int depth) {
-        for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++)
-                for (int i = 0; i < ROWS && r * ROWS + i < rows; i++) {
-                    __m512 sum = _mm512_loadu_ps(sums[r * N + n][i]);
-                    const bf16* row = a + (r * ROWS + i) * lda;
-                    for (int k = 0; k < depth; k++)
-                        for (int pair = 0; pair < DEPTH / 2; pair++) {
-                            int both;
-                            std::memcpy(&both, row + k * DEPTH + 2 * pair, 4);
-                            const void* w = b[n] + k * TILE + pair * 2 * COLUMNS;
-                            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(both), (__m512bh)_mm512_loadu_si512(w));
-                        }
-                    _mm512_storeu_ps(sums[r * N + n][i], sum);
-                }
-    }
-    static void store(float (*c)[ROWS][COLUMNS]) { std::memcpy(c, sums, R * N * sizeof sums[0]); }
-    static void store_to(float* const* c) {
-        for (int i = 0; i < 2; i++) std::memcpy(c[i], sums[i], sizeof sums[i]);
-    }
-    static void load_from(float* const* c) {
-        for (int i = 0; i < 2; i++) std::memcpy(sums[i], c[i], sizeof sums[i]);
-    }
-};
-#endif

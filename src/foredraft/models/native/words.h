@@ -174,10 +174,12 @@ void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const Co
     };
     if (rows > 6) return some(std::integral_constant<int, MANY>());
     if (rows > 4) return some(std::integral_constant<int, MANY < 6 ? MANY : 6>());
-    if (rows > 3) return some(std::integral_constant<int, 4>());
-    if (rows > 2) return some(std::integral_constant<int, 3>());
-    if (rows > 1) return some(std::integral_constant<int, 2>());
-    some(std::integral_constant<int, 1>());
+    if (rows > 3 || N > 1) return some(std::integral_constant<int, 4>());
+    if constexpr (N == 1) {
+        if (rows > 2) return some(std::integral_constant<int, 3>());
+        if (rows > 1) return some(std::integral_constant<int, 2>());
+        some(std::integral_constant<int, 1>());
+    }
 }
 
 template <class Form, class Block, class Emit>
@@ -191,7 +193,7 @@ void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, i
         for (int row = 0; row < rows; row += MANY) {
             const int here = rows - row < MANY ? rows - row : MANY;
             auto each = [&](int first) { return [&, first](int r, int n, Floats sums) { emit(row + r, first + n, sums); }; };
-            if (WIDE && here > 2 && j + 1 < end) {
+            if (WIDE && here > 3 && j + 1 < end) {
                 panel_by_words<Form, 2>(x, row / MANY, here, blocks, {column(j, !row), column(j + 1, !row)}, each(j));
                 continue;
             }
