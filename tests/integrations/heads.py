@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,12 +21,13 @@ from .kit import save_tiny
 TAPS = {"eagle3": (1, 3, 4), "eagle": (-1,), "fastdraft": (), "medusa": (-1,)}
 EXTRA: dict[str, dict[str, Any]] = {"eagle3": {"scales": [1.5, 2.5, 0.5]}, "eagle": {"scale": 1.7}}
 WORDS = 24
+_PLACE = TemporaryDirectory()  # gone with the process
 
 
 @cache
 def target_of(family: str = "llama") -> tuple[Path, Loaded]:
     """A tiny model in a folder of its own, once a run."""
-    folder = save_tiny(Path(mkdtemp()) / family, family=family, num_hidden_layers=5)
+    folder = save_tiny(Path(_PLACE.name) / family, family=family, num_hidden_layers=5)
     return folder, load(str(folder), Place("fp32", "cpu", packed=False))
 
 
