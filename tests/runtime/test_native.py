@@ -136,7 +136,7 @@ def test_threads_do_not_change_numbers() -> None:
 
 @pytest.mark.parametrize("length", [505, 1020])
 def test_long_texts_are_attended_to_by_segments(length: int) -> None:
-    """A run across the border of two segments: one by one, as a chain and as a tree beside a short text, by any threads."""
+    """A run across a border: one by one, as a chain and as a tree beside a short text, by any threads."""
     config = replace(LLAMA, num_layers=1, max_position=2048)
     quick, slow = pair(config, 2, 1100)
     prompt, run, before = text(length), text(14, 1), torch.get_num_threads()

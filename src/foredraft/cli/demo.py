@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
 
+from ..bench.peers.base import Absent, Job
 from ..engine import Method
+from ..errors import ForedraftError
 from ..recipes import LLM
+from ..recipes.loading import fastest_in_torch
 from ..types import Completion, SamplingParams
 from . import options as o
 
+log = logging.getLogger("foredraft")
 PROMPT = """Correct the spelling of this text and change nothing else. Text: The libary opens at nine oclock on \
 week days and at ten on Saturdays. Readers who want to borow books need a card, which the desk hands out free of \
 charge. Books may be kept for three weeks; readers who need them longer can renew them \
@@ -42,6 +48,7 @@ def demo(
     for _ in range(rounds):
         speeds["plain"].append(speed(answer(llm, ids, params, plain)))
         speeds[method].append(speed(answer(llm, ids, params, llm.build_fresh(method))))
+    speeds |= transformers_speed(llm, ids, max_new_tokens)
     report(llm, method, speeds)
     return 0
 
@@ -55,8 +62,29 @@ def speed(result: Completion) -> float:
     return len(result.token_ids) / result.stats.seconds
 
 
+def transformers_speed(llm: LLM, ids: list[int], max_new_tokens: int) -> dict[str, list[float]]:
+    """What transformers makes of the same prompt, in the dtype that torch is quickest in; {} without it."""
+    from ..bench.peers.hugging_face import Transformers
+
+    def gguf() -> Path:
+        raise Absent("transformers reads folders")
+
+    target = llm.target
+    device, dtype = str(target.device), fastest_in_torch() if target.device.type == "cpu" else target.dtype
+    context, stops = len(ids) + max_new_tokens, target.eos_ids
+    try:
+        job = Job(target.name, target.folder, gguf, dtype, device, 0, context, max_new_tokens, stops, 1)
+        answer = Transformers(job).generate(ids).cut(stops, max_new_tokens)
+    except (ForedraftError, ImportError, OSError, ValueError) as error:  # not installed, or a model that it cannot read
+        log.info("transformers was left out: %s", error)
+        return {}
+    return {"transformers": [len(answer.ids) / answer.times[-1][0]]}
+
+
 def report(llm: LLM, method: str, speeds: dict[str, list[float]]) -> None:
     slow, fast = median(speeds["plain"]), median(speeds[method])
+    if other := speeds.get("transformers"):
+        print(f"transformers          {other[0]:6.1f} tokens/s   (plain decoding, {fast / other[0]:.1f}x slower)")
     print(f"plain decoding        {slow:6.1f} tokens/s")
     print(f"method {method:<14} {fast:6.1f} tokens/s")
     print(f"speed-up              {fast / slow:6.2f}x   ({llm.target.name}, {llm.target.dtype}, {llm.target.device})")
