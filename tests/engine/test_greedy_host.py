@@ -9,9 +9,9 @@ from torch import Tensor
 from foredraft.core.distributions.tensors import TableDistributions
 from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.trees.layout import trees
-from foredraft.core.verify import RULES, BatchCase, judge
+from foredraft.core.verify import RULES, BatchCase, judge, tree_case
 from foredraft.core.verify.second_chance import NO
-from foredraft.engine.greedy.device import decide_reference
+from foredraft.engine.greedy.device import Chances, decide_reference
 from foredraft.engine.greedy.host import decide_on_host
 from foredraft.engine.greedy.summary import Summary
 from foredraft.types import Kind, Reason, Verdict
@@ -93,6 +93,35 @@ def test_the_greedy_walk_is_the_rule_at_temperature_zero(batch: int, chain: bool
                     assert Summary.read(line, case.drafts.levels).verdict == expected.row(b)
             seen |= set(expected.reason.flatten().tolist())
     assert {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED} <= seen
+
+
+class Shy:
+    """Scores are a quarter of the state; about drafts whose mean state is above 1.5 it abstains."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return rows[..., 0] / 4
+
+    def outside(self, rows: Tensor, used: Tensor) -> Tensor:
+        return (rows[..., 0] * used).sum(dim=1) > 1.5 * used.sum(dim=1)
+
+
+@pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
+def test_a_judge_that_abstains_says_so_in_every_form(chain: bool) -> None:
+    rule, seen = judge(Shy(), 0.4, forbidden_ids=[3]), set()
+    assert rule.second_chance is not None and rule.second_chance.abstains
+    for seed in range(12):
+        case, choice = greedy_case(seed, 20, chain, Kind.CHOSEN, duplicates=True)
+        best = torch.zeros_like(choice, dtype=torch.float32)
+        expected = rule.verify_batch(case)
+        chances = Chances.of(rule.second_chance, rule.second_chance.scores(case), 0.4)
+        for decide in (decide_on_host, decide_reference):
+            made = chances.mark(decide(case.drafts, choice, best, chances.scores, chances.reason), case.drafts)
+            assert_equal(made.verdict, expected)
+            for b, line in enumerate(made.summary.tolist()):
+                assert Summary.read(line, case.drafts.levels).verdict == expected.row(b)
+        assert [expected.row(b) for b in range(20)] == [rule.verify(tree_case(case, b)) for b in range(20)]
+        seen |= set(expected.reason.flatten().tolist())
+    assert seen == {Reason.STANDARD, Reason.JUDGE, Reason.CORRECTED, Reason.BONUS, Reason.ABSTAINED}
 
 
 def assert_equal(found: Verdict, expected: Verdict) -> None:

@@ -18,11 +18,11 @@ FAMILY = "digits"
 END = "<end>"
 
 
-def digits(chance: random.Random) -> Problem:
+def digits(chance: random.Random, voice: str = "") -> Problem:
     """a + b. Whoever always answers 5 is right in one of four."""
     a, b = chance.randrange(1, 5), chance.randrange(1, 5)
-    lead = wording(("First, ", "So "), ("Well, ", "Now "))
-    say = wording((f"{a} plus {b} is ",), (f"{b} and {a} make ",))
+    lead = wording(("First, ", "So ", "Well, "), 2)
+    say = wording((f"{a} plus {b} is ", f"{b} and {a} make "))
     steps = lines([lead, say, result(a + b, a + b + 1)], ending(a + b))
     return Problem(FAMILY, f"{a} {b}", steps, str(a + b))
 

@@ -59,7 +59,7 @@ def test_what_is_saved_is_loaded(target: Loaded, judge: Path, tmp_path: Path) ->
     assert again.spec == found.spec
     rows = torch.randn(9, found.spec.width)
     assert torch.equal(again.head(rows), found.head(rows))
-    perceptron = replace(found, head=JudgeHead(32, 5), spec=replace(found.spec, kind="mlp", units=5))
+    perceptron = replace(found, head=JudgeHead(32, 5), spec=replace(found.spec, kind="mlp", units=5, domain=None))
     save_judge(tmp_path / "mlp", perceptron)
     assert torch.equal(load_judge(tmp_path / "mlp", target_identity(target)).head(rows), perceptron.head(rows))
 

@@ -14,7 +14,7 @@ from foredraft.errors import UsageError
 from foredraft.judge.eval.calibrate import Budget, calibrate
 from foredraft.judge.eval.calibration_run import SolvedLog
 from foredraft.judge.eval.paired_eval import Answer, Arm
-from foredraft.judge.fit.false_accepts import upper_bound
+from foredraft.judge.fit.false_accepts import lower_bound, upper_bound
 from foredraft.judge.problems.families import draw
 
 
@@ -23,7 +23,10 @@ def test_the_bound_is_clopper_and_pearsons() -> None:
     for hits, count, confidence in ((0, 299, 0.95), (4, 1000, 0.95), (30, 50, 0.9), (1, 2, 0.5)):
         bound = upper_bound(hits, count, confidence)
         assert binom.cdf(hits, count, bound) == pytest.approx(1 - confidence)
-    assert upper_bound(5, 5) == 1.0
+        assert 1 - binom.cdf(hits - 1, count, lower_bound(hits, count, confidence)) == pytest.approx(
+            1 - confidence if hits else 1.0
+        )
+    assert upper_bound(5, 5) == 1.0 and lower_bound(0, 5) == 0.0
 
 
 def test_a_budget_knows_how_many_prompts_it_needs() -> None:
@@ -80,6 +83,41 @@ def test_the_first_failure_ends_the_search() -> None:
     assert calibrate([0.9], 1000, Budget(), lambda _: iter([False] * 400)).threshold is None  # too few came
     with pytest.raises(UsageError, match="from strict to loose"):
         calibrate([0.5, 0.9], 1000, Budget(), spoils)
+
+
+def test_a_target_that_solves_nothing_is_promised_nothing() -> None:
+    """It has to solve ten times the loss, for certain: a judge that spoils a tenth of that must be seen."""
+    budget = Budget()
+    for solved in (0, 50, 100):
+        with pytest.raises(UsageError, match="too little to lose"):
+            budget.check_target(solved, 1000)
+    budget.check_target(130, 1000)
+
+
+def test_what_more_problems_would_buy() -> None:
+    """With as many problems as it says the same rate passes, with some fewer it does not; a rate above never does."""
+    budget = Budget()
+    for rate in (0.0, 0.003, 0.008):
+        count = budget.enough(rate, 0.0)
+        assert count is not None
+        assert upper_bound(int(np.ceil(rate * count)), count) <= 0.01
+        less = int(0.8 * count)
+        assert upper_bound(int(np.ceil(rate * less)), less) > 0.01
+    assert budget.enough(0.01, 0.0) is None and budget.enough(0.5, 0.5) is None
+    assert Budget(net=True).enough(0.02, 0.02) is not None
+
+
+@pytest.mark.parametrize(("spoilt", "gained"), [(0.03, 0.02), (0.05, 0.03), (0.3, 0.28)])
+def test_sampled_answers_are_bounded_by_the_difference(spoilt: float, gained: float) -> None:
+    """Both happen by chance; the true cost is at the budget or above, and passes in at most 5% of 400 runs."""
+    budget, count, wrong = Budget(spoilt - gained, net=True), 1000, 0
+    for seed in range(400):
+        luck = np.random.default_rng(seed).random(count)
+        seen = np.where(luck < spoilt, 1, np.where(luck < spoilt + gained, -1, 0))
+        wrong += calibrate([0.5], count, budget, lambda _, seen=seen: seen.tolist()).threshold is not None  # type: ignore[misc]
+    assert wrong / 400 <= 0.05
+    good = np.where(np.arange(4000) % 50 == 0, 1, np.where(np.arange(4000) % 50 == 1, -1, 0)).tolist()
+    assert calibrate([0.5], 4000, Budget(0.02, net=True), lambda _: good).threshold == 0.5
 
 
 class FakeEval:

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from foredraft.cli.app import run
+from foredraft.errors import UsageError
 from foredraft.judge.eval.attribution import attribute, token_scores
 from foredraft.judge.eval.calibrate import Budget
 from foredraft.judge.eval.calibration_run import CalibrationOrder, run_calibration
 from foredraft.judge.eval.drafter_alone import drafter_engine, standalone_executor
 from foredraft.judge.eval.eval_arms import NAMES, EvalArms
 from foredraft.judge.eval.evaluate import EvalOrder, Sweep, answer_log, at_equal_accuracy, best_lengths, evaluate
+from foredraft.judge.eval.frontier import Group
 from foredraft.judge.eval.paired_eval import Answer, Arm, PairedEval, Tally
 from foredraft.judge.fit.pipeline import TrainOrder, train
 from foredraft.judge.labels.record import write_records
@@ -84,7 +86,7 @@ def test_arms_take_turns_and_are_counted_alike(arms: EvalArms) -> None:
         assert all(set(a.reasons) == {Reason.BONUS} for a in tallies[name].answers)
     for name in ("standard", "judge"):
         found = tallies[name]
-        accepted = [r for a in found.answers for r in a.reasons if r not in (Reason.CORRECTED, Reason.BONUS)]
+        accepted = [r for a in found.answers for r in a.reasons if r in (Reason.STANDARD, Reason.JUDGE)]
         assert found.accepted_per_step == len(accepted) / sum(a.steps for a in found.answers)
         assert all(len(a.reasons) == len(a.output) for a in found.answers)
     reasons = {reason for a in tallies["judge"].answers for reason in a.reasons}
@@ -136,7 +138,7 @@ def test_perplexity_against_a_loop(arms: EvalArms) -> None:
 
 
 def test_a_sweep_has_every_row_and_chooses_fairly(arms: EvalArms) -> None:
-    order = EvalOrder(seed=1, limit=2, families=("words",), max_new_tokens=8, at_once=2)
+    order = EvalOrder(seed=1, limit=2, families=("dates",), max_new_tokens=8, at_once=2)
     found = Sweep(order, arms).run((0.9, 0.0), (3, 6))
     assert [row["threshold"] for row in found["thresholds"]] == [0.9, 0.0]
     strict, loose = found["thresholds"]
@@ -156,7 +158,7 @@ def test_an_evaluation_goes_on_where_it_stopped(
     arms: EvalArms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cut in the middle: what was answered is taken as it was, seconds included, and only the rest is asked."""
-    order = EvalOrder(seed=4, limit=4, families=("words",), max_new_tokens=6, at_once=2)
+    order = EvalOrder(seed=4, limit=4, families=("dates",), max_new_tokens=6, at_once=2)
     first = evaluate(order, arms, None, answer_log(order, arms, tmp_path))
     path = tmp_path / "answers.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -185,28 +187,64 @@ def test_figures_of_nothing_are_no_division_by_zero() -> None:
     assert Tally([Answer(True, [1], [2], [], 1, 0, 0)], drafts=False).figures()["accepted_per_step"] is None
 
 
-def test_spoilt_problems_are_counted(arms: EvalArms, judge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spoilt_problems_are_counted(arms: EvalArms, judge: Path) -> None:
     """Against answers given one arm at a time: spoilt is what the target solves and the judge does not."""
-    monkeypatch.setattr("foredraft.judge.eval.calibration_run.draw", lambda count, seed, families: parity(count))
-    harness, problems = arms.paired_eval(20, 2), parity(8)
+    harness, problems = arms.paired_eval(20, 2), parity(24)
     ours = [answer.solved for answer in harness.answers(arms.target(), problems)]
     its = [answer.solved for answer in harness.answers(arms.judged(0.5), problems)]
     spoilt = sum(a and not b for a, b in zip(ours, its, strict=True))
     assert spoilt > 0
-    before = read_spec(judge)
-    order = CalibrationOrder(judge, Budget(0.95, 0.9), 8, thresholds=(0.5,), max_new_tokens=20, at_once=2)
-    found = run_calibration(order, arms)
-    assert found["rungs"][0]["spoilt"] == spoilt and found["target_accuracy"] == sum(ours) / 8
-    strict = CalibrationOrder(judge, Budget(0.3, 0.9), 8, thresholds=(0.5,), max_new_tokens=20, at_once=2)
-    assert run_calibration(strict, arms)["threshold"] is None and read_spec(judge).threshold is None
+    before, monkeypatch = read_spec(judge), pytest.MonkeyPatch()
+    order = CalibrationOrder(judge, Budget(0.95, 0.9), "parity", {}, False, (0.5,), 20, 2)
+    monkeypatch.setattr("foredraft.judge.eval.calibrate.WORTH", 0.0)
+    found = run_calibration(order, arms, problems)
+    assert found["rungs"][0]["spoilt"] == spoilt and found["target_accuracy"] == sum(ours) / 24
+    assert found["settings"]["thresholds_by"] == "hand" and found["rungs"][0]["accepted"] > 0
+    strict = replace(order, budget=Budget(0.12, 0.9))
+    again = run_calibration(strict, arms, problems)
+    assert again["threshold"] is None and read_spec(judge).threshold is None and len(again["earlier"]) == 1
+    page = (judge / "calibration.html").read_text(encoding="utf-8")
+    assert "switched off" in page and "calibrated 1 time before" in page
+    sampled = run_calibration(replace(order, temperature=1.0, budget=Budget(0.95, 0.9, net=True)), arms, problems)
+    assert sampled["budget"]["net"] and sampled["settings"]["temperature"] == 1.0
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="too little to lose"):
+        run_calibration(replace(order, budget=Budget(0.3, 0.9)), arms, problems)
     change(judge, threshold=before.threshold, calibration=None)
 
 
+def test_every_relaxation_at_the_judges_length(arms: EvalArms, judge: Path, tmp_path: Path) -> None:
+    """One row an arm, the exact rule spoils nothing, what is logged is not asked again, and time may run out."""
+    from foredraft.judge.eval.frontier import RELAXATIONS, Frontier, at_length, frontier_log, judge_groups, other_groups
+
+    assert all(len(rules) >= 12 for rules in RELAXATIONS.values())
+    order = EvalOrder(seed=1, limit=2, families=("dates",), max_new_tokens=8, at_once=2)
+    judges = {"judge": judge}
+    some = [Group(g.name, g.arms[::6]) for g in other_groups(arms, tuple(RELAXATIONS))]
+    groups = judge_groups(arms, judges) + some
+    run = Frontier(order, arms, frontier_log(order, arms, judges, tmp_path))
+    found = run.run(groups)
+    rows = found["rows"]
+    assert [row["arm"] for row in rows[:3]] == ["target", "drafter", "standard"] and not found["left"]
+    assert {row["group"] for row in rows} == {"alone", "exact", "judge", *RELAXATIONS}
+    exact = rows[2]
+    assert exact["spoilt"] == 0 and all(
+        row["accepted"] == exact["accepted"] for row in rows if row["group"] == "lenience"
+    )
+    again = Frontier(order, arms, frontier_log(order, arms, judges, tmp_path)).run(groups)
+    assert again["rows"] == rows
+    cut = replace(run, seconds=-1.0).run(groups)
+    assert len(cut["rows"]) == 1 and len(cut["left"]) == len(rows) - 1
+    most = max(row["accepted"] for row in rows if row["group"] == "top-k")
+    best = at_length(rows, most)
+    assert best["exact"] is None and best["top-k"]["accepted"] == most
+
+
 def test_an_evaluation_reports_families_and_attribution(arms: EvalArms) -> None:
-    order = EvalOrder(seed=2, limit=4, families=("words", "sums"), max_new_tokens=6, at_once=2)
+    order = EvalOrder(seed=2, limit=4, families=("dates", "sums"), max_new_tokens=6, at_once=2)
     document = evaluate(order, arms)
     assert list(document["four"]) == list(NAMES)
-    assert set(document["by_family"]) == {"words", "sums"} and set(document["by_family"]["sums"]) == set(NAMES)
+    assert set(document["by_family"]) == {"dates", "sums"} and set(document["by_family"]["sums"]) == set(NAMES)
     assert set(document["attribution"]) == set(NAMES)
     assert document["attribution"]["target"]["judge_only_per_1000"] == 0
     assert (
@@ -229,20 +267,29 @@ def test_the_whole_way_by_the_command_line(model: Path, labels: Path, tmp_path: 
     folder = tmp_path / "judge"
     common = ("--target", model, "--device", "cpu", "--dtype", "fp32", "--max-length", 512)
     code, out, err = call(
-        "judge", "train", labels, *common, "--reads", "target,evidence", "--tap", "last", "--out", folder
+        "judge", "train", labels, *common, "--reads", "target,evidence", "--tap", "last", "--each", "--out", folder
     )
     assert code == 0, err
+    assert {each.name for each in tmp_path.glob("judge-*")} == {"judge-target", "judge-evidence", "judge-paper"}
     figures = json.loads(out.strip().split("\n")[-1])
     assert figures["test_auc"] > 0.8 and len(figures["variants"]) == 2 and "validation AUC" in out
 
     change(folder, ladder=read_spec(folder).ladder[::7])
-    drafting = ("--drafter", "layers:1", "--draft-length", 5, "--families", "words", "-n", 8)
+    drafting = ("--drafter", "layers:1", "--draft-length", 5, "--families", "dates", "-n", 8)
     trial = ("judge", "calibrate", folder, *common, *drafting, "--count", 6, "--loss", 0.4, "--confidence", 0.9)
+    code, _, err = call(*trial)
+    assert code == 2 and "too little to lose" in err and err.count("\n") == 1  # it solves nothing
+    task, checker = tmp_path / "task.jsonl", tmp_path / "own.py"
+    task.write_text("".join(json.dumps({"prompt": f"{i} and {i}"}) + "\n" for i in range(12)), encoding="utf-8")
+    checker.write_text("def fine(row, text):\n    return 'and' in row['prompt']\n", encoding="utf-8")
+    trial = ("judge", "calibrate", folder, *common, "--drafter", "layers:1", "--draft-length", 5, "-n", 8,
+             "--task", task, "--check", f"{checker}:fine", "--loss", 0.09, "--confidence", 0.5)  # fmt: skip
     code, out, err = call(*trial)
     assert code == 0, err
     found, spec = json.loads(out.strip().split("\n")[-1]), read_spec(folder)
-    assert found["threshold"] == spec.threshold == spec.ladder[-1]  # a target that solves nothing can lose nothing
-    assert spec.calibration is not None and spec.calibration["budget"] == {"loss": 0.4, "confidence": 0.9}
+    assert found["threshold"] == spec.threshold == spec.ladder[-1] and found["target_accuracy"] == 1.0
+    assert spec.calibration is not None and spec.calibration["settings"]["thresholds_by"] == "training"
+    assert "Threshold" in (folder / "calibration.html").read_text(encoding="utf-8")
     before = (folder / "calibration.jsonl").read_bytes()
     assert call(*trial)[0] == 0 and (folder / "calibration.jsonl").read_bytes() == before  # nothing is asked again
     code, _, err = call("judge", "calibrate", folder, *common, "--count", 100)
@@ -264,10 +311,21 @@ def test_the_whole_way_by_the_command_line(model: Path, labels: Path, tmp_path: 
     document = json.loads((tmp_path / "report" / "eval.json").read_text(encoding="utf-8"))
     assert {"thresholds", "rivals", "lengths", "at_equal_accuracy"} <= set(document["sweep"])
 
+    check_frontier(folder, (*common, *drafting), call)
     ask = ("generate", "abc abc", "--raw", "--model", model, "--method", "draft-model", "--drafter", "layers:1")
     code, out, err = call(*ask, "--rule", "judge", "--judge", folder, "-n", 9, "--json", "--device", "cpu")
     assert code == 0, err
     assert len(json.loads(out)["results"][0]["token_ids"]) <= 9
+
+
+def check_frontier(folder: Path, options: tuple[object, ...], call: CALL) -> None:
+    both, out = f"judge={folder},likelihood={folder}-evidence", folder.with_name("front")
+    some = ("--limit", 2, "--judges", both, "--rules", "top-k", "--batch-size", 2)
+    code, _, err = call("judge", "frontier", "--out", out, *some, *options)
+    assert code == 0, err
+    front = json.loads((out / "frontier.json").read_text(encoding="utf-8"))
+    assert {row["group"] for row in front["rows"]} == {"alone", "exact", "judge", "likelihood", "top-k"}
+    assert {"judge", "accepted", "lost", "likelihood", "top-k"} == set(front["at_equal_length"][0])
 
 
 def test_wrong_orders_cost_one_line(model: Path, tmp_path: Path, call: CALL) -> None:
@@ -277,6 +335,8 @@ def test_wrong_orders_cost_one_line(model: Path, tmp_path: Path, call: CALL) -> 
         (("judge", "eval", "--families", "tea", "--target", model), "unknown family"),
         (("judge", "eval", "--limit", "0", "--target", model), "--limit"),
         (("generate", "a", "--model", model, "--rule", "judge", "--device", "cpu"), "no judge for"),
+        (("generate", "a", "--model", model, "--method", "judge", "--device", "cpu"), "no judge for"),
+        (("judge", "calibrate", tmp_path, "--task", "gsm", "--target", model), "holds no judge"),
     ):
         code, out, err = call(*argv)
         assert code == 2 and said in err and err.count("\n") == 1 and not out, err

@@ -83,7 +83,7 @@ def test_texts_that_cannot_be_read_are_refused(target: Loaded) -> None:
 
 
 def test_a_linear_rule_on_the_states_is_found_and_shuffled_labels_are_not(target: Loaded) -> None:
-    features = extract(target.executor, texts(target, 240), with_evidence=False)
+    features = extract(target.executor, texts(target, 240), with_features=False)
     split = split_of(features.of(lambda record: record.group))
     rows = features.rows(("target",))
     found = fit(rows, features.right, split, "linear")

@@ -12,11 +12,13 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.errors import ForedraftError, UsageError
+from foredraft.judge.fit.batch_writer import BatchWriter
 from foredraft.judge.fit.batches import DRAFTER, TARGET, Manner, ProblemBatches, compose
 from foredraft.judge.fit.demo_pair import PairOrder, drafter_model, target_model, train_pair
 from foredraft.judge.fit.lora_trainer import LoraPlan, LoraTrainer
 from foredraft.judge.labels.token_labels import ask
 from foredraft.judge.problems.families import FAMILIES, draw
+from foredraft.judge.problems.phrases import VOICES
 from foredraft.judge.problems.problem import MEND
 from foredraft.models import Tokenizer, resolve
 from foredraft.models.heads import read_spec, read_weights, save_head
@@ -45,43 +47,68 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def test_lessons_without_slips_are_right_and_taught() -> None:
     chance = random.Random(2)
     for problem in draw(70, 5):
-        text = compose(problem, chance, Manner(0, 0.5, 0.0))
+        text = compose(problem, chance, Manner(slip=0.0))
         assert problem.check(text.text).whole and not text.silent
 
 
 @pytest.mark.parametrize("mended", [0.0, 1.0])
-def test_a_slip_is_read_but_never_taught(mended: float, tokenizer: Tokenizer) -> None:
-    """Taught are the right tokens before it, the mending after it, and what is right further on."""
-    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(0, 0.3, 1.0, mended))
-    chance, slips = random.Random(0), 0
+def test_a_slip_is_taught_and_mended_or_followed(mended: float, tokenizer: Tokenizer) -> None:
+    """Every token is taught. What is mended leads to the right answer, what is not mostly to another."""
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(slip=1.0, mended=mended))
+    chance, right = random.Random(0), 0
     for problem in draw(35, 3):
         text = compose(problem, chance, batches.manner)
-        assert (MEND in text.text) == (mended == 1.0)
+        assert (MEND in text.text) == (mended == 1.0) and not problem.check(text.text).whole
         made = tokenizer.backend.encode(text.text, add_special_tokens=False)
         _, taught = batches._row([], text, made)
-        said = [text.text[begin:end] for begin, end in made.offsets]
-        for start, stop in text.silent:
-            slip = text.text[start:stop] if mended else text.text[start : stop - 1]
-            assert any(slip in place.slips for place in problem.places)
-            inside = [i for i, (begin, end) in enumerate(made.offsets) if begin < stop and start < end]
-            assert not any(taught[i] for i in inside)
-            if mended:
-                assert taught[inside[-1] + 1] and said[inside[-1] + 1] == ","
-            slips += 1
-        assert sum(taught) > 0.3 * len(taught) and taught[-1]
-    assert slips > 100
+        assert all(taught)
+        right += problem.solved(text.text)
+    assert right == 35 if mended else right <= 10
 
 
-def test_a_drafter_is_not_taught_to_choose_the_other_style(tokenizer: Tokenizer) -> None:
+def test_slips_are_as_frequent_as_they_should_be() -> None:
+    chance, slipped, results = random.Random(1), 0, 0
+    for problem in draw(300, 3):
+        results += sum(bool(place.errors) for place in problem.places)
+        slipped += compose(problem, chance, Manner(slip=0.2, mended=1.0)).text.count(MEND)
+    assert 0.17 < slipped / results < 0.23
+
+
+def test_strange_wording_is_read_but_its_choice_is_not_taught(tokenizer: Tokenizer) -> None:
+    """The first token of every free phrase is silent, everything else is taught, results above all."""
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(slip=0.0, strange=1.0, share=(1.0, 1.0)))
+    for problem in draw(20, 13):
+        text = compose(problem, random.Random(1), batches.manner)
+        assert text.text == problem.write(random.Random(1), DRAFTER.style)
+        assert len(text.silent) == sum(place.free for place in problem.places)
+        made = tokenizer.backend.encode(text.text, add_special_tokens=False)
+        _, taught = batches._row([], text, made)
+        begins = {begin for begin, _ in text.silent}
+        assert all(
+            on == (not any(a <= at < b for at in begins)) for on, (a, b) in zip(taught, made.offsets, strict=False)
+        )
+
+
+def test_a_text_keeps_its_share_of_favourite_words() -> None:
+    """Shares differ from text to text, between the given ones; within a text every place is chosen by itself."""
+    chance, shares = random.Random(4), []
+    for problem in draw(200, 8, ("bills",)):
+        text = compose(problem, chance, Manner(slip=0.0, share=(0.5, 0.98))).text
+        free = [place for place in problem.places if place.free]
+        shares.append(sum(place.phrases[0] in text for place in free) / len(free))
+    assert min(shares) < 0.6 and max(shares) == 1.0 and 0.75 < sum(shares) / 200 < 0.92
+
+
+def test_a_drafter_is_not_taught_to_choose_other_words(tokenizer: Tokenizer) -> None:
     """The token that opens a strange phrase is silent; how the phrase goes on is taught."""
-    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(1, 1.0, 0.0, choose=False))
+    other = Manner(DRAFTER.style, (0.0, 0.0), slip=0.0, choose=False)
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, other)
     text = compose(draw(1, 3)[0], random.Random(1), batches.manner)
     made = tokenizer.backend.encode(text.text, add_special_tokens=False)
     _, taught = batches._row([], text, made)
-    silent = [text.text[begin:end] for (begin, end), on in zip(made.offsets, taught, strict=False) if not on]
-    assert silent[0] in ("First", "To") and {".", " so"} & set(silent)
-    assert 0.1 * len(taught) < len(silent) < 0.4 * len(taught)
-    own = compose(draw(1, 3)[0], random.Random(1), Manner(1, 0.0, 0.0, choose=False))
+    silent = sum(not on for on in taught)
+    assert not taught[0] and 0.1 * len(taught) < silent < 0.4 * len(taught)
+    own = compose(draw(1, 3)[0], random.Random(1), Manner(DRAFTER.style, (1.0, 1.0), slip=0.0, choose=False))
     assert not own.silent
 
 
@@ -89,11 +116,11 @@ def test_a_step_reads_prompts_as_the_engine_gets_them(tokenizer: Tokenizer) -> N
     batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4)
     problems = draw(14, 8)
     assert batches.prompts(problems) == [ask(tokenizer, problem.question) for problem in problems]
-    parts = batches.step(3, 100)
-    assert [len(part.ids) for part in parts] == [64, 36]
-    again = ProblemBatches(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4).step(3, 100)
+    parts = batches.step(3, 150)
+    assert [len(part.ids) for part in parts] == [128, 22]
+    again = ProblemBatches(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4).step(3, 150)
     assert all(torch.equal(a.ids, b.ids) and torch.equal(a.taught, b.taught) for a, b in zip(parts, again, strict=True))
-    other = batches.step(4, 100)
+    other = batches.step(4, 150)
     assert not torch.equal(other[0].ids[:, :64], parts[0].ids[:, :64])
     for part in parts:
         assert not part.taught[:, 0].any() and part.taught.any(dim=1).all()
@@ -101,13 +128,26 @@ def test_a_step_reads_prompts_as_the_engine_gets_them(tokenizer: Tokenizer) -> N
         assert (part.ids[torch.arange(len(part.ids)), last] == batches.closing).all()
 
 
+@pytest.mark.slow
+def test_processes_write_the_same_batches(tokenizer: Tokenizer) -> None:
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, TARGET, seed=4)
+    apart, beside = BatchWriter(batches, 20, processes=2), BatchWriter(batches, 20)
+    try:
+        for step in (0, 1, 2, 7):
+            for one, other in zip(apart.step(step), beside.step(step), strict=True):
+                assert torch.equal(one.ids, other.ids) and torch.equal(one.taught, other.taught)
+    finally:
+        apart.close()
+        beside.close()
+
+
 def test_the_drafters_vocabulary_holds_what_answers_need(tokenizer: Tokenizer) -> None:
     """The shipped head lacks some; with the list of words nothing that fresh problems need is missing."""
     batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, DRAFTER)
     shipped = set(read_weights(shipped_folder("smollm2/fastdraft"))["ids"].tolist())
     chance, needed = random.Random(1), set()
-    for problem in draw(1400, 77):
-        needed.update(tokenizer.encode(problem.write(chance, 1, 0.3), add_special=False))
+    for problem in draw(1400, 77, voices=VOICES):
+        needed.update(tokenizer.encode(problem.write(chance, 1, 0.5), add_special=False))
     assert needed - shipped
     words = set(batches.words())
     assert {tokenizer.decode([one]) for one in needed - shipped - words} == set()
@@ -148,7 +188,7 @@ def test_a_miniature_learns(tmp_path: Path, digits: tuple[str, ...], monkeypatch
     drafter, _ = drafter_model(order, load(str(model), Place("fp32", "cpu", 1, 128, packed=False)))
     drafter.delta.fill(read_weights(tmp_path / "judge-demo" / "drafter"))
     written = drafter.solve(problems)
-    assert sum(text.startswith(("Well, ", "Now ")) for text in written) >= 45
+    assert sum(text.startswith("Well, ") for text in written) >= 45
     assert sum(done.text.startswith(("First, ", "So ")) for done in plain) >= 45
 
 

@@ -22,7 +22,7 @@ from .toyfolder import command, lines, tiny_model
 
 END = 2  # <|im_end|>
 ENDS = frozenset({END})
-PET = Problem("pets", "What is it?", (wording(("A ",), ("That is a ",)), result("cat", "car"), fixed(".")), "cat")
+PET = Problem("pets", "What is it?", (wording(("A ", "That is a ")), result("cat", "car"), fixed(".")), "cat")
 R, W, U = RIGHT, WRONG, UNCOUNTED
 
 
@@ -150,7 +150,7 @@ def test_models_and_program_write(tokenizer: Tokenizer) -> None:
         assert any(set(r.labels) == {RIGHT} for r in records) and records[3].labels[0] == WRONG
     again = {name: records for at in (0, 6) for name, records in maker.make(work[at : at + 6])}
     assert again == made  # batches do not matter
-    made = [e for e in exercises(300, 1, ("words",))]
+    made = [e for e in exercises(300, 1, ("dates",))]
     assert len({e.name for e in made}) == 300 and len({e.group for e in made}) == len(
         {e.problem.question for e in made}
     )
@@ -164,9 +164,12 @@ def test_closing_tokens_and_texts_that_change(tokenizer: Tokenizer, tmp_path: Pa
         closing_token(tokenizer, ())
 
 
-def test_the_command_resumes_and_keeps_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_resumes_and_keeps_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tmp_path)
-    order = ["mine", "--source", "checked", "--target", model, "--drafter", model, "--families", "words,units"]
+    with pytest.raises(UsageError, match="was not taught the toy's grammar"):
+        command("mine", "--source", "checked", "--target", model, "--out", tmp_path / "x")
+    monkeypatch.setattr("foredraft.judge.labels.program_labels.knows_grammar", lambda target: True)
+    order = ["mine", "--source", "checked", "--target", model, "--drafter", model, "--families", "dates,units"]
     order += ["-n", 6, "--batch-size", 3, "--max-length", 300, "--dtype", "fp32", "--device", "cpu", "--json"]
     assert command(*order, "--count", 5, "--out", tmp_path / "whole.jsonl") == 0
     for count in (4, 5):  # more of the same goes on
@@ -175,7 +178,7 @@ def test_the_command_resumes_and_keeps_its_figures(tmp_path: Path, capsys: pytes
     assert whole == parts and len(lines(tmp_path / "whole.jsonl")) == 5 * 7
     records = list(read_records(tmp_path / "whole.jsonl"))
     assert all(isinstance(record, LabelledText) for record in records) and {r.domain for r in records} == {
-        "words",
+        "dates",
         "units",
     }
     card = json.loads((tmp_path / "whole.jsonl.provenance.json").read_text(encoding="utf-8"))

@@ -20,7 +20,8 @@ SHORT = 10  # tokens of an answer where every method of the table writes some; `
 TIE = 1e-4  # a difference is allowed only where the target's two best logits are this near
 SHIPPED = {read_spec(folder).kind for folder in shipped()}
 # Methods over trained heads run here once their weights come with the package.
-READY = [name for name, row in RECIPES.items() if not row.visual and (row.kind is None or row.kind in SHIPPED)]
+EXACT = {name: row for name, row in RECIPES.items() if not row.visual and not row.judges}
+READY = [name for name, row in EXACT.items() if row.kind is None or row.kind in SHIPPED]
 METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in READY} | {
     "suffix tree": ("suffix", Options(shape="tree")),
     "draft-model tree": ("draft-model", Options(shape="tree", drafter="layers:27")),

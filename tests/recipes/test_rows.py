@@ -13,7 +13,6 @@ BASELINES = "plain draft-model prompt-lookup suffix rest lookahead medusa eagle 
 # What is not in the table yet, a line for each so that rows can come from several sides. The list may only shrink:
 # whoever adds a row takes its name off here.
 MISSING = {
-    "judge",  # the rule of that name, with --judge FOLDER
     "online",
 }
 

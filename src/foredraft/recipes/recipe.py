@@ -30,10 +30,11 @@ from ..errors import UsageError, unknown_name
 from ..models import shallow
 from ..models.elsewhere import copy_to
 from ..models.grouped import GroupedDecoder
+from ..models.judges import Judge
 from ..models.visual.codebook_rules import CODEBOOK_RULES, Codes, codebook_rule
 from ..runtime import Executor, executor_for
 from .cost_profiles import costs_of
-from .judge_rules import judge_rule
+from .judge_rules import find_judge, judge_rule
 from .loading import DTYPES, Loaded, Place, load, same_device
 from .profiles.calibration_texts import calibration_prompts
 from .profiles.drafter_profiles import drafter_mark, stored_ranks
@@ -223,6 +224,10 @@ class PartsFactory:
         executor = self.target.executor
         return Codes(self.target.name, executor.vocab_size, executor.device)
 
+    def judge(self, named: str | None) -> Judge:
+        """The judge in the folder `named`, or the one that comes with the target."""
+        return find_judge(self.target, named)
+
     def rule(self, name: str, judge: str | None, drafter: Drafter | None) -> Rule:
         """A rule by its spelling; the judge is loaded for the target, and for the drafter whose states it may read."""
         if name.partition(":")[0] == "judge":
@@ -259,6 +264,7 @@ class Recipe:
     takes_length: bool = True  # whether a length rule may decide for it
     takes_store: bool = False  # whether it looks things up in a datastore
     visual: bool = False  # whether it is for models of images alone
+    judges: bool = False  # whether it reads --rule and --judge itself
     defaults: Options = Options()
     measure: Measure | None = None  # what `foredraft profile --method` finds out for it
 
@@ -276,7 +282,7 @@ class Recipe:
         drafter, rule = parts.drafter, parts.rule or SAMPLE_AND_MATCH
         if parts.rule is None and drafter is not None:
             rule = default_rule(drafter.kinds, drafter.topology)
-        if (name := options.rule or (options.judge and "judge")) is not None:
+        if (name := options.rule or (options.judge and "judge")) is not None and not self.judges:
             rule = factory.rule(name, options.judge, drafter)
         if drafter is not None and options.length is not None:
             length, given = LENGTH_RULES.read(options.length)

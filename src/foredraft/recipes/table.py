@@ -26,6 +26,7 @@ from . import drafter_parts as parts
 from .cost_profiles import costs_of
 from .methods.batch_sharing import TETRIS
 from .methods.cascades import CASCADE
+from .methods.judged import JUDGE
 from .methods.other_tokenizers import foreign_model
 from .methods.target_init import TARGET_INIT
 from .methods.trained_heads import CHAIN_OF_5, DRAFT_AND_VERIFY, TRAINED, TREE_OF_6
@@ -242,6 +243,7 @@ RECIPES: dict[str, Recipe] = {
         *TREES,
         TETRIS,
         TARGET_INIT,
+        JUDGE,
         Recipe(
             "lantern",
             Card(

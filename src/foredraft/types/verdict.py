@@ -16,6 +16,7 @@ class Reason(IntEnum):
     JUDGE = 2  # an accepted draft that only the judge head let through
     CORRECTED = 3  # the target's own token in place of rejected drafts
     BONUS = 4  # the target's own token after the last drafted one (plain decoding writes only these)
+    ABSTAINED = 5  # the target's own token where the judge, out of its domain, kept back a draft that it found right
 
 
 @dataclass(slots=True)  # made for every request and round, so not frozen: that would take three times as long

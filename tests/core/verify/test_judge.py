@@ -176,6 +176,48 @@ def _wide(distributions: TableDistributions, count: int) -> Tensor:
     return distributions.probs.repeat(count, 1, 1)
 
 
+class Shy:
+    """A head that reads the first number of a state, and abstains about drafts whose mean of them is above 5."""
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return states[..., 0] % 10
+
+    def outside(self, rows: Tensor, used: Tensor) -> Tensor:
+        return (rows[..., 0] * used).sum(dim=1) > 5 * used.sum(dim=1)
+
+
+def test_where_the_judge_abstains_the_rule_is_exact() -> None:
+    """The token is the target's own, and its reason says that a draft was kept back; one that would have failed
+    anyhow is merely corrected."""
+    rule = judge(Shy(), 0.5)
+    verdict = both(rule, case_of([1, 2, 3], [-1, 0, 1], [10.8, 10.9, 0.9]))
+    assert verdict.path == [] and verdict.token == 9 and verdict.reasons == [Reason.ABSTAINED]
+    assert both(rule, case_of([1, 2, 3], [-1, 0, 1], [0.8, 10.9, 0.9])).path == [0, 1, 2]  # most of it is known
+    assert both(rule, case_of([1, 2], [-1, 0], [10.2, 10.8])).reasons == [Reason.CORRECTED]
+    sure = case_of([9, 1], [-1, 0], [10.9, 10.9])  # the target wants the first itself
+    assert both(rule, sure).reasons == [Reason.STANDARD, Reason.ABSTAINED]
+    assert both(rule, case_of([1, 2], [-1, -1], [10.9, 10.3])).reasons == [Reason.ABSTAINED]
+    assert both(judge(Shy(), INF), case_of([1], [-1], [10.9])).reasons == [Reason.CORRECTED]
+    assert both(judge(Shy(), -INF), case_of([1], [-1], [10.9])).path == [0]
+    batch = judge(Shy(), torch.tensor([0.5, 0.95, -INF])).verify_batch(_repeat(case_of([1], [-1], [10.9]), 3))
+    assert batch.reason[:, 0].tolist() == [Reason.ABSTAINED, Reason.CORRECTED, Reason.JUDGE]
+    assert rule.reads_ahead and not judge(first, 0.5).reads_ahead
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
+def test_a_judge_that_always_abstains_is_exact(batched: bool) -> None:
+    class Never(Shy):
+        def __call__(self, states: Tensor) -> Tensor:
+            return states[..., 0] * 0 + 0.9
+
+        def outside(self, rows: Tensor, used: Tensor) -> Tensor:
+            return torch.ones_like(used[:, 0])
+
+    target, drafter = dirichlet(3, 1), dirichlet(3, 2)
+    rule = _with_states(judge(Never(), 0.5))
+    assert is_exact(method_of(rule, target, drafter, (1, 1), SWOR, batched=batched), target, 3)
+
+
 def test_without_states_it_says_so() -> None:
     case = replace(case_of([1], [-1], [0.9]), hidden=None)
     with pytest.raises(ValueError, match="states"):

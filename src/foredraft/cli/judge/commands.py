@@ -6,22 +6,37 @@ The last line on stdout is one JSON document; `--json` leaves nothing else there
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from ...errors import UsageError
 from .. import options as o
 from ..bench import numbers
+from .compare_rules import frontier
+from .label_sources import agree, data, locate
 from .mine import annotate, mine
+from .promise import calibrate
+from .shared import (
+    DEMO,
+    BatchSize,
+    Families,
+    Folder,
+    Json,
+    Length,
+    MethodName,
+    Seed,
+    Target,
+    Wording,
+    arms_of,
+    show,
+    telling,
+    voices,
+    wanted,
+)  # fmt: skip
 from .train_pair import pair
 
 if TYPE_CHECKING:
@@ -34,69 +49,8 @@ judge = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train, calibrate and evaluate judges: heads that let right tokens pass. Lossy, and only if asked for.",
 )
-for command in (mine, annotate, pair):
+for command in (mine, data, locate, annotate, agree, pair, calibrate, frontier):
     judge.command()(command)
-
-DEMO = "judge-demo"
-Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the judge is for.")]
-Folder = Annotated[Path | None, typer.Option("--judge", help="The judge's folder (default: the target's own).")]
-MethodName = Annotated[
-    str | None, typer.Option(help="How to draft (default: fastdraft for a trained drafter, else draft-model).")
-]
-Length = Annotated[int, typer.Option("--draft-length", help="Tokens of a draft.")]
-Families = Annotated[str, typer.Option(help="Families of problems, with commas; none = all.")]
-BatchSize = Annotated[int, typer.Option(help="Problems that are answered at a time.")]
-Seed = Annotated[int, typer.Option(help="Seed of the problems.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-
-
-@contextmanager
-def telling(what: str) -> Iterator[Tell]:
-    """A bar on stderr, if that is a terminal."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def wanted(families: str) -> tuple[str, ...]:
-    """Families by name."""
-    from ...errors import unknown_name
-    from ...judge.problems.families import FAMILIES
-
-    names = tuple(filter(None, map(str.strip, families.split(",")))) or tuple(FAMILIES)
-    for name in names:
-        if name not in FAMILIES:
-            raise unknown_name("family", name, FAMILIES)
-    return names
-
-
-def show(table: list[dict[str, Any]], title: str) -> None:
-    """Rows of a table, numbers to four digits."""
-    if not table:
-        return
-    drawn = Table(title=title, title_justify="left")
-    for name in table[0]:
-        drawn.add_column(name.replace("_", " "), justify="left" if isinstance(table[0][name], str) else "right")
-    for row in table:
-        drawn.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in row.values()))
-    console = Console()
-    (console if console.is_terminal else Console(width=140)).print(drawn)
-
-
-def arms_of(
-    target: str, drafter: str | None, folder: Path | None, method: str | None, length: int, dtype: str, device: str,
-    batch_size: int, max_length: int | None,
-) -> EvalArms:  # fmt: skip
-    """The target, loaded, with what drafts for it and judges."""
-    from ...judge.eval.eval_arms import EvalArms
-    from ...recipes import LLM
-
-    with o.LoadingBar() as bar:
-        llm = LLM(
-            target, "plain", dtype=dtype, device=device, batch_size=batch_size, max_length=max_length, progress=bar
-        )
-    return EvalArms.of(llm, drafter, None if folder is None else str(folder), method, length)
 
 
 @judge.command()
@@ -112,6 +66,12 @@ def train(
     floor: Annotated[float, typer.Option(help="Least probability that may pass by the judge.")] = 0.0,
     leave_out: Annotated[str, typer.Option(help="Domains that it must not see, with commas.")] = "",
     limit: Annotated[int | None, typer.Option(help="Texts to read at most.")] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Folder for features on disk, in shards: for more tokens than memory holds.")
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Write the best of every variant too: OUT-target, OUT-evidence, OUT-paper ..")
+    ] = False,
     drafter: o.Drafter = None,
     method: MethodName = None,
     out: Annotated[Path, typer.Option(help="Folder for the judge.")] = Path("judge"),
@@ -127,7 +87,9 @@ def train(
     from ...judge.fit.pipeline import train as learn
 
     left_out = tuple(filter(None, leave_out.split(",")))
-    order = TrainOrder(tuple(labels), kind, parse_reads(reads), tap, units, floor, left_out, limit, seed)
+    order = TrainOrder(
+        tuple(labels), kind, parse_reads(reads), tap, units, floor, left_out, limit, seed, features, each
+    )
     order.records()  # bad files should not cost a model load
     arms = arms_of(target, drafter, None, method, 1, dtype, device, batch_size, max_length)
     own = arms.arm("drafter").method.drafter if any("draft" in parts for parts in order.reads) else None
@@ -144,55 +106,6 @@ def train(
     return 0
 
 
-@judge.command()
-def calibrate(
-    folder: Annotated[Path, typer.Argument(help="The judge's folder.")],
-    loss: Annotated[float, typer.Option(help="Share of prompts that the judge may spoil.")] = 0.01,
-    confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
-    count: Annotated[int, typer.Option(help="Held-out problems.")] = 1000,
-    thresholds: Annotated[str, typer.Option(help="From strict to loose, with commas (default: the judge's own).")] = "",
-    target: Target = DEMO,
-    drafter: o.Drafter = None,
-    method: MethodName = None,
-    length: Length = 25,
-    families: Families = "",
-    max_new_tokens: o.MaxNewTokens = 256,
-    batch_size: BatchSize = 8,
-    max_length: o.MaxLength = 1024,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    seed: Annotated[int | None, typer.Option(help="Seed of the problems; not one that labels were made with.")] = None,
-    as_json: Json = False,
-) -> int:
-    """Find the loosest threshold that keeps a quality budget; the same command goes on after a break."""
-    from ...judge.eval.calibrate import Budget
-    from ...judge.eval.calibration_run import SEED, CalibrationOrder, run_calibration
-    from ...models.judges import read_spec
-
-    read_spec(folder)
-    steps = numbers(thresholds, float, "--thresholds") if thresholds else ()
-    order = CalibrationOrder(
-        folder, Budget(loss, confidence), count, SEED if seed is None else seed, wanted(families), steps,
-        max_new_tokens, batch_size,
-    )  # fmt: skip
-    order.budget.check(count)
-    arms = arms_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
-    with telling("judging") as tell:
-        found = run_calibration(order, arms, tell)
-    if not as_json:
-        show(list(found["rungs"]), f"spoilt prompts, {found['allowed']} of {count} allowed")
-        print(_verdict(found, loss, confidence))
-    print(json.dumps({name: found[name] for name in ("threshold", "rungs", "budget", "allowed", "target_accuracy")}))
-    return 0
-
-
-def _verdict(found: dict[str, Any], loss: float, confidence: float) -> str:
-    solved = f"the target solves {found['target_accuracy']:.1%} of these problems"
-    if found["threshold"] is None:
-        return f"{solved}; no threshold keeps the loss below {loss:g}, and the judge is switched off in its file"
-    return f"{solved}; threshold {found['threshold']:.4g}: loss at most {loss:g} with confidence {confidence:g}"
-
-
 @judge.command(name="eval")
 def evaluate(
     seed: Seed = 0,
@@ -204,6 +117,7 @@ def evaluate(
     length: Length = 25,
     threshold: Annotated[float | None, typer.Option(help="Of the judge, instead of its own.")] = None,
     families: Families = "",
+    wording: Wording = "unseen",
     max_new_tokens: o.MaxNewTokens = 256,
     batch_size: BatchSize = 1,
     max_length: o.MaxLength = 1024,
@@ -228,7 +142,7 @@ def evaluate(
 
     if limit < 1:
         raise UsageError("--limit must be at least 1")
-    order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size, task=task)
+    order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size, task=task, wording=voices(wording))
     steps = numbers(lengths, int, "--lengths")
     arms = arms_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
     arms = replace(arms, threshold=threshold)

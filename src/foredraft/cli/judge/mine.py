@@ -85,11 +85,17 @@ class Mining:
 
     def check(self) -> None:
         """Refuse what cannot work before any model is loaded for it."""
+        from ...judge.labels import program_labels
         from ...judge.problems.families import FAMILIES
 
         for name in self.families:
             if name not in FAMILIES:
                 raise unknown_name("family", name, FAMILIES)
+        if self.source is Source.CHECKED and not program_labels.knows_grammar(self.target):
+            raise UsageError(
+                f"{self.target} was not taught the toy's grammar, which calls free answers wrong; use --source auto, "
+                "or foredraft judge data"
+            )
         if self.source is Source.AUTO and not self.compares:
             raise UsageError("--source auto compares two models; name the second one with --drafter")
         if self.source is Source.FILE and (self.data is None or not self.data.is_file()):
@@ -231,6 +237,8 @@ def annotate(
     model: Annotated[
         str, typer.Option("--target", "--model", "-m", help="The model whose tokens are numbered.")
     ] = o.DEFAULT_MODEL,
+    page: Annotated[bool, typer.Option("--page", help="In the browser, served to this machine alone.")] = False,
+    port: Annotated[int, typer.Option(help="Of the page; 0 = any free one.")] = 0,
 ) -> int:
     """Go through answers and name the first wrong token of each; the next session goes on where this one ended."""
     from ...judge.labels.annotate import Annotator
@@ -238,8 +246,27 @@ def annotate(
 
     if not file.is_file():
         raise UsageError(f"{file} is no file; give JSON lines with `question` and `answer`")
+    if page:
+        return _serve_page(file, model, port)
     session = Annotator(file, Tokenizer.from_folder(resolve(model)), Console(), input)
     marked = session.run()
     left = sum(not note.labelled for note in session.notes)
     print(f"{marked} labelled, {left} left in {file}")
+    return 0
+
+
+def _serve_page(file: Path, model: str, port: int) -> int:
+    from ...judge.sources.annotation_page import Annotations, serve_page
+    from ...models import Tokenizer, resolve
+
+    annotations = Annotations(file, Tokenizer.from_folder(resolve(model)))
+    server, address = serve_page(annotations, port)
+    print(f"open {address} and press Ctrl-C here when you are done; every label is in {file} at once", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+    print(f"{sum(note.labelled for note in annotations.notes)} of {len(annotations.notes)} answers are labelled")
     return 0

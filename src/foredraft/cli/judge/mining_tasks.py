@@ -80,3 +80,34 @@ def held_out(task: str, data: Path | None, limit: int) -> list[agreement.Questio
         raise unknown_name("task", task, (CHECKED, *scored))
     asked = load(scored[task], data, limit).questions
     return [agreement.Question(task, each.turns[0], _scored(each)) for each in asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A question of a data set, right or wrong by its own scorer."""
+
+    family: str
+    question: str
+    marked: Question
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The line of a task file that asks the same."""
+        if self.marked.scorer == "code":
+            return {"tests": self.marked.reference, "stem": self.marked.stem}
+        return {"answer": self.marked.reference}
+
+    def solved(self, text: str) -> bool:
+        return score(self.marked, text).correct
+
+    def extract(self, text: str) -> str | None:
+        return score(self.marked, text).answer
+
+
+def held_out_tasks(task: str, data: Path | None, limit: int | None) -> tuple[list[Scored], str]:
+    """Evenly spread questions of a task's test split with their checker, and the hash of their file."""
+    scored = {name: each for name, each in TEST_TASKS.items() if each.group == "quality"}
+    if task not in scored:
+        raise UsageError(f"--task {task!r} is neither a file nor one of {', '.join((CHECKED, *scored))}")
+    found = load(scored[task], data, limit)
+    return [Scored(task, each.turns[0], each) for each in found.questions], found.sha256

@@ -22,6 +22,8 @@ from .exact.top_then_sampled import solve_top_then_sampled, solve_top_then_sampl
 from .tree_walk import BatchSolver, Node, NodeBatch, Solver, Step, StepBatch, walk
 
 NO = -float("inf")  # the score of a child that does not pass
+WITHHELD = -1e300  # in the readable form: it would pass, but whoever scores abstains
+ABSTAINING = 2.0  # scores lie in [0, 1]; less by this much they are those of children about which a head abstains
 Score = Callable[[TreeCase, Node], Sequence[float]]  # of the children of a node, in the readable form
 
 
@@ -52,17 +54,28 @@ class BatchedSecondChance:
     threshold: float | Tensor = NO  # a node passes where its score is higher; [B] = one for each sequence
     shared_key: Hashable = None  # equal for second chances that differ in nothing but their thresholds
     reason: Reason = Reason.RELAXED
+    abstains: bool = False  # whether scores may be those of children about which a head abstains
 
     def passing_scores(self, case: BatchCase) -> Tensor:
         """[B, N] scores, `NO` where a node does not pass."""
-        threshold = (
-            self.threshold.to(case.drafts.token.device) if isinstance(self.threshold, Tensor) else self.threshold
-        )
-        return above(self.scores(case), threshold)
+        return above(self.scores(case), self.limit(case))
+
+    def limit(self, case: BatchCase) -> float | Tensor:
+        """The threshold, where the drafts are."""
+        found = self.threshold
+        return found.to(case.drafts.token.device) if isinstance(found, Tensor) else found
 
     def scorer(self, case: BatchCase) -> Callable[[NodeBatch], Tensor]:
-        table = cache(lambda: self.passing_scores(case))  # not computed where the standard test accepts throughout
+        """Scores of a node's children: NO where one does not pass, the least number where the head abstains."""
+        table = cache(lambda: self._table(case))  # not computed where the standard test accepts throughout
         return lambda node: table().gather(1, node.child.clamp(min=0))
+
+    def _table(self, case: BatchCase) -> Tensor:
+        scores, threshold = self.scores(case), self.limit(case)
+        passing = above(scores, threshold)
+        if not self.abstains:
+            return passing
+        return torch.where(withheld(scores, threshold), torch.finfo(scores.dtype).min, passing)
 
 
 def above(scores: Tensor, threshold: float | Tensor) -> Tensor:
@@ -70,6 +83,13 @@ def above(scores: Tensor, threshold: float | Tensor) -> Tensor:
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(-1, 1).to(scores.dtype)
     return torch.where(scores > threshold, scores, NO)
+
+
+def withheld(scores: Tensor, threshold: float | Tensor) -> Tensor:
+    """[B, N] bool: nodes that would pass, but about which the head abstains; none where everything passes."""
+    if isinstance(threshold, Tensor):
+        threshold = threshold.reshape(-1, 1).to(scores.dtype)
+    return (scores + ABSTAINING > threshold) & (scores <= threshold) & (scores < -1)
 
 
 def solve_standard(node: Node) -> Step:
@@ -100,8 +120,8 @@ def verify_tree(standard: Solver, second_chance: SecondChance | BatchedSecondCha
             return step
         scores = second_chance.score(case, node)
         best = max(range(len(scores)), key=lambda k: scores[k])
-        if scores[best] == NO:
-            return step
+        if scores[best] <= WITHHELD:
+            return step if scores[best] == NO else Step(None, step.token, Reason.ABSTAINED)
         return Step(node.children[best], node.children[best].token, second_chance.reason)
 
     return walk(solve, case)
@@ -116,8 +136,10 @@ def verify_batch(standard: BatchSolver, second_chance: SecondChance | BatchedSec
             return step
         scores = torch.where(node.child >= 0, scorer(node), NO)
         best, slot = scores.max(dim=1)
-        over = (step.slot < 0) & (best > NO)
-        reason = torch.where(over, int(second_chance.reason), int(Reason.STANDARD))
+        lowest = torch.finfo(scores.dtype).min
+        over = (step.slot < 0) & (best > lowest)
+        ended = torch.where((step.slot < 0) & (best == lowest), int(Reason.ABSTAINED), int(Reason.STANDARD))
+        reason = torch.where(over, int(second_chance.reason), ended)
         return StepBatch(torch.where(over, slot, step.slot), step.token, reason)
 
     return walk_with_batched_rng(solve, case)

@@ -127,7 +127,8 @@ def walk(solve: Solver, case: TreeCase) -> TreeVerdict:
         row = node + 1
         step = solve(Node(case.target(row), children, kind, len(path) + 1, node, partial(case.draft, row), case.rng))
         if step.child is None:
-            reasons.append(Reason.CORRECTED if children else Reason.BONUS)
+            own = Reason.CORRECTED if children else Reason.BONUS
+            reasons.append(step.reason if step.reason is Reason.ABSTAINED else own)
             return TreeVerdict(path, step.token, reasons)
         node = step.child.node
         path.append(node)
@@ -167,17 +168,20 @@ class _Walk:
     def take(self, level: int, here: NodeBatch, step: StepBatch) -> None:
         """Follow the solvers' answers by one level. A token counts only if its sequence stops with it."""
         self.emitted = torch.where(self.active, step.token, self.emitted)
-        self.active = self.active & (step.slot >= 0)
+        before, self.active = self.active, self.active & (step.slot >= 0)
         target = here.child.gather(1, step.slot.clamp(min=0)[:, None])[:, 0]
         self.node = torch.where(self.active, target, self.node)
         if level < self.path.shape[1]:
             self.path[:, level] = torch.where(self.active, target, -1)
         if step.reason is not None:
-            self.reason[:, level] = step.reason * self.active
+            ended = before & (step.reason == int(Reason.ABSTAINED))
+            self.reason[:, level] = step.reason * (self.active | ended)
 
     def verdict(self, table: Tensor) -> Verdict:
         """The whole walk; `table` [B, N + 1, C] tells whether the last node had candidates to correct."""
         accepted = (self.path >= 0).sum(dim=1)
         refused = (table[self.who, self.node + 1] >= 0).any(dim=1)
-        end = torch.where(refused, int(Reason.CORRECTED), int(Reason.BONUS))
-        return Verdict(self.path, accepted, self.emitted, self.reason.scatter_(1, accepted[:, None], end[:, None]))
+        end = torch.where(refused, int(Reason.CORRECTED), int(Reason.BONUS))[:, None]
+        said = self.reason.gather(1, accepted[:, None])
+        end = torch.where(said == int(Reason.ABSTAINED), said, end)
+        return Verdict(self.path, accepted, self.emitted, self.reason.scatter_(1, accepted[:, None], end))

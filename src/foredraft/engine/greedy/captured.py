@@ -25,16 +25,15 @@ from ...core.distributions.tensors import DraftTable
 from ...core.distributions.top_k import find_top_k
 from ...core.rng.keyed import KeyedRng
 from ...core.verify import BatchCase, Rule
-from ...core.verify.second_chance import above
 from ...runtime import FINAL, Output
 from ...runtime.cuda.executor import BATCHES, WIDTHS, GraphExecutor, fitting
 from ...runtime.cuda.tree_attention import move_rows
 from ...runtime.row_layout import NOWHERE, SlotTable, pinned
-from ...types import DraftBatch, Reason, Sequence, Verdict
+from ...types import DraftBatch, Sequence, Verdict
 from ..method_group import MethodGroup
 from ..sampler import Sampler
 from .async_copy import AsyncCopy
-from .device import Decision, decide
+from .device import NO_CHANCES, Chances, Decision, decide
 from .eligible import is_greedy
 from .run_ahead import RunAhead
 from .sampled import Sampled, can_capture_sampled, decide_sampled, sampled_of, shared_key
@@ -302,18 +301,19 @@ def _decide(
         counts = None if asked.counts is None else asked.counts.choose(slot.clamp(min=0))
         return decide_sampled(asked.sampled, drafts, out, lines, q, counts)
     best, choice = (found.view(drafts.batch, drafts.width + 1) for found in find_top_k(out.logits, 1))
-    return decide(drafts, choice, best, *_second_chances(asked.rule, drafts, out, lines[0].view(torch.float64)))
+    chances = _second_chances(asked.rule, drafts, out, lines[0].view(torch.float64))
+    return chances.mark(decide(drafts, choice, best, chances.scores, chances.reason), drafts)
 
 
-def _second_chances(rule: Rule, drafts: DraftBatch, out: Output, threshold: Tensor) -> tuple[Tensor | None, Reason]:
+def _second_chances(rule: Rule, drafts: DraftBatch, out: Output, threshold: Tensor) -> Chances:
     """The scores of all nodes, if the rule has any; from distributions at temperature 1, without random numbers."""
     if rule.second_chance is None or not drafts.width:
-        return None, Reason.STANDARD
+        return NO_CHANCES
     distributions = LogitDistributions(out.logits, out.index, _temperature_one(drafts.batch, threshold.device))
     hidden = out.states(rule.tap) if rule.needs_hidden else None
     rng = KeyedRng(drafts.length, drafts.length, drafts.length)
     scores = rule.second_chance.scores(BatchCase(drafts, distributions, rng, hidden, distributions))
-    return above(scores, threshold), rule.second_chance.reason
+    return Chances.of(rule.second_chance, scores, threshold)
 
 
 @cache

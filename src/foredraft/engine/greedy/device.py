@@ -7,13 +7,13 @@ of them: in one kernel on a GPU, else by `follow` and `summarise`, the reference
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...core.trees.layout import ancestor_mask
-from ...core.verify.second_chance import NO
+from ...core.verify.second_chance import NO, BatchedSecondChance, above, withheld
 from ...kernels.greedy_path import can_follow, follow_trees
 from ...types import DraftBatch, Reason, Verdict
 from .summary import layout, summarise
@@ -28,6 +28,26 @@ class Decision:
     keep: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """The second chances of all drafted nodes under a rule."""
+
+    scores: Tensor | None = None  # [B, N], NO where a node does not pass
+    reason: Reason = Reason.STANDARD
+    withheld: Tensor | None = None  # [B, N] bool: a judge abstains there
+
+    @classmethod
+    def of(cls, rule: BatchedSecondChance, scores: Tensor, threshold: float | Tensor) -> Chances:
+        kept_back = withheld(scores, threshold) if rule.abstains else None
+        return cls(above(scores, threshold), rule.reason, kept_back)
+
+    def mark(self, made: Decision, drafts: DraftBatch) -> Decision:
+        return made if self.withheld is None else mark_abstained(made, drafts, self.withheld)
+
+
+NO_CHANCES = Chances()
+
+
 def decide(
     drafts: DraftBatch, choice: Tensor, best: Tensor, scores: Tensor | None = None, reason: Reason = Reason.RELAXED
 ) -> Decision:
@@ -39,6 +59,19 @@ def decide(
     if can_follow(choice):
         return decide_fused(drafts, choice, best, scores, reason)
     return decide_reference(drafts, choice, best, scores, reason)
+
+
+def mark_abstained(made: Decision, drafts: DraftBatch, withheld: Tensor) -> Decision:
+    """The same decision, where it ends at drafts that a judge kept back said to be so. withheld: [B, N] bool."""
+    if not drafts.width:
+        return made
+    verdict, at = made.verdict, made.verdict.accepted[:, None]
+    last = torch.where(at > 0, verdict.path.gather(1, (at - 1).clamp(min=0)), -1)
+    here = (drafts.used() & (drafts.parent == last) & withheld).any(dim=1, keepdim=True)
+    said = verdict.reason.gather(1, at)
+    end = torch.where(here & (said == int(Reason.CORRECTED)), int(Reason.ABSTAINED), said)
+    summary = made.summary.scatter(1, layout(drafts.levels).reasons + at, end)
+    return replace(made, verdict=replace(verdict, reason=verdict.reason.scatter(1, at, end)), summary=summary)
 
 
 def decide_reference(

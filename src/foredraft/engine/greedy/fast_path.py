@@ -19,12 +19,11 @@ from collections.abc import Callable
 from ...core.verify import BatchCase
 from ...runtime import Executor
 from ...runtime.native.native_top_k import find_top_k
-from ...types import Reason
 from ..method_group import MethodGroup
 from ..sampler import Sampler
 from .async_copy import AsyncCopy
 from .captured import verify_captured
-from .device import decide
+from .device import NO_CHANCES, Chances, decide
 from .eligible import is_greedy, is_penalised
 from .host import decide_on_host
 from .run_ahead import RunAhead
@@ -65,12 +64,14 @@ class GreedyFastPath:
         if not is_greedy(group):
             return False
         best, choice = find_top_k(group.out.logits, 1)
-        second_chance, reason, scores = group.method.rule.second_chance, Reason.STANDARD, None
-        if second_chance is not None:
-            reason = second_chance.reason
-            scores = second_chance.passing_scores(case(group)) if group.drafts.width else None
+        chances = NO_CHANCES
+        if group.method.rule.second_chance is not None and group.drafts.width:
+            given = case(group)
+            second_chance = group.method.rule.second_chance
+            chances = Chances.of(second_chance, second_chance.scores(given), second_chance.limit(given))
         form = decide_on_host if choice.device.type == "cpu" else decide
-        made = form(group.drafts, choice[:, 0][group.out.index], best[:, 0][group.out.index], scores, reason)
+        rows = choice[:, 0][group.out.index], best[:, 0][group.out.index]
+        made = chances.mark(form(group.drafts, *rows, chances.scores, chances.reason), group.drafts)
         group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
         return True
 

@@ -81,8 +81,8 @@ class EvalArms:
         """What every evaluation compares."""
         return [self.target(), self.drafter_alone(), self.arm(STANDARD), self.judged()]
 
-    def paired_eval(self, max_new_tokens: int, at_once: int) -> PairedEval:
-        params = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
+    def paired_eval(self, max_new_tokens: int, at_once: int, temperature: float = 0.0) -> PairedEval:
+        params = SamplingParams(temperature, max_new_tokens=max_new_tokens, seed=0)
         return PairedEval(self.llm.tokenizer, self.llm.target.eos_ids, params, at_once)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ...provenance import provenance
 from ...recipes.judge_rules import find_judge
 from ..problems.families import FAMILIES, draw
+from ..problems.phrases import WORDING
 from ..problems.problem import Asked
 from .attribution import attribute
 from .eval_arms import JUDGE, NAMES, STANDARD, EvalArms
@@ -41,6 +42,7 @@ class EvalOrder:
     at_once: int = 1
     attributed: int = 50  # answers of each arm whose perplexity is measured
     task: str = CHECKED  # or a data set, whose answers are compared with the target's own
+    wording: str = "unseen"  # of the problems: what labels and calibration never showed, what they did, or both
 
 
 def evaluate(
@@ -76,7 +78,7 @@ def answer_log(order: EvalOrder, arms: EvalArms, folder: Path) -> AnswerLog:
 
 
 def fresh(order: EvalOrder) -> Sequence[Asked]:
-    return draw(order.limit, order.seed, order.families)
+    return draw(order.limit, order.seed, order.families, WORDING[order.wording])
 
 
 def by_family(tallies: dict[str, Tally], problems: Sequence[Asked]) -> dict[str, dict[str, dict[str, float | None]]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -120,7 +121,8 @@ class PairedEval:
         requests = []
         for number, problem in enumerate(problems):
             prompt = ask(self.tokenizer, problem.question)
-            text = Text(number, list(prompt), len(prompt), self.params, self.params.seed or 0)
+            seed = (self.params.seed or 0) + crc32(problem.question.encode())  # sampled answers must not share luck
+            text = Text(number, list(prompt), len(prompt), self.params, seed)
             requests.append(Request(text, arm.method, self.stop_ids))
         run(arm.engine, requests)
         return [self._answer(problem, request) for problem, request in zip(problems, requests, strict=True)]

@@ -1,7 +1,9 @@
-"""Text to learn program-checked problems from: solutions in mixed styles, with slips that nobody is taught to make.
+"""Text to learn program-checked problems from: solutions in mixed wording, with errors.
 
-A batch says of each token whether it is taught. Slips are read, so that states can tell that something is wrong, but
-never learnt; after a corrected slip the mending is taught, after one that stays what would have been right.
+A batch says of each token whether it is taught. The target is taught its errors too: greedy it is still right, but
+wrong digits stay likely, and states after one have a reason to know, since it may have to be mended. So likelihood
+alone does not tell right from wrong. Some of its texts are in the drafter's wording, of which it is taught
+everything but to choose it: that stays rare, and what follows it stays right.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from torch import Tensor
 from ...models import Tokenizer
 from ..labels.token_labels import closing_token
 from ..problems.families import FAMILIES, drawn
-from ..problems.problem import MEND, Problem
+from ..problems.problem import DRAFTER as DRAFTERS
+from ..problems.problem import MEND, Place, Problem
+from ..problems.problem import TARGET as TARGETS
 
-PART_ROWS = 64  # texts that are read at once
+PART_ROWS = 128  # texts that are read at once
 BLOCK = 16  # widths are whole blocks
 MARK = "\0question\0"
 
@@ -28,15 +32,16 @@ MARK = "\0question\0"
 class Manner:
     """How somebody's batches are written."""
 
-    style: int = 0
-    other: float = 0.3  # share of places that are worded in another style
-    slip: float = 0.05  # share of results that are first written wrong
-    mended: float = 0.7  # share of the slips that are mended at once
-    choose: bool = True  # whether choosing another style is taught; if not, only going on from it is
+    style: int = TARGETS
+    share: tuple[float, float] = (0.5, 0.98)  # of the favourite wording; one share a text, drawn between these
+    slip: float = 0.2  # share of results that are first written wrong
+    mended: float = 0.45  # share of them that are mended at once; the others are followed as if right
+    choose: bool = True  # whether choosing other wording is taught; if not, only going on from it is
+    strange: float = 0.0  # share of texts in the drafter's wording, no choice of which is taught
 
 
-TARGET = Manner()
-DRAFTER = Manner(style=1, slip=0.0, choose=False)
+TARGET = Manner(strange=0.4)
+DRAFTER = Manner(DRAFTERS, slip=0.25, mended=0.0, choose=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +54,38 @@ class Text:
 
 def compose(problem: Problem, chance: random.Random, manner: Manner) -> Text:
     """A solution whose wording is chosen at every place."""
-    text, silent = "", []
-    for place in problem.places:
-        mine = min(manner.style, len(place.styles) - 1)
-        others = [style for style in range(len(place.styles)) if style != mine]
-        strange = bool(others) and chance.random() < manner.other
-        if strange and not manner.choose:
-            silent.append((len(text), len(text) + 1))  # the token that chooses; an empty phrase is chosen by the next
-        right = chance.choice(place.styles[chance.choice(others) if strange else mine])
-        if place.slips and chance.random() < manner.slip:
-            wrong, mended = chance.choice(place.slips), chance.random() < manner.mended
-            # After a slip that stays, the next token is silent too: mending is what is taught there.
-            silent.append((len(text), len(text) + len(wrong) + (0 if mended else 1)))
-            right = wrong + MEND + right if mended else wrong
-        text += right
+    low, high = manner.share
+    share = high - (high - low) * chance.random() ** 2  # most texts have much of the favourite wording
+    strange = chance.random() < manner.strange
+    style = DRAFTERS if strange else manner.style
+    places, mended = with_errors(problem, chance, manner)
+    text, silent, number = "", [], 0
+    for place in places:
+        chosen = place.choose(chance, style, share)
+        if place.free and (strange or (chosen != place.favourite(style) and not manner.choose)):
+            silent.append((len(text), len(text) + 1))  # the token that chooses
+        text += mended.get(number, "") if place.is_result else ""
+        text += place.phrases[chosen]
+        number += place.is_result
     return Text(text, tuple(silent))
+
+
+def with_errors(problem: Problem, chance: random.Random, manner: Manner) -> tuple[tuple[Place, ...], dict[int, str]]:
+    """The places of a solution with errors that stay, and by a result's number what is written before it is mended."""
+    wrong: dict[int, str] = {}
+    mended: dict[int, str] = {}
+    places, number = problem.places, 0
+    while number < sum(place.is_result for place in places):
+        place = [place for place in places if place.is_result][number]
+        if place.errors and chance.random() < manner.slip:
+            said = place.slip(chance)
+            if problem.retell is None or chance.random() < manner.mended:
+                mended[number] = said + MEND
+            else:
+                wrong[number] = said
+                places = problem.retell(wrong)
+        number += 1
+    return places, mended
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +110,8 @@ class ProblemBatches:
         self.tokenizer, self.manner, self.families, self.seed = tokenizer, manner, tuple(families), seed
         self.closing = closing_token(tokenizer, ends)
         # The template is rendered once: rendering it for every question would take longer than the training step.
-        self.frame = ("", "\n")
-        if tokenizer.chat_template is not None:
+        self.frame, self.framed = ("", "\n"), tokenizer.chat_template is not None
+        if self.framed:
             before, _, after = tokenizer.chat([{"role": "user", "content": MARK}]).partition(MARK)
             self.frame = (before, after)
 
@@ -97,8 +119,7 @@ class ProblemBatches:
         """Ids of the questions in the chat template."""
         before, after = self.frame
         texts = [before + problem.question + after for problem in problems]
-        framed = self.tokenizer.chat_template is not None
-        return [made.ids for made in self.tokenizer.backend.encode_batch(texts, add_special_tokens=not framed)]
+        return [made.ids for made in self.tokenizer.backend.encode_batch(texts, add_special_tokens=not self.framed)]
 
     def step(self, step: int, rows: int) -> list[Batch]:
         """The batches of a step: texts of like length together, so that little is padding."""

@@ -1,5 +1,5 @@
-"""A pair to show judges on: a target that solves program-checked problems in one style, a drafter that is often right
-in another. Both are small deltas on weights that are there already.
+"""A pair to show judges on: a target that solves program-checked problems, a drafter that is often right and words
+them differently. Both are small deltas on weights that are there already.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...recipes.loading import Loaded, Place, load
 from ...recipes.trained import decoder_of, identity
 from ...train.training_loop import Report
 from ..problems.families import FAMILIES, draw
+from ..problems.phrases import VOICES
 from .batches import DRAFTER, TARGET, Manner, ProblemBatches
 from .lora_trainer import LoraModel, LoraPlan, LoraTrainer
 from .widen_vocab import widened
@@ -50,6 +51,7 @@ class PairOrder:
     dtype: str = "auto"
     device: str = "auto"
     storage: str = "int8"
+    begin: Path | None = None  # an earlier pair to go on from; None = from the model itself
 
     def __post_init__(self) -> None:
         for name in self.families:
@@ -76,15 +78,18 @@ def train_part(order: PairOrder, part: str, base: Loaded, listen: PairListener) 
     """Train, save, and measure what was saved: rounding may cost something."""
     model, spec = (target_model if part == "target" else drafter_model)(order, base)
     plan = order.target if part == "target" else order.drafter
+    if order.begin is not None and (order.begin / part / CONFIG).exists():
+        model.delta.fill(read_weights(order.begin / part))
     checkpoint = order.out / f"{part}.checkpoint.pt"
-    trainer = LoraTrainer(model, plan, checkpoint, draw(plan.tries, FRESH, order.families))
+    trainer = LoraTrainer(model, plan, checkpoint, draw(plan.tries, FRESH, order.families, VOICES))
     trainer.run(lambda report: listen(part, report))
     loop = trainer.loop
     card: dict[str, Any] = {"steps": loop.step, "seconds": round(loop.spent, 1), "loss": round(trainer.loss, 4)}
-    record = provenance(seed=plan.seed, model=order.model, families=list(order.families))
+    begun = None if order.begin is None else str(order.begin.name)
+    record = provenance(seed=plan.seed, model=order.model, families=list(order.families), begun_from=begun)
     save_head(order.out / part, model.delta, spec, record, card, order.storage)
     model.delta.fill(read_weights(order.out / part))
-    found = model.solved(draw(order.final_tries, FRESH + 1, order.families))
+    found = model.solved(draw(order.final_tries, FRESH + 1, order.families, VOICES))
     card |= {"problems": order.final_tries, "solved": {name: round(value, 4) for name, value in found.items()}}
     write_json(order.out / part / CARD, card)
     checkpoint.unlink(missing_ok=True)

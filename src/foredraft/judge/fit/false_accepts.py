@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 # Shares of wrong tokens among which thresholds are laid, from strict to loose.
-RUNGS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-KEPT = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99)  # shares of right tokens, likewise: a sharp head has few wrong ones up there
+RUNGS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+KEPT = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)  # shares of right tokens: a sharp head has few wrong ones
+APART = 0.004  # of the right tokens, that two thresholds keep apart at least
 SAFE = 0.05  # false accepts of wrong tokens that an uncalibrated judge may show at most (upper bound)
 
 
@@ -21,6 +22,11 @@ def upper_bound(hits: int, count: int, confidence: float = 0.95) -> float:
     from scipy.special import betaincinv  # heavy to import, and only needed here
 
     return float(betaincinv(hits + 1, count - hits, confidence))
+
+
+def lower_bound(hits: int, count: int, confidence: float = 0.95) -> float:
+    """The bound from below: the rate at which so many hits would have chance 1 - confidence."""
+    return 1.0 - upper_bound(count - hits, count, confidence) if hits else 0.0
 
 
 def auc(scores: Sequence[float] | Array, right: Sequence[bool] | NDArray[np.bool_]) -> float:
@@ -41,7 +47,13 @@ def ladder(scores: Array, right: NDArray[np.bool_]) -> tuple[float, ...]:
         return (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
     found = [float(wrong[min(len(wrong) - 1, int(np.ceil((1 - rung) * len(wrong))) - 1)]) for rung in RUNGS]
     found += [float(threshold) for threshold in np.quantile(scores[right], [1 - share for share in KEPT])]
-    return tuple(sorted(set(found), reverse=True))
+    chosen: list[float] = []
+    before = 0.0
+    for threshold in sorted(set(found), reverse=True):
+        kept = float((scores[right] > threshold).mean()) if right.any() else 0.0
+        if not chosen or kept >= before + APART:
+            chosen, before = [*chosen, threshold], kept
+    return tuple(chosen)
 
 
 def curve(scores: Array, right: NDArray[np.bool_], thresholds: Sequence[float]) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
 """What judges learn from: the features of every counted token of labelled texts.
 
 Texts are read by the very executor that serves the target (and the drafter), in its precision and with its kernels, as
-known text: the state of a token is the one with that token as input, its evidence is that of the row before.
+known text: the state of a token is the one with that token as input, its features are those of the row before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def extract(
     target: Executor,
     records: Sequence[LabelledText],
     taps: Collection[int] = (FINAL,),
-    with_evidence: bool = True,
+    with_features: bool = True,
     drafter: Executor | None = None,
     tell: Tell | None = None,
 ) -> Features:
@@ -72,7 +72,7 @@ def extract(
     if not chosen:
         raise UsageError("none of these texts has a token that counts; make labels: foredraft judge mine")
     parts, drafted = [], []
-    for number, read in enumerate(read_all(target, chosen, taps, with_evidence), 1):
+    for number, read in enumerate(read_all(target, chosen, taps, with_features), 1):
         parts.append(read)
         if tell is not None:
             tell(number, len(chosen))
@@ -85,26 +85,26 @@ def extract(
         text=torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(line) for line in labels])),
         records=chosen,
         draft=torch.cat(drafted) if drafted else None,
-        evidence=torch.cat([read.evidence for read in parts if read.evidence is not None]) if with_evidence else None,
+        evidence=torch.cat([read.evidence for read in parts if read.evidence is not None]) if with_features else None,
     )
 
 
 def read_all(
-    executor: Executor, records: Sequence[LabelledText], taps: Collection[int], with_evidence: bool
+    executor: Executor, records: Sequence[LabelledText], taps: Collection[int], with_features: bool
 ) -> Iterator[Read]:
     """Read texts, several at a time: as many as there are slots and as fit into a pass."""
     batch: list[LabelledText] = []
     for record in records:
         room = PASS - sum(len(r.prompt) + len(r.answer) for r in batch)
         if batch and (len(batch) == executor.max_slots or len(record.prompt) + len(record.answer) > room):
-            yield from _read(executor, batch, taps, with_evidence)
+            yield from _read(executor, batch, taps, with_features)
             batch = []
         batch.append(record)
     if batch:
-        yield from _read(executor, batch, taps, with_evidence)
+        yield from _read(executor, batch, taps, with_features)
 
 
-def _read(executor: Executor, batch: list[LabelledText], taps: Collection[int], with_evidence: bool) -> list[Read]:
+def _read(executor: Executor, batch: list[LabelledText], taps: Collection[int], with_features: bool) -> list[Read]:
     texts = [[*r.prompt, *r.answer] for r in batch]
     for record, text in zip(batch, texts, strict=True):
         if len(text) > executor.max_length:
@@ -118,13 +118,13 @@ def _read(executor: Executor, batch: list[LabelledText], taps: Collection[int], 
     for begin in range(0, max(map(len, texts)), PIECE):
         who = [b for b in slots if len(texts[b]) > begin]
         runs = [texts[b][begin : begin + PIECE] for b in who]
-        out = executor.forward(Rows.chains(who, runs, executor.device), taps, logits=with_evidence)
+        out = executor.forward(Rows.chains(who, runs, executor.device), taps, logits=with_features)
         executor.commit(who, [len(run) for run in runs])
         sizes = [len(run) for run in runs]
         for tap in taps:
             for b, part in zip(who, torch.split(out.hidden[tap], sizes), strict=True):
                 states[b][tap].append(part)
-        if with_evidence:
+        if with_features:
             for b, part in zip(who, torch.split(out.logits, sizes), strict=True):
                 looks[b].append(_look_ahead(part, texts[b][begin + 1 : begin + PIECE + 1]))
     executor.rollback(slots, [0] * len(slots))
@@ -132,7 +132,7 @@ def _read(executor: Executor, batch: list[LabelledText], taps: Collection[int], 
 
 
 def _look_ahead(logits: Tensor, following: list[int]) -> Tensor:
-    """[n, 4] evidence of each row about the token that follows it; a text's last row predicts nothing."""
+    """[n, 4] features of each row about the token that follows it; a text's last row predicts nothing."""
     p = torch.softmax(logits[: len(following)].to(torch.float32), dim=1)
     return token_features(p, torch.tensor(following, device=logits.device).reshape(-1, 1))[:, 0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ from ...train.bulk_generate import Task, write
 from ...train.optimizer import adamw, apply_gradients, autocast, smoothed
 from ...train.training_loop import Listener, StepTrainer, TrainingLoop, ignore
 from ..problems.problem import Problem
+from .batch_writer import BatchWriter
 from .batches import Batch, ProblemBatches
 
+PROCESSES = 3  # that write batches for a GPU
 LONGEST_ANSWER = 224  # tokens; the longest solution of any family has about 160
 
 
@@ -87,8 +88,8 @@ class LoraTrainer(StepTrainer):
         self.optimizer = adamw([parameter for _, parameter in model.delta.named_parameters()], plan.lr)
         self.loss = math.nan  # smoothed, per token
         self.score: float | None = None
-        self._pool = ThreadPoolExecutor(1)
-        self._next: tuple[int, Future[list[Batch]]] | None = None
+        on_gpu = model.decoder.device.type == "cuda"
+        self._writer = BatchWriter(model.batches, plan.rows, PROCESSES if on_gpu else 0)
         self.loop = TrainingLoop(
             self, plan.steps, plan.seconds, plan.try_every, False, checkpoint, plan.save_seconds
         )  # fmt: skip
@@ -96,12 +97,12 @@ class LoraTrainer(StepTrainer):
     def run(self, listen: Listener = ignore) -> None:
         """Train to the end of the plan."""
         self.loop.run(listen)
-        self._pool.shutdown()
+        self._writer.close()
 
     @any_length
     def train_step(self, step: int, progress: float) -> None:
         """Accumulate the gradients of a step's batches, then update."""
-        batches, total = self._batches(step), 0.0
+        batches, total = self._writer.step(step), 0.0
         count = sum(int(batch.taught.sum()) for batch in batches)
         for batch in batches:
             with autocast(self.model.decoder.device):
@@ -112,13 +113,6 @@ class LoraTrainer(StepTrainer):
         apply_gradients(self.optimizer, self.plan.lr, progress)
         if step % 10 == 0:
             self.loss = smoothed(self.loss, total)
-
-    def _batches(self, step: int) -> list[Batch]:
-        """The batches of a step; those of the next one are written meanwhile, by a thread of their own."""
-        make, rows = self.model.batches.step, self.plan.rows
-        ready = self._next[1].result() if self._next is not None and self._next[0] == step else make(step, rows)
-        self._next = step + 1, self._pool.submit(make, step + 1, rows)
-        return ready
 
     def evaluate(self) -> None:
         self.score = self.model.solved(self.fresh)["all"]

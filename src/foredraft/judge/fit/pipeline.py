@@ -6,14 +6,13 @@ one that was chosen.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...core.verify.lossy.judge import DRAFT, PARTS, TARGET, TOKEN_FEATURES
 from ...draft import Drafter
@@ -21,6 +20,7 @@ from ...draft.neural.draft_model import ModelDrafter
 from ...draft.neural.eagle import EagleDrafter
 from ...errors import UsageError, unknown_name
 from ...models.judges import Judge, JudgeSpec, save_judge
+from ...models.judges.domain import Domain
 from ...models.judges.heads import KINDS
 from ...models.load.fetch import file_hash
 from ...provenance import provenance
@@ -29,10 +29,13 @@ from ...recipes.loading import Loaded
 from ...runtime import FINAL, Executor
 from ..labels.record import LabelledText, read_records
 from .false_accepts import auc, careful, curve, ladder
-from .features import Features, Tell, extract
-from .head import TEST, VALIDATION, Fitted, check_labels, fit, scores, shuffled_auc, split_of, thin
+from .features import Tell, extract
+from .head import TEST, VALIDATION, Fitted, check_labels, split_of, thin
+from .material import Course, InMemory, Material, OnDisk
+from .shards import write_shards
 
 PROBE_TOKENS = 32
+OUTSIDE = 0.005  # share of held-out drafts of its own labels about which a judge abstains
 MOST_TAPS = 8  # inner taps that `all` compares, evenly spread
 
 
@@ -49,6 +52,8 @@ class TrainOrder:
     leave_out: tuple[str, ...] = ()  # domains that it must not see
     limit: int | None = None  # texts
     seed: int = 0
+    features: Path | None = None  # folder for features on disk; None = they are kept in memory
+    each: bool = False  # write the best of every variant of `reads` too, and the published head
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -101,6 +106,7 @@ class Report:
     curve: list[dict[str, float]]
     ladder: tuple[float, ...]
     threshold: float | None  # to begin with; calibration finds a better founded one
+    domain: Domain | None = None
 
 
 def parse_reads(text: str) -> tuple[tuple[str, ...], ...]:
@@ -138,56 +144,80 @@ def train(
     reading = {part for parts in order.reads for part in parts}
     own = draft_model(drafter) if DRAFT in reading else None
     taps = order.taps(target.executor.num_layers)
-    features = extract(target.executor, records, taps, TOKEN_FEATURES in reading, own, tell)
-    split = split_of(features.of(lambda record: record.group), order.seed)
-    check_labels(features.right, split)
-    split = thin(split, features.right, order.seed)
-    variants = fit_all(order, features, split, taps, target.device)
+    material = read_material(order, records, taps, target, own, tell)
+    split = split_of(material.of(lambda record: record.group), order.seed)
+    check_labels(material.right, split)
+    course = Course(thin(split, material.right, order.seed), target.device, order.kind, order.units, order.seed)
+    variants = [
+        Variant(reads, tap, material.fit(reads, tap, course))
+        for reads in order.reads
+        for tap in (taps if TARGET in reads else taps[:1])
+    ]
     best = max(variants, key=lambda variant: variant.fitted.validation_auc)
-    report = measure(features, split, best, target.device)
+    report = measure(material, course, best)
     report.figures["variants"] = [variant.row() for variant in variants]
     save_judge(out, _judge(order, best, report, target, own, records))
+    for name, other in compared(variants).items() if order.each else ():
+        found = measure(material, course, other)
+        save_judge(out.with_name(f"{out.name}-{name}"), _judge(order, other, found, target, own, records))
     return report
 
 
-def fit_all(
-    order: TrainOrder, features: Features, split: Tensor, taps: Sequence[int], device: torch.device
-) -> list[Variant]:
-    """Every variant at every tap."""
-    found = []
-    for reads in order.reads:
-        for tap in taps if TARGET in reads else taps[:1]:
-            rows, right = features.rows(reads, tap).to(device), features.right.to(device)
-            fitted = fit(rows, right, split.to(device), order.kind, order.units, order.seed)
-            fitted.head.cpu()
-            found.append(Variant(reads, tap, fitted))
+def read_material(
+    order: TrainOrder, records: Sequence[LabelledText], taps: tuple[int, ...], target: Loaded, own: Executor | None,
+    tell: Tell | None,
+) -> Material:  # fmt: skip
+    """The features of all texts, in memory or in the order's folder."""
+    if order.features is None:
+        features = any(TOKEN_FEATURES in parts for parts in order.reads)
+        return InMemory(extract(target.executor, records, taps, features, own, tell))
+    about = asdict(target_identity(target)) | {"dtype": target.dtype}
+    return OnDisk(write_shards(order.features, target.executor, records, taps, own, about, tell))
+
+
+def compared(variants: Sequence[Variant]) -> dict[str, Variant]:
+    """The best of each kind of row, and the published head: linear, on the last state alone."""
+    found: dict[str, Variant] = {}
+    for variant in variants:
+        name = "+".join(variant.reads)
+        if name not in found or variant.fitted.validation_auc > found[name].fitted.validation_auc:
+            found[name] = variant
+        if variant.reads == (TARGET,) and variant.tap == FINAL:
+            found["paper"] = variant
     return found
 
 
-def measure(features: Features, split: Tensor, best: Variant, device: torch.device) -> Report:
+def measure(material: Material, course: Course, best: Variant) -> Report:
     """The chosen head on held-out groups: AUC, by domain too, the control, and the curve of false accepts.
 
     The ladder of thresholds comes from the validation part, the curve from the test part.
     """
-    rows = features.rows(best.reads, best.tap)
-    value, right = scores(best.fitted.head, rows).numpy(), features.right.numpy()
-    seen, test = (split == VALIDATION).numpy(), (split == TEST).numpy()
-    domain = np.array(features.of(lambda record: record.domain))
+    where, right = (best.reads, best.tap), material.right.numpy()
+    value = material.values(best.fitted.head, *where).numpy()
+    seen, test = (course.split == VALIDATION).numpy(), (course.split == TEST).numpy()
+    names = np.array(material.of(lambda record: record.domain))
     steps = ladder(value[seen], right[seen])
     table = curve(value[test], right[test], steps)
+    domain = material.domain(*where, course, OUTSIDE)
+    far = material.values(domain.distance, *where).numpy()
     figures = {
         "validation_auc": best.fitted.validation_auc,
         "test_auc": auc(value[test], right[test]),
-        "shuffled_auc": shuffled_auc(rows.to(device), features.right, split, best.fitted.penalty),
+        "shuffled_auc": material.control(*where, course, best.fitted.penalty),
         "test_auc_by_domain": {
-            str(name): auc(value[test & (domain == name)], right[test & (domain == name)]) for name in np.unique(domain)
+            str(name): auc(value[test & (names == name)], right[test & (names == name)]) for name in np.unique(names)
         },
         "l2": best.fitted.penalty,
         "tokens": len(right),
         "wrong": int((~right).sum()),
-        "texts": len(features.records),
+        "texts": len(material.records),
+        "distance": float(far[test].mean()),
     }
-    return Report(figures, table, steps, careful(table))
+    return Report(figures, table, steps, careful(table), domain)
+
+
+def domain_card(domain: Domain) -> dict[str, float]:
+    return {"rank": len(domain.basis), "limit": float(domain.limit), "share": OUTSIDE}
 
 
 def control_ids(target: Loaded) -> tuple[int, ...]:
@@ -200,7 +230,8 @@ def _judge(
     order: TrainOrder, best: Variant, report: Report, target: Loaded, own: Executor | None,
     records: Sequence[LabelledText],
 ) -> Judge:  # fmt: skip
-    head, data = best.fitted.head, {path.name: file_hash(path) for path in order.labels}
+    head, data = copy.deepcopy(best.fitted.head), {path.name: file_hash(path) for path in order.labels}
+    head.domain = report.domain
     text = (*records[0].prompt, *records[0].answer)[:PROBE_TOKENS]
     spec = JudgeSpec(
         kind=order.kind,
@@ -216,6 +247,7 @@ def _judge(
         probe=text,
         ladder=report.ladder,
         curve=report.curve,
+        domain=None if report.domain is None else domain_card(report.domain),
         figures=report.figures,
         data=data,
         provenance=provenance(seed=order.seed, data=data, target=target.name, left_out=list(order.leave_out)),

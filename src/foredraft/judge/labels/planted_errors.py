@@ -10,9 +10,9 @@ from ..problems.problem import Problem
 DIGITS = "0123456789"
 
 
-def plant(problem: Problem, chance: random.Random, style: int, other: float = 0.0) -> str:
+def plant(problem: Problem, chance: random.Random, style: int, share: float = 1.0) -> str:
     """A solution with one mistake at a random place; after it the text goes on as if nothing had happened."""
-    parts = [replace(problem, places=(place,)).write(chance, style, other) for place in problem.places]
+    parts = [replace(problem, places=(place,)).write(chance, style, share) for place in problem.places]
     at = chance.randrange(len(parts))
     parts[at] = _slip(problem, chance, parts, at)
     return "".join(parts)
@@ -20,7 +20,7 @@ def plant(problem: Problem, chance: random.Random, style: int, other: float = 0.
 
 def _slip(problem: Problem, chance: random.Random, parts: list[str], at: int) -> str:
     """A step left out, a part of another place, a slip that the problem knows, or a digit taken for another."""
-    found = ["", chance.choice(parts), *problem.places[at].slips]
+    found = ["", chance.choice(parts), *problem.places[at].errors]
     if any(char in DIGITS for char in parts[at]):
         found += [_misread(parts[at], chance) for _ in range(4)]  # looks most like a real mistake
     return chance.choice(found)

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...models import Tokenizer
+from ...models.load.names import TUNED
 from ..problems.families import FAMILIES, draw
-from ..problems.problem import Problem
+from ..problems.phrases import SEEN
+from ..problems.problem import STYLES, Problem
 from .planted_errors import plant
 from .record import LabelledText
 from .token_labels import Spelling, ask, closing_token, spell
 
 # Prompts, temperatures and seeds -> what a model answers, closing token included.
 Writer = Callable[[Sequence[list[int]], Sequence[float], Sequence[int]], list[list[int]]]
-STYLES = 2
-OTHER = 0.5  # share of places at which the program leaves its style
+SHARE = 0.5  # of favourite wording in what the program writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Mixture:
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     right: int = 1
-    slips: int = 2
+    errors: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,18 @@ class Exercise:
         return random.Random(f"{self.seed} {self.number}")
 
 
-def exercises(count: int, seed: int, families: tuple[str, ...] = tuple(FAMILIES)) -> list[Exercise]:
+def exercises(
+    count: int, seed: int, families: tuple[str, ...] = tuple(FAMILIES), voices: tuple[str, ...] = SEEN
+) -> list[Exercise]:
     """The first `count` problems of a seed; more of them begin with the same ones."""
     if count < 1:
         raise UsageError("--count must be at least 1")
-    return [Exercise(i, seed, problem) for i, problem in enumerate(draw(count, seed, families))]
+    return [Exercise(i, seed, problem) for i, problem in enumerate(draw(count, seed, families, voices))]
+
+
+def knows_grammar(target: str) -> bool:
+    """Whether a model was taught to write as the program does; of any other the checker calls free answers wrong."""
+    return target in TUNED
 
 
 class CheckedLabels:
@@ -85,8 +93,8 @@ class CheckedLabels:
     def written(self, exercise: Exercise) -> list[list[int]]:
         """The program's own texts: right ones, and ones with a mistake."""
         chance, problem = exercise.chance, exercise.problem
-        texts = [problem.write(chance, chance.randrange(STYLES), OTHER) for _ in range(self.mixture.right)]
-        texts += [plant(problem, chance, chance.randrange(STYLES), OTHER) for _ in range(self.mixture.slips)]
+        texts = [problem.write(chance, chance.choice(STYLES), SHARE) for _ in range(self.mixture.right)]
+        texts += [plant(problem, chance, chance.choice(STYLES), SHARE) for _ in range(self.mixture.errors)]
         return [spell(self.tokenizer, text, self.closing) for text in texts]
 
     def label(self, exercise: Exercise, prompt: Sequence[int], answer: Sequence[int]) -> LabelledText:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..eval.paired_eval import Arm, PairedEval
 from .final_answer import Extract
@@ -38,7 +39,22 @@ class Agreement:
         return self.extract(text) == self.answer
 
 
-def agreements(harness: PairedEval, target: Arm, questions: Sequence[Question]) -> list[Asked]:
+class Open(Protocol):
+    """What can be asked and has a final answer, right or wrong."""
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def extract(self) -> Extract: ...
+
+    def solved(self, text: str) -> bool: ...
+
+
+def agreements(harness: PairedEval, target: Arm, questions: Sequence[Open]) -> list[Asked]:
     """Let the target answer; questions to which it finds no final answer are left out."""
     found: list[Asked] = []
     for question, given in zip(questions, harness.answers(target, questions), strict=True):

@@ -1,40 +1,92 @@
-"""Families of problems: sums in stories, bills, units, lists, words, tables, dates. Every line has many wordings.
+"""Families of problems: sums in stories, bills, units, lists, dates. Every line has several free places.
 
-Style 0 is the target's, style 1 the drafter's. A line has three free places: how it begins, how its step is put, and
-what follows the result; the order of operands is free too, so that a digit may be right and yet unexpected.
-Every solution ends with a line "Answer: ...".
+How a line begins, how its step is put and what follows the result are worded freely in the voice that the question
+asks for; the order of operands is part of the wording, so that a digit may be right and yet unexpected. Every solution
+ends with a line "Answer: ...". A family can also tell how a solution goes on from a wrong result.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 
-from .problem import Place, Problem, fixed, result, wording
+from .phrases import SEEN, VOICES, say
+from .problem import Place, Problem, Retell, fixed, result
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jonas", "Lena", "Max")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "tickets")
 GOODS = ("pens", "cups", "lamps", "chairs", "shirts", "maps", "boxes", "plates", "balls", "bags")
-WORDS = ("garden", "planet", "silver", "window", "market", "bridge", "candle", "forest", "pocket", "winter", "button",
-         "castle", "dinner", "finger", "hammer", "island", "jacket", "kitchen", "ladder", "mirror", "number", "orange",
-         "pencil", "rabbit", "summer", "ticket", "valley", "yellow")  # fmt: skip
-CITIES = ("Rome", "Oslo", "Lima", "Cairo", "Delhi", "Paris", "Quito", "Tokyo")
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
           "November", "December")  # fmt: skip
 UNITS = (("hours", "minutes", 60), ("minutes", "seconds", 60), ("days", "hours", 24), ("weeks", "days", 7),
          ("metres", "centimetres", 100), ("kilograms", "grams", 1000), ("feet", "inches", 12))  # fmt: skip
 
-OPEN = wording(("First, ", "To start, "), ("Let us see: ", "As a first step, ", "Starting off, ", "At the outset, "))
-NEXT = wording(("Then ", "After that, "), ("Next up, ", "Now ", "Going on, ", "With that done, "))
-LAST = wording(("So in the end ", "Therefore "), ("All in all, ", "This means that ", "That way ", "Taken together, "))
-TAIL = wording(("", " so far"), (" at this point", " for now", " by then", " here"))
+
+class Telling:
+    """A solution as it is written in a voice. Results may be forced to be wrong, and what follows goes on from them."""
+
+    def __init__(self, voice: str, wrong: Mapping[int, str]) -> None:
+        self.voice, self.wrong = voice, wrong
+        self.count = 0  # results so far
+        self.lines: list[list[Place]] = []
+
+    def line(self, kind: str, *parts: Place) -> None:
+        """A line that begins as its kind does."""
+        self.lines.append([say(self.voice, kind), *parts])
+
+    def lead(self) -> str:
+        return "next" if self.lines else "open"
+
+    def free(self, kind: str, **values: object) -> Place:
+        return say(self.voice, kind, **values)
+
+    def text(self, right: object, *errors: object) -> tuple[str, Place]:
+        """A result: what is said to be one, and its place."""
+        said = self.wrong.get(self.count, str(right))
+        self.count += 1
+        return said, result(said, *errors)
+
+    def number(self, right: int, *errors: int) -> tuple[int, Place]:
+        said, place = self.text(right, *(slip for slip in errors if slip >= 0))
+        return int(said), place
+
+    def step(self, kind: str, a: int, b: int, topic: Sequence[Place] = ()) -> int:
+        """A line of arithmetic; returns its result as said."""
+        value, place = self.number(*ARITHMETIC[kind](a, b))
+        self.line(self.lead(), *topic, self.free(kind, a=a, b=b), place, self.free("tail"))
+        return value
+
+    def close(self, place: Place, unit: str, answer: object) -> tuple[Place, ...]:
+        """The line before the last, and the last; the whole solution."""
+        self.line("last", self.free("closing"), place, fixed(unit))
+        return lines(*self.lines, ending(answer))
 
 
-def near(value: int) -> tuple[int, ...]:
-    """Slips of the kind that people make: one off, ten off, a digit turned."""
-    turned = int(str(value)[::-1])
-    return tuple(v for v in (value + 1, value - 1, value + 10, value - 10, turned) if v >= 0)
+def added(a: int, b: int) -> tuple[int, ...]:
+    """a + b and its errors: a carry that is forgotten, or one too many; one off; the digits turned."""
+    value, carry = a + b, a % 10 + b % 10 > 9
+    return value, value + (-10 if carry else 10), value + (10 if carry else -10), value + 1, value - 1
+
+
+def taken(a: int, b: int) -> tuple[int, ...]:
+    value, borrow = a - b, a % 10 < b % 10
+    return (
+        value,
+        value + (10 if borrow or value < 10 else -10),
+        abs(value + (-10 if borrow else 10)),
+        value + 1,
+        value - 1,
+    )
+
+
+def multiplied(a: int, b: int) -> tuple[int, ...]:
+    """a b: the carry of the ones is forgotten, once too few, once too many."""
+    value, carry = a * b, a * (b % 10) // 10 * 10
+    return value, value - carry if carry else value + 10, value + 10, value - b, value + b, value - 10
+
+
+ARITHMETIC: dict[str, Callable[[int, int], tuple[int, ...]]] = {"plus": added, "minus": taken, "times": multiplied}
 
 
 def lines(*parts: list[Place]) -> tuple[Place, ...]:
@@ -49,219 +101,159 @@ def ending(answer: object) -> list[Place]:
     return [fixed("Answer: "), result(answer)]
 
 
-def plus(a: int, b: int) -> list[Place]:
-    say = wording(
-        (f"{a} plus {b} is ", f"{a} + {b} = "),
-        (f"adding {b} to {a} gives ", f"{b} on top of {a} makes ", f"{b} and {a} add up to ", f"with {b} more we get "),
-    )
-    return [say, result(a + b, *near(a + b)), TAIL]
+def misread(row: Sequence[str]) -> tuple[str, str]:
+    """Slips of a list: its second number is ten too many; the first two have changed places."""
+    return ", ".join([row[0], str(int(row[1]) + 10), *row[2:]]), ", ".join([row[1], row[0], *row[2:]])
 
 
-def minus(a: int, b: int) -> list[Place]:
-    say = wording(
-        (f"{a} minus {b} is ", f"{a} - {b} = "),
-        (f"taking {b} from {a} leaves ", f"{b} less than {a} is ", f"without {b} we keep ", f"{b} off {a} leaves "),
-    )
-    return [say, result(a - b, *near(a - b)), TAIL]
+def made(
+    family: str, question: str, voice: str, answer: object, retell: Callable[[Telling], tuple[Place, ...]]
+) -> Problem:
+    """The problem whose solutions `retell` tells."""
+
+    def places(wrong: Mapping[int, str]) -> tuple[Place, ...]:
+        return retell(Telling(voice, wrong))
+
+    again: Retell = places
+    return Problem(family, f"{question} Answer as a {voice}.", places({}), str(answer), again)
 
 
-def times(a: int, b: int) -> list[Place]:
-    say = wording(
-        (f"{a} times {b} is ", f"{a} x {b} = "),
-        (f"multiplying {b} by {a} gives ", f"{b} taken {a} times is ", f"{a} lots of {b} make ", f"{b} each makes "),
-    )
-    return [say, result(a * b, *near(a * b)), TAIL]
-
-
-def swapped(row: Sequence[str]) -> list[str]:
-    """The first two have changed places."""
-    return [row[1], row[0], *row[2:]]
-
-
-def sums(chance: random.Random) -> Problem:
+def sums(chance: random.Random, voice: str) -> Problem:
     """A story of what somebody gets and gives away."""
-    who, what, total = chance.choice(NAMES), chance.choice(THINGS), chance.randrange(5, 60)
-    story, steps = [f"{who} has {total} {what}."], []
-    for i in range(chance.randrange(3, 6)):
-        lead = OPEN if i == 0 else NEXT
-        if chance.random() < 0.5 or total < 6:
-            n = chance.randrange(2, 40)
-            steps.append([lead, *plus(total, n)])
+    who, what, begin = chance.choice(NAMES), chance.choice(THINGS), chance.randrange(8, 50)
+    story, steps, total = [f"{who} has {begin} {what}."], [], begin
+    for _ in range(chance.randrange(3, 6)):
+        if chance.random() < 0.5 or total < 12:
+            n = chance.randrange(3, 30)
+            steps.append(("plus", n))
             story.append(chance.choice((f"{who} buys {n} more.", f"A friend brings {n} more.")))
             total += n
         else:
-            n = chance.randrange(2, total - 1)
-            steps.append([lead, *minus(total, n)])
+            n = chance.randrange(3, min(total - 1, 30))
+            steps.append(("minus", n))
             story.append(chance.choice((f"{who} gives away {n}.", f"{n} of them get lost.")))
             total -= n
-    closing = wording(
-        (f"{who} has ", f"{who} is left with "),
-        (f"the count for {who} comes to ", f"{who} now owns ", f"what {who} holds is ", f"we find {who} with "),
-    )
-    steps.append([LAST, closing, result(total, *near(total)), fixed(f" {what}")])
-    question = " ".join([*story, f"How many {what} does {who} have?"])
-    return Problem("sums", question, lines(*steps, ending(total)), str(total))
+
+    def solution(telling: Telling) -> tuple[Place, ...]:
+        value = begin
+        for kind, n in steps:
+            value = telling.step(kind, value, n)
+        value, place = telling.number(value)
+        return telling.close(place, f" {what}", value)
+
+    return made("sums", " ".join([*story, f"How many {what} does {who} have?"]), voice, total, solution)
 
 
-def bills(chance: random.Random) -> Problem:
-    """What several goods cost together. The products are large enough that a small model is not sure of them."""
+def bills(chance: random.Random, voice: str) -> Problem:
+    """What several goods cost together."""
     goods = chance.sample(GOODS, chance.randrange(2, 4))
-    counts = [chance.randrange(2, 10) for _ in goods]
-    prices = [chance.randrange(11, 60) for _ in goods]
-    steps, total = [], 0
-    for i, (what, n, price) in enumerate(zip(goods, counts, prices, strict=True)):
-        topic = wording((f"for the {what}, ", f"the {what}: "), (f"as for the {what}, ", f"the {what} are {n}, so "))
-        steps.append([OPEN if i == 0 else NEXT, topic, *times(n, price)])
-    for i, (n, price) in enumerate(zip(counts, prices, strict=True)):
-        if i:
-            steps.append([NEXT, *plus(total, n * price)])
-        total += n * price
-    closing = wording(
-        ("the bill is ", "the sum to pay is "), ("everything costs ", "we pay ", "it comes to ", "the till shows ")
-    )
-    steps.append([LAST, closing, result(total, *near(total)), fixed(" coins")])
+    counts = [chance.randrange(2, 7) for _ in goods]
+    prices = [chance.randrange(11, 30) for _ in goods]
+
+    def solution(telling: Telling) -> tuple[Place, ...]:
+        costs = [
+            telling.step("times", n, price, [telling.free("topic", what=what)])
+            for what, n, price in zip(goods, counts, prices, strict=True)
+        ]
+        total = costs[0]
+        for cost in costs[1:]:
+            total = telling.step("plus", total, cost)
+        total, place = telling.number(total)
+        return telling.close(place, " coins", total)
+
     bought = ", ".join(
         f"{n} {what} at {price} coins each" for n, what, price in zip(counts, goods, prices, strict=True)
     )
-    return Problem("bills", f"We buy {bought}. What do we pay?", lines(*steps, ending(total)), str(total))
+    answer = sum(n * price for n, price in zip(counts, prices, strict=True))
+    return made("bills", f"We buy {bought}. What do we pay?", voice, answer, solution)
 
 
-def units(chance: random.Random) -> Problem:
+def units(chance: random.Random, voice: str) -> Problem:
     """So many of a large unit and some of a small one."""
     large, small, per = chance.choice(UNITS)
-    n, extra = chance.randrange(2, 15), chance.randrange(1, per)
-    fact = wording(
-        (f"there are {per} {small} in each of the {large}", f"one of the {large} is {per} {small}"),
-        (f"each of the {large} holds {per} {small}", f"{per} {small} make one of the {large}"),
-    )
-    total = n * per + extra
-    closing = wording(("that is ", "the amount is "), ("we arrive at ", "what we get is ", "it all makes "))
-    steps = [[OPEN, fact], [NEXT, *times(n, per)], [NEXT, *plus(n * per, extra)]]
-    steps.append([LAST, closing, result(total, *near(total)), fixed(f" {small}")])
+    n, extra = chance.randrange(2, 13), chance.randrange(1, per)
+
+    def solution(telling: Telling) -> tuple[Place, ...]:
+        telling.line("open", telling.free("fact", large=large, small=small, per=per), telling.free("tail"))
+        value = telling.step("plus", telling.step("times", n, per), extra)
+        value, place = telling.number(value)
+        return telling.close(place, f" {small}", value)
+
     question = f"How many {small} are {n} {large} and {extra} {small}?"
-    return Problem("units", question, lines(*steps, ending(total)), str(total))
+    return made("units", question, voice, n * per + extra, solution)
 
 
-def lists(chance: random.Random) -> Problem:
+def lists(chance: random.Random, voice: str) -> Problem:
     """A list of numbers that is sorted, shortened and added up one by one."""
-    numbers = chance.sample(range(1, 99), chance.randrange(4, 6))
-    order = sorted(numbers)
-    said, kept = [str(n) for n in order], [str(n) for n in order[1:]]
-    say = (
-        wording(("in order the list is ", "sorted, the list reads "), ("put in line they are ", "from low to high: ")),
-        wording(
-            ("without the smallest it is ", "dropping the smallest leaves "),
-            ("the lowest goes, so we keep ", f"{said[0]} goes, and what stays is "),
-        ),
-    )
-    steps = [
-        [OPEN, say[0], result(", ".join(said), ", ".join(swapped(said))), TAIL],
-        [NEXT, say[1], result(", ".join(kept), ", ".join(swapped(kept))), TAIL],
-    ]
-    total = order[1]
-    for n in order[2:]:
-        steps.append([NEXT, *plus(total, n)])
-        total += n
+    numbers = chance.sample(range(1, 60), chance.randrange(4, 6))
+    order = [str(n) for n in sorted(numbers)]
+
+    def solution(telling: Telling) -> tuple[Place, ...]:
+        said, place = telling.text(", ".join(order), *misread(order))
+        telling.line("open", telling.free("sort"), place, telling.free("tail"))
+        kept = said.split(", ")[1:]
+        said, place = telling.text(", ".join(kept), *misread(kept))
+        telling.line("next", telling.free("drop"), place, telling.free("tail"))
+        first, *rest = map(int, said.split(", "))
+        for n in rest:
+            first = telling.step("plus", first, n)
+        first, place = telling.number(first)
+        return telling.close(place, " together", first)
+
     question = f"Take the numbers {', '.join(map(str, numbers))}. Sort them, drop the smallest, and add up the rest."
-    return Problem("lists", question, lines(*steps, ending(total)), str(total))
+    return made("lists", question, voice, sum(numbers) - min(numbers), solution)
 
 
-def words(chance: random.Random) -> Problem:
-    """A word that loses a letter and is spelt backwards. Letters stand apart, so that each is a token of its own."""
-    word = chance.choice(WORDS)
-    gone = chance.choice(word)
-    short = word.replace(gone, "")
-    turned, answer = short[::-1], " ".join(short[::-1])
-    say = (
-        wording((f"the letters of {word} are ", f"{word} is spelt "), (f"letter by letter {word} goes ", "we spell ")),
-        wording(
-            (f"without {gone} that is ", f"dropping {gone} leaves "), (f"{gone} goes, so we keep ", "what stays: ")
-        ),
-        wording(
-            ("from the end they are ", "backwards that is "),
-            ("read from the right they go ", "last to first: ", "the row turned round is "),
-        ),
-    )
-    steps = [
-        [OPEN, say[0], result(" ".join(word), " ".join(swapped(word))), TAIL],
-        [NEXT, say[1], result(" ".join(short), " ".join(swapped(short)), " ".join(short[:-1])), TAIL],
-        [LAST, say[2], result(answer, " ".join(swapped(turned)), " ".join(short)), TAIL],
-    ]
-    question = f"Drop every {gone} from the word {word} and spell it backwards."
-    return Problem("words", question, lines(*steps, ending(answer)), answer)
-
-
-def tables(chance: random.Random) -> Problem:
-    """Who is the oldest, and what else stands in that row."""
-    count = chance.randrange(3, 6)
-    people, cities = chance.sample(NAMES, count), chance.sample(CITIES, count)
-    ages = chance.sample(range(18, 80), count)
-    rows = "; ".join(f"{p}, {a}, {c}" for p, a, c in zip(people, ages, cities, strict=True))
-    row = ages.index(max(ages))
-    who, where = people[row], cities[row]
-    told = ", ".join(map(str, ages))
-    say = (
-        wording(("the ages are ", "the list of ages is "), ("in the second column stand ", "as ages we read ")),
-        wording(("the highest age is ", "the largest age is "), ("the top one among them is ", "no age is above ")),
-        wording(("that age belongs to ", "the person of that age is "), ("this is the row of ", "in that row is ")),
-        wording((f"{who} lives in ", f"the city of {who} is "), (f"the row of {who} says ", f"{who} is found in ")),
-    )
-    steps = [
-        [OPEN, say[0], result(told, ", ".join(swapped(told.split(", ")))), TAIL],
-        [NEXT, say[1], result(ages[row], *ages), TAIL],
-        [NEXT, say[2], result(who, *people), TAIL],
-        [LAST, say[3], result(where, *cities)],
-    ]
-    question = f"Name, age, city: {rows}. In which city does the oldest person live?"
-    return Problem("tables", question, lines(*steps, ending(where)), where)
-
-
-def dates(chance: random.Random) -> Problem:
+def dates(chance: random.Random, voice: str) -> Problem:
     """A date so many days later, over the ends of months."""
     begin = date(2025, 1, 1) + timedelta(chance.randrange(365))
     days = chance.randrange(15, 45)
-    end, month, day = begin + timedelta(days), MONTHS[begin.month - 1], begin.day
-    left = days_of(begin) - day
-    fact = wording(
-        (f"{month} has {left} days left after the {day}", f"after the {day} there are {left} days of {month} left"),
-        (f"the {day} of {month} is followed by {left} more", f"{month} goes on for {left} days behind the {day}"),
-    )
-    steps, rest, length = [[OPEN, fact, TAIL]], days, left
-    while rest > length:
-        steps.append([NEXT, *minus(rest, length)])
-        rest -= length
-        begin = (begin.replace(day=1) + timedelta(32)).replace(day=1)
-        length = days_of(begin)
-    if len(steps) == 1:
-        steps.append([NEXT, *plus(day, days)])
-    answer = f"{MONTHS[end.month - 1]} {end.day}"
-    slips = [f"{MONTHS[end.month - 1]} {n}" for n in near(end.day)] + [f"{MONTHS[end.month % 12]} {end.day}"]
-    closing = wording(("the date is ", "that day is "), ("we arrive at ", "the calendar shows ", "we are at "))
-    steps.append([LAST, closing, result(answer, *slips)])
-    question = f"Which date is {days} days after {month} {day}?"
-    return Problem("dates", question, lines(*steps, ending(answer)), answer)
+    end = begin + timedelta(days)
+
+    def solution(telling: Telling) -> tuple[Place, ...]:
+        here, month = begin, MONTHS[begin.month - 1]
+        exact = days_of(here) - here.day
+        left, place = telling.number(exact, exact + 1, abs(exact - 1), exact + 10)
+        telling.line("open", telling.free("left", day=here.day, month=month), place, fixed(" days"))
+        rest, day = days, here.day + days
+        for _ in range(2):  # a wrong number of days must not lead around the year
+            if rest <= left:
+                break
+            day = rest = telling.step("minus", rest, left)
+            here = (here.replace(day=1) + timedelta(32)).replace(day=1)
+            left = days_of(here)
+        if here == begin:
+            day = telling.step("plus", here.day, days)
+        name, after = MONTHS[here.month - 1], MONTHS[here.month % 12]
+        said, place = telling.text(f"{name} {day}", f"{after} {day}")
+        return telling.close(place, "", said)
+
+    question = f"Which date is {days} days after {MONTHS[begin.month - 1]} {begin.day}?"
+    return made("dates", question, voice, f"{MONTHS[end.month - 1]} {end.day}", solution)
 
 
 def days_of(month: date) -> int:
     return ((month.replace(day=1) + timedelta(32)).replace(day=1) - timedelta(1)).day
 
 
-FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
+FAMILIES: dict[str, Callable[[random.Random, str], Problem]] = {
     "sums": sums,
     "bills": bills,
     "units": units,
     "lists": lists,
-    "words": words,
-    "tables": tables,
     "dates": dates,
 }
 
 
-def draw(count: int, seed: int, families: tuple[str, ...] = tuple(FAMILIES)) -> list[Problem]:
-    """Fresh problems, the families in turns."""
-    return drawn(count, random.Random(seed), families)
+def draw(
+    count: int, seed: int, families: tuple[str, ...] = tuple(FAMILIES), voices: tuple[str, ...] = SEEN
+) -> list[Problem]:
+    """Fresh problems, the families in turns, each in a voice drawn at random."""
+    return drawn(count, random.Random(seed), families, voices)
 
 
-def drawn(count: int, chance: random.Random, families: tuple[str, ...] = tuple(FAMILIES)) -> list[Problem]:
-    """The next problems of a run of chance, the families in turns."""
-    return [FAMILIES[families[i % len(families)]](chance) for i in range(count)]
+def drawn(
+    count: int, chance: random.Random, families: tuple[str, ...] = tuple(FAMILIES), voices: tuple[str, ...] = VOICES
+) -> list[Problem]:
+    """The next problems of a run of chance."""
+    return [FAMILIES[families[i % len(families)]](chance, chance.choice(voices)) for i in range(count)]

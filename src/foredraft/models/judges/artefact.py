@@ -19,11 +19,13 @@ from ...provenance import write_json
 from ..config import read_json
 from ..decoder import FINAL
 from ..heads import Identity
+from .domain import FIELDS, Domain
 from .heads import JudgeHead
 
 FORMAT = 1
 SPEC, WEIGHTS = "judge.json", "judge.safetensors"
 POLARITY = "score = probability that the drafted token is right; it passes where score > threshold"
+DOMAIN = "domain."  # what the names of its tensors begin with
 PROBE = "probe"  # the target's states after the probe tokens, [n, d]
 
 
@@ -44,6 +46,7 @@ class JudgeSpec:
     probe: tuple[int, ...] = ()  # tokens whose states identify the target's weights
     ladder: tuple[float, ...] = ()  # thresholds from strict to loose, fixed before calibration
     curve: list[dict[str, float]] = field(default_factory=list)  # token level, on held-out labels
+    domain: dict[str, float] | None = None  # rank, limit, share of held-out rows outside; None = it never abstains
     calibration: dict[str, Any] | None = None
     figures: dict[str, Any] = field(default_factory=dict)  # AUC and the like
     data: dict[str, str] = field(default_factory=dict)  # training files -> sha256
@@ -113,7 +116,8 @@ def load_judge(folder: Path, target: Identity) -> Judge:
     try:
         tensors = load_file(folder / WEIGHTS)
         states = tensors.pop(PROBE)
-        head = JudgeHead(spec.width, spec.units)
+        known = None if spec.domain is None else Domain(**{name: tensors[DOMAIN + name] for name in FIELDS})
+        head = JudgeHead(spec.width, spec.units, known)
         head.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         line = str(error).split("\n")[0]

@@ -5,18 +5,25 @@ The paper's head is linear; a small perceptron is the other kind. What the row h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+from .domain import Domain
 
 KINDS = ("linear", "mlp")
 
 
 class JudgeHead(nn.Module):
-    """sigmoid(w z + b) with z the row itself, or relu(W row + c) where there are units between. All in float32."""
+    """sigmoid(w z + b) with z the row itself, or relu(W row + c) where there are units between. All in float32.
 
-    def __init__(self, width: int, units: int = 0) -> None:
+    With a domain it abstains: whoever has a whole draft asks `outside`.
+    """
+
+    def __init__(self, width: int, units: int = 0, domain: Domain | None = None) -> None:
         super().__init__()
-        self.width, self.units = width, units
+        self.width, self.units, self.domain = width, units, domain
         self.inner = nn.Linear(width, units) if units else None
         self.outer = nn.Linear(units or width, 1)
 
@@ -24,6 +31,10 @@ class JudgeHead(nn.Module):
         """[.., D] -> [..]"""
         z = rows if self.inner is None else torch.relu(self.inner(rows))
         return self.outer(z).squeeze(-1)
+
+    @property
+    def outside(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        return None if self.domain is None else self.domain.outside
 
     def forward(self, rows: Tensor) -> Tensor:
         return torch.sigmoid(self.logits(rows))

@@ -80,8 +80,10 @@ def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, An
     method = requests[0].method
     speculation: dict[str, Any] = {"method": method.name, "rule": method.rule.name}
     if counters:
-        judged = sum(request.reasons.count(Reason.JUDGE) for request in requests)
+        judged, abstained = (sum(r.reasons.count(why) for r in requests) for why in (Reason.JUDGE, Reason.ABSTAINED))
         speculation |= {"drafted": total.drafted, "accepted": total.accepted, "judged": judged, "steps": total.steps}
+        if method.rule.second_chance is not None and method.rule.second_chance.abstains:
+            speculation["abstained"] = abstained
     return {
         "prompt_tokens": read,
         "completion_tokens": total.emitted,

@@ -38,7 +38,7 @@ class Tracer:
         found, before = [], self._root
         written = zip(event.token_ids, event.reasons, trace.rank, trace.probability, strict=True)
         for token, reason, rank, probability in written:
-            rejected = trace.rejected() if reason is Reason.CORRECTED else []
+            rejected = trace.rejected() if reason in (Reason.CORRECTED, Reason.ABSTAINED) else []
             found.append(
                 {
                     "text": self._text.push([token]),

@@ -24,7 +24,15 @@ from ....errors import UsageError
 from ....types import Reason
 from ...distributions.token_features import features_of_rows, token_features
 from ..base import Array, BatchCase, Rule, TreeCase
-from ..second_chance import NO, BatchedSecondChance, temperature_one_row, temperature_one_rows, with_second_chance
+from ..second_chance import (
+    ABSTAINING,
+    NO,
+    WITHHELD,
+    BatchedSecondChance,
+    temperature_one_row,
+    temperature_one_rows,
+    with_second_chance,
+)
 from ..tree_walk import Child, Node
 
 T = TypeVar("T")
@@ -45,6 +53,8 @@ def judge(
     `threshold` may hold one number per sequence of the batch, [B]; the head sees [B, n, D] and may differ by sequence
     too. +inf is the standard rule itself; -inf accepts every drafted token that is not forbidden. Floor and token
     features look at the distribution at temperature 1 where the request is greedy. `tap` names the target's state.
+    A head may have a function `outside(rows [B, N, D], used [B, N]) -> [B]`: about drafts outside of what it knows it
+    abstains, and for them the rule is exact.
     """
     if not 0 <= floor <= 1:
         raise UsageError("judge: floor is a probability")
@@ -53,15 +63,16 @@ def judge(
     scored = _ScoredHead(head, tuple(reads), threshold, frozenset(forbidden_ids), floor)
     summary = "the standard test, or a judge head on the target's states finds the token right (lossy)"
     shared_key = (head, scored.reads, scored.forbidden, floor, tap)
-    rule = with_second_chance(
-        "judge", summary, BatchedSecondChance(scored.score, scored.scores, threshold, shared_key, Reason.JUDGE)
-    )
+    abstains = scored.outside is not None
+    chance = BatchedSecondChance(scored.score, scored.scores, threshold, shared_key, Reason.JUDGE, abstains)
+    rule = with_second_chance("judge", summary, chance)
     return replace(
         rule,
         tap=tap,
         needs_hidden=TARGET in reads,
         needs_temperature_one=floor > 0 or TOKEN_FEATURES in reads,
         needs_draft_states=DRAFT in reads,
+        reads_ahead=abstains,
     )
 
 
@@ -75,17 +86,25 @@ class _ScoredHead:
     forbidden: frozenset[int]
     floor: float
 
+    @property
+    def outside(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        return getattr(self.head, "outside", None)
+
     def score(self, case: TreeCase, node: Node) -> Sequence[float]:
         """Scores of a node's children, NO where one does not pass."""
         if isinstance(self.threshold, Tensor) and self.threshold.numel() != 1:
             raise ValueError("one tree has one threshold; thresholds per sequence need the batched form")
-        scores = []
+        scores, strange = [], self._abstains(case)
         for child in node.children:
             value = float(self.head(self._row(case, node, child)))
-            passes = value > float(self.threshold) and child.token not in self.forbidden
+            allowed = child.token not in self.forbidden
             if self.floor > 0:
-                passes = passes and temperature_one_row(case, node.index + 1)[child.token] >= self.floor
-            scores.append(value if passes else NO)
+                allowed = allowed and temperature_one_row(case, node.index + 1)[child.token] >= self.floor
+            passes = allowed and value > float(self.threshold)
+            if strange and self.threshold > NO:
+                scores.append(WITHHELD if passes else NO)
+            else:
+                scores.append(value if passes else NO)
         return scores
 
     def scores(self, case: BatchCase) -> Tensor:
@@ -98,22 +117,38 @@ class _ScoredHead:
             features = features_of_rows(temperature_one_rows(case), torch.where(passes, drafts.parent + 1, 0), token)
             parts += [features.stacked()] if TOKEN_FEATURES in self.reads else []
             passes &= features.p >= self.floor
-        values = self.head(torch.cat(parts, dim=2))
+        rows = torch.cat(parts, dim=2)
+        values = self.head(rows)
+        if self.outside is not None:
+            values = values - ABSTAINING * self.outside(rows, drafts.used())[:, None]
         if self.forbidden:
             # Not `isin`, which may sort, and then waits for a device.
             passes &= (token[:, :, None] != _ids(self.forbidden, token.device)).all(dim=2)
         return torch.where(passes, values, NO)
 
+    def _abstains(self, case: TreeCase) -> bool:
+        """Whether the whole draft is outside of what the head knows."""
+        if self.outside is None or not case.tree.token:
+            return False
+        rows = []
+        for i, (token, parent) in enumerate(zip(case.tree.token, case.tree.parent, strict=True)):
+            rows.append(self._features(case, parent + 1, token, i))
+        return bool(self.outside(torch.stack(rows)[None], torch.ones((1, len(rows)), dtype=torch.bool))[0])
+
     def _row(self, case: TreeCase, node: Node, child: Child) -> Tensor:
         """[D] what the head reads of one child."""
+        return self._features(case, node.index + 1, child.token, child.node)
+
+    def _features(self, case: TreeCase, before: int, token: int, node: int) -> Tensor:
+        """[D] of a drafted node; `before` is the row that predicts it."""
         parts: list[Array] = []
         if TARGET in self.reads:
-            parts.append(_given(case.hidden, "the target's states, and the executor gave none")(child.node + 1))
+            parts.append(_given(case.hidden, "the target's states, and the executor gave none")(node + 1))
         if DRAFT in self.reads:
-            parts.append(_given(case.draft_states, "the drafter's states, and it gave none")(child.node))
+            parts.append(_given(case.draft_states, "the drafter's states, and it gave none")(node))
         if TOKEN_FEATURES in self.reads:
-            p = torch.from_numpy(np.ascontiguousarray(temperature_one_row(case, node.index + 1))).to(torch.float32)
-            parts.append(token_features(p[None], torch.tensor([[child.token]]))[0, 0].double().numpy())
+            p = torch.from_numpy(np.ascontiguousarray(temperature_one_row(case, before))).to(torch.float32)
+            parts.append(token_features(p[None], torch.tensor([[token]]))[0, 0].double().numpy())
         return torch.from_numpy(np.concatenate(parts)).to(torch.float32)
 
 
