@@ -116,6 +116,7 @@ def serving(
     load: Load, limits: Limits | None = None, ready: bool = True, send_buffer: int | None = None, **settings: Any
 ) -> Iterator[Running]:
     """A server at a free port. The network takes `send_buffer` bytes of a reply that nobody reads, else megabytes."""
+    settings = {"warm_up": False} | settings  # tests count steps, break them, or have little time
     service = Service(load, Settings(MODEL, limits or Limits(), **settings))
     listener = listen("127.0.0.1", 0)
     if send_buffer is not None:

@@ -37,8 +37,15 @@ class Process:
 
 @contextmanager
 def serve(*argv: str) -> Iterator[Process]:
-    """A server at a free port, ready; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "foredraft", "serve", *argv, "--port", "0", "--dtype", "fp32"]
+    """`foredraft serve` at a free port, ready; killed at the end if it still runs."""
+    with started("foredraft", "serve", *argv, "--port", "0", "--dtype", "fp32") as process:
+        yield process
+
+
+@contextmanager
+def started(*module: str) -> Iterator[Process]:
+    """A module that serves, ready; killed at the end if it still runs."""
+    command = [sys.executable, "-m", *module]
     process = Process(subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
     listener = Thread(target=process.listen)
     listener.start()

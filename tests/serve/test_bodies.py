@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from threading import Event, Thread
 
 import pytest
 
+from foredraft.models import Tokenizer
 from foredraft.serve.api.api_errors import ApiError
-from foredraft.serve.api.body import parse
+from foredraft.serve.api.body import check_size, parse
 from foredraft.serve.api.schema import ChatBody, CompletionBody
 
 from .kit import Running
@@ -29,6 +31,8 @@ BOMBS = {
     "empty messages": (ChatBody, filled('{"model":"m","messages":[', "{}", "]}")),
     "empty parts": (ChatBody, filled('{"model":"m","messages":[{"role":"user","content":[', "{}", "]}]}")),
     "stops": (CompletionBody, filled('{"model":"m","prompt":"a","stop":[', "{}", "]}")),
+    "strings for stops": (CompletionBody, filled('{"model":"m","prompt":"a","stop":[', '"x"', "]}")),
+    "strings for tokens": (CompletionBody, filled('{"model":"m","prompt":[', '"x"', "]}")),
     "stop tokens": (CompletionBody, filled('{"model":"m","prompt":"a","stop_token_ids":[', "{}", "]}")),
     "bias": (CompletionBody, filled('{"model":"m","prompt":"a","logit_bias":{', '"1":"x"', "}}")),
     "a long key": (CompletionBody, f'{{"model":"m","prompt":"a","logit_bias":{{"{"k" * SIZE}":1}}}}'.encode()),
@@ -48,6 +52,13 @@ def test_a_wrong_body_is_refused_quickly_and_briefly(name: str) -> None:
     assert len(refusal.value.message) < 1500
 
 
+@pytest.mark.parametrize("item", ['"x"', "{}", "1"])
+def test_what_costs_most_to_read_is_counted_first(item: str) -> None:
+    """Reading a quarter of a million values takes the interpreter's lock for a tenth of a second."""
+    with pytest.raises(ApiError, match="the body holds"):
+        check_size(filled('{"model":"m","nobody knows":[', item, "]}"), SIZE)
+
+
 def test_sensible_bodies_are_read_whatever_their_texts_hold() -> None:
     """Brackets and commas within strings do not count, escaped quotes or not."""
     text = '[{"a\\": 1}, ' * 50_000
@@ -65,3 +76,41 @@ def test_stop_strings_have_a_longest_length(server: Running, stop: str | list[st
     assert refusal.status_code == 400
     assert "at most" in refusal.json()["error"]["message"]
     assert server.post("completions", prompt="a", max_tokens=2, stop=["x" * 1024] * 16).status_code == 200
+
+
+def test_a_prompt_that_is_far_too_long_is_not_read_to_its_end(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of text takes a second to cut into tokens."""
+    read: list[int] = []
+    tokenizer = type(server.llm.tokenizer)
+    encode = tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, add_special: bool = True) -> list[int]:
+        read.append(len(text))
+        return encode(self, text, add_special)
+
+    monkeypatch.setattr(tokenizer, "encode", counted)
+    words = "so many words " * 70_000
+    chat = [{"role": "user", "content": words}]
+    for refused in (server.post("completions", prompt=words), server.post("chat/completions", messages=chat)):
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        assert "more than 127 tokens" in refused.json()["error"]["message"]
+    assert server.post("suggestions", prompt=words).status_code == 200
+    assert max(read) < 10_000
+
+
+def test_other_threads_run_while_a_long_text_is_cut_into_tokens(server: Running) -> None:
+    tokenizer, ticks, done = server.llm.tokenizer, 0, Event()
+    text = "so many words " * 50_000
+
+    def work() -> None:
+        tokenizer.encode(text)
+        done.set()
+
+    thread = Thread(target=work)
+    thread.start()
+    while not done.wait(0.005):
+        ticks += 1
+    thread.join()
+    assert ticks > 3
+    assert tokenizer.encode(text[:5600]) == tokenizer.backend.encode(text[:5600]).ids

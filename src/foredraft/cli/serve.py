@@ -49,6 +49,9 @@ Stores = Annotated[
         rich_help_panel=o.DRAFTING,
     ),
 ]
+WarmUp = Annotated[
+    bool, typer.Option(help="Let every method write a few tokens before the first client comes, so that none waits.")
+]
 OpenMetrics = Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")]
 
 
@@ -90,6 +93,7 @@ def serve(
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer (default: the context).")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one request, waiting included.")] = 600.0,
     grace: Annotated[float, typer.Option(help="Seconds for what runs after SIGTERM.")] = 30.0,
+    warm_up: WarmUp = True,
     access_log: Annotated[bool, typer.Option(help="Log every request.")] = False,
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
@@ -101,7 +105,7 @@ def serve(
     allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
-    policy = (open_metrics, numbers("--key-weights", key_weights), listen.allowed_hosts(host, allow_host))
+    policy = (open_metrics, numbers("--key-weights", key_weights), listen.allowed_hosts(host, allow_host), warm_up)
     settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy)
     stores = served_stores(store or [], settings)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Message = Mapping[str, Any]  # role and content, as in the OpenAI API
+LONG_TEXT = 4096  # characters, which take some milliseconds
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -81,6 +82,8 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of a text; with `add_special`, preceded by whatever the model expects at the start."""
         try:
+            if len(text) > LONG_TEXT:  # for a batch the package lets other threads run meanwhile
+                return self.backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
             return self.backend.encode(text, add_special_tokens=add_special).ids
         except Exception as error:  # the package raises bare Exception
             raise UsageError(f"the model's tokenizer has no token for something in {text[:60]!r} ({error})") from None

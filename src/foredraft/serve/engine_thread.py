@@ -26,10 +26,11 @@ from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
 from .admission import Admission
 from .fair_queue import FairQueue
-from .isolation import EngineFailedError, step_alone, works
+from .isolation import EngineFailedError, step_alone
 from .job import Job
 from .metrics import Meter, Metrics
 from .options.methods import ServedMethods
+from .options.warm_up import warm_up, writes
 from .settings import Settings
 
 log = logging.getLogger("foredraft.serve")
@@ -76,6 +77,7 @@ class Worker:
         self.failure: BaseException | None = None  # what ended the thread, if it was not asked to end
         self.finished = self.cut = 0  # answers that draining has completed, and given up
         self.on_change: Callable[[State], None] = lambda state: None
+        self.on_warm_up: Callable[[], None] = lambda: None
         self._load, self._settings, self._metrics, self._admission = load, settings, metrics, admission
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._active: dict[int, ActiveRequest] = {}
@@ -84,6 +86,7 @@ class Worker:
         self._failures = 0  # steps in a row after which nobody went on
         self._step_began: float | None = None  # of the step that is being taken
         self._drain_until = 0.0
+        self._warm_rounds: dict[str, int] = {}  # of requests of our own
         self._thread = Thread(target=self._live, name="foredraft-engine", daemon=True)
 
     def start(self) -> None:
@@ -166,6 +169,11 @@ class Worker:
         self.engine.share(self._sharing())
         allowed, lossy = self._settings.allow_methods, self._settings.allow_lossy
         self.methods = ServedMethods(self.llm, allowed, lossy, self._on_loss)
+        if self._settings.warm_up:
+            warm_up(self.llm, self.methods)
+            self.engine.share(self._sharing())  # what passes cost that compile something says nothing of later ones
+            self._warm_rounds = self._rounds()
+            self.on_warm_up()
         self._metrics.method.labels(self.methods.served.name, self.methods.served.rule.name).set(1)
         scheduler = self.engine.scheduler
         waiting = lambda: len(self._queue) + len(scheduler.waiting)  # noqa: E731
@@ -185,7 +193,11 @@ class Worker:
         return Sharing(piece, settings.reuse_prefixes, planner)
 
     def _choices(self) -> dict[str, int]:
-        """Rounds by the drafter that was chosen for them, if the served method chooses."""
+        """Rounds by the drafter that was chosen for them, without those before the first client."""
+        return {name: count - self._warm_rounds.get(name, 0) for name, count in self._rounds().items()}
+
+    def _rounds(self) -> dict[str, int]:
+        """All rounds by the drafter that was chosen for them, if the served method chooses."""
         drafter = self.llm.method.drafter
         if not isinstance(drafter, AutoDrafter):
             return {}
@@ -290,7 +302,7 @@ class Worker:
         self._failures = self._failures + 1 if everyone else 0
         if self._failures >= SUSPICIOUS and self.engine.scheduler.idle:
             self._failures = 0
-            if not works(self.llm, self.methods.plain):
+            if not writes(self.llm, self.methods.plain, tokens=1):
                 raise EngineFailedError("the engine cannot take a step any more; the log says why")
 
     def _deliver(self, event: Event) -> None:

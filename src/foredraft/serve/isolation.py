@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from ..engine import Engine, Method, Request
+from ..engine import Engine, Request
 from ..errors import ForedraftError
-from ..recipes import LLM
-from ..types import Event, SamplingParams
+from ..types import Event
 
 log = logging.getLogger("foredraft.serve")
-TRIAL_STEPS = 3  # in which one token must come
 
 
 class EngineFailedError(ForedraftError):
@@ -41,20 +39,3 @@ def step_alone(engine: Engine, request: Request) -> list[Event] | None:
         left = scheduler.running  # empty if the request has finished
         scheduler.running = [*others[:place], *left, *others[place:]]
         scheduler.waiting.extend(waiting)
-
-
-def works(llm: LLM, plain: Method) -> bool:
-    """Whether an engine at rest still writes a token for a prompt that cannot be at fault."""
-    token = min(llm.target.eos_ids, default=0)
-    request = llm.request([token], SamplingParams(max_new_tokens=1), plain)
-    request.sequence.namespace = None
-    try:
-        llm.engine.add(request)
-        for _ in range(TRIAL_STEPS):
-            if request.finish_reason is None:
-                llm.engine.step()
-    except Exception:
-        log.exception("the engine fails a request of its own")
-    finally:
-        llm.engine.cancel(request)
-    return request.finish_reason in ("stop", "length")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import ipaddress
 import os
 import socket
@@ -57,13 +58,16 @@ def configure(service: Service, access_log: bool = False) -> uvicorn.Config:
 
 def watch(service: Service) -> None:
     """End the process if a step of the engine is stuck for good: no thread can be stopped, and a supervisor can start
-    another process. /health has been red for as long as a step may take by then.
+    another process. /health has been red for as long as a step may take by then. Code that keeps the interpreter's
+    lock stops this thread as well: then faulthandler's own, which needs no lock, is not put off any more.
     """
+    most = service.limits.step_seconds
 
     def look() -> None:
-        while service.worker.stuck_for <= service.limits.step_seconds:
+        while service.worker.stuck_for <= most:
+            faulthandler.dump_traceback_later(2 * most + WATCH_SECONDS, exit=True)
             time.sleep(WATCH_SECONDS)
-        end(f"a step of the engine has not ended for {2 * service.limits.step_seconds:g} s; giving up")
+        end(f"a step of the engine has not ended for {2 * most:g} s; giving up")
 
     Thread(target=look, name="foredraft-watchdog", daemon=True).start()
 

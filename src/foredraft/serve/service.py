@@ -30,6 +30,7 @@ class Service:
         self.admission = Admission(settings.limits, settings.weights)
         self.bodies = BodyBudget(settings.limits, len(settings.weights))
         self.worker = Worker(load, settings, self.metrics, self.admission)
+        self.worker.on_warm_up = lambda: self.grammars.warm_up()
 
     @property
     def state(self) -> State:
@@ -47,15 +48,23 @@ class Service:
             known = self.settings.model_name
             raise ApiError(404, f"no model {name!r} here; this server has {known!r}", "model_not_found", "model")
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of it."""
+        limit, longest = self.limits.prompt_tokens, self.worker.engine.executor.max_length - 1
+        return longest if limit is None else min(limit, longest)
+
     def check_request(self, request: Request) -> None:
         """Refuse what could never run."""
-        count, limit = request.sequence.prompt_length, self.limits.prompt_tokens
-        longest = self.worker.engine.executor.max_length - 1
-        longest = longest if limit is None else min(limit, longest)
-        if count > longest:
-            message = f"the prompt has {count} tokens; this server takes {longest} at most"
-            raise bad_request(message, code="context_length_exceeded")
+        self.check_prompt(request.sequence.prompt_length)
         check_request(request, self.worker.engine.executor)
+
+    def check_prompt(self, count: int, known: bool = True) -> None:
+        """Refuse a prompt of so many tokens, or of more where it was not read to its end."""
+        if count > self.longest_prompt:
+            said = f"{count} tokens" if known else f"more than {self.longest_prompt} tokens"
+            message = f"the prompt has {said}; this server takes {self.longest_prompt} at most"
+            raise bad_request(message, code="context_length_exceeded")
 
     def admit(self, requests: list[Request], client: str, arrived: float) -> Job:
         """Queue requests as one job, if there is room."""

@@ -34,7 +34,7 @@ class Limits:
     open_body_bytes: int = 64 << 20  # bytes that they hold together
     schema_seconds: int = 2  # processor time for a schema to be compiled
     schema_megabytes: int = 128  # memory for it
-    step_seconds: float = 330.0  # a step that takes longer is stuck; the first one may compile kernels for 300 s
+    step_seconds: float = 120.0  # a step that takes longer is stuck; kernels are compiled before the first one
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -63,6 +63,7 @@ class Settings:
     open_metrics: bool = False  # whether /metrics needs no key where keys are set
     key_weights: tuple[float, ...] = ()  # how clients share slots and queue, one per key; none = equally
     hosts: tuple[str, ...] = ()  # names by which clients may call the server; none = any
+    warm_up: bool = True  # whether every method writes something before the first client comes
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):

@@ -97,7 +97,7 @@ def compiled() -> Compiled | None:
     for level in levels():
         try:
             return Compiled(built(level), level)
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:  # a library without our functions, too
             reason = f"{level.name}: {error}"
     log.warning("passes run in torch, several times slower on this processor: %s", reason)
     return None

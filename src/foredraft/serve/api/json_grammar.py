@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -54,6 +55,13 @@ class JsonGrammars:
             while len(self._made) > KEPT or (len(self._made) > 1 and sum(self._bytes.values()) > KEPT_BYTES):
                 self._bytes.pop(self._made.popitem(last=False)[0], None)
         return made
+
+    def warm_up(self) -> None:
+        """Read the tokenizer, for half a second and with the interpreter's lock, before a client waits for it."""
+        with suppress(UsageError):  # a tokenizer that cannot be held to a schema
+            self.of(ANY_OBJECT)
+            if self._probe is not None:
+                self._probe.warm_up(self._setup)
 
     def close(self) -> None:
         if self._probe is not None:

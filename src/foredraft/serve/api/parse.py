@@ -8,7 +8,6 @@ from typing import Any
 
 from ...engine import Request
 from ...models import Tokenizer
-from ...recipes import LLM
 from ...types import Grammar, SamplingParams
 from ..service import Service
 from .api_errors import ApiError, bad_request
@@ -17,12 +16,14 @@ from .min_tokens import MinTokens
 from .schema import ChatBody, CompletionBody, Generation
 
 LEAST_MASS = 1e-9  # top_p = 0 means the top token alone
+CHARACTERS = 8  # of a token, at most, in a text that is worth reading whole before its tokens are counted
+CUT_TOKENS = 64  # tokens that may come out otherwise where a text is cut
 
 
 def build_requests(service: Service, body: ChatBody | CompletionBody, client: str) -> list[Request]:
     """The requests of a call, prompt after prompt, n for each. Takes time: not for the event loop's thread."""
     llm = service.ready()
-    prompts = [chat_ids(llm, body)] if isinstance(body, ChatBody) else completion_ids(llm, body)
+    prompts = [chat_ids(service, body)] if isinstance(body, ChatBody) else completion_ids(service, body)
     params = sampling(service, body)
     check_trace(service, body)
     method = service.worker.methods.choose(body.speculation, params.grammar is not None)
@@ -43,17 +44,26 @@ def check_trace(service: Service, body: Generation) -> None:
         raise ApiError(403, message, "trace_not_allowed", "speculation.trace")
 
 
-def chat_ids(llm: LLM, body: ChatBody) -> list[int]:
+def chat_ids(service: Service, body: ChatBody) -> list[int]:
     """The conversation through the model's template; a failing template is the messages' fault, as far as we know."""
     messages = [message.plain() for message in body.messages]
     try:
-        return llm.tokenizer.encode_chat(messages)
+        text = service.worker.llm.tokenizer.chat(messages)
     except Exception as error:
         raise bad_request(f"the conversation cannot be rendered: {error}", "messages") from None
+    return encode(service, text, add_special=False)  # the template writes them itself
 
 
-def completion_ids(llm: LLM, body: CompletionBody) -> list[list[int]]:
-    return [llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts_of(body)]
+def completion_ids(service: Service, body: CompletionBody) -> list[list[int]]:
+    return [encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in prompts_of(body)]
+
+
+def encode(service: Service, text: str, add_special: bool = True) -> list[int]:
+    """Ids of a prompt. One that is far too long is not read to its end: a megabyte takes a second."""
+    tokenizer, enough = service.worker.llm.tokenizer, CHARACTERS * service.longest_prompt
+    if len(text) > enough:
+        service.check_prompt(len(tokenizer.encode(text[:enough], add_special)) - CUT_TOKENS, known=False)
+    return tokenizer.encode(text, add_special)
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..admission import too_busy
 SCRIPT = Path(__file__).with_name("schema_compiler.py")
 PENDING = 2  # schemas of one client that may wait to be tried
 KEPT = 1024  # outcomes
+REST = 10  # times the seconds of an attempt: a client whose schema took them all waits so long with its next one
 
 
 class SchemaProbe:
@@ -31,23 +33,37 @@ class SchemaProbe:
         self._process: subprocess.Popen[str] | None = None
         self._known: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._pending: Counter[str] = Counter()
+        self._rests: dict[str, float] = {}  # client -> when it may have a new schema tried again
 
     async def check(self, schema: str, client: str, tokens: dict[str, Any]) -> int:
         """The bytes that the compiled schema takes; a UsageError if it takes too much, or is wrong."""
         if schema not in self._known:
-            if self._pending[client] >= PENDING:
-                raise too_busy("schemas of this client are being compiled already", self._limits["seconds"])
+            self._check_client(client)
             self._pending[client] += 1
             try:
                 found = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, schema, tokens)
             finally:
                 self._pending[client] -= 1
             self._known[schema] = found
+            if found.get("costly"):
+                self._rests[client] = time.monotonic() + REST * self._limits["seconds"]
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         if "error" in self._known[schema]:
             raise UsageError(f"the schema cannot be used: {self._known[schema]['error']}")
         return int(self._known[schema]["kilobytes"]) << 10
+
+    def _check_client(self, client: str) -> None:
+        """Refuse a client that has schemas waiting, or whose last one was a bomb; known schemas are not asked about."""
+        if self._pending[client] >= PENDING:
+            raise too_busy("schemas of this client are being compiled already", self._limits["seconds"])
+        rest = self._rests.get(client, 0.0) - time.monotonic()
+        if rest > 0:
+            raise too_busy("a schema of this client took all the time or memory that there is for one", rest)
+
+    def warm_up(self, tokens: dict[str, Any]) -> None:
+        """Start the process before a client waits for it."""
+        self._thread.submit(self._ask, "{}", tokens)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

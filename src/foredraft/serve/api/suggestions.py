@@ -23,6 +23,7 @@ from .body import check_type, parse, read_body
 from .schema import Body
 
 LONGEST_TEXT = 256  # newest tokens of the text that are read
+CHARACTERS = 16  # of a token, at most: the text before is not even looked at
 SECONDS = 30.0
 
 
@@ -66,6 +67,6 @@ def _suggest(llm: LLM, body: SuggestionBody, namespace: str | None) -> list[Sugg
     if slot is None:
         raise too_busy("all slots are busy")
     longest = min(LONGEST_TEXT, engine.executor.max_length - body.max_tokens)
-    tokens = llm.tokenizer.encode(body.prompt)[-longest:]
+    tokens = llm.tokenizer.encode(body.prompt[-CHARACTERS * LONGEST_TEXT :])[-longest:]
     stores = [] if llm.options.store is None else llm.factory.stores(llm.options.store).of(namespace)
     return suggestions(llm, tokens, body.k, body.max_tokens, stores, slot).choices

@@ -1,0 +1,1 @@
+"""Parts of `scripts/load-test --attack`: attackers, innocent clients, and the page about what those noticed."""

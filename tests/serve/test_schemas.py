@@ -1,0 +1,59 @@
+"""Schemas of strangers: tried in another process, which gets little of the processor and seldom for one client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import pytest
+
+from foredraft.errors import UsageError
+from foredraft.serve.api import schema_compiler, schema_probe
+from foredraft.serve.api.api_errors import ApiError
+from foredraft.serve.api.schema_probe import SchemaProbe
+
+
+class Known(SchemaProbe):
+    """Schemas whose outcome their name tells."""
+
+    def _ask(self, schema: str, tokens: dict[str, Any]) -> dict[str, Any]:
+        return {"error": "too much", "costly": True} if "bomb" in schema else {"kilobytes": 1}
+
+
+def test_a_client_whose_schema_was_a_bomb_waits_with_its_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(schema_probe.time, "monotonic", lambda: now[0])
+    probe = Known(seconds=2, megabytes=128)
+
+    def check(schema: str, client: str) -> int:
+        return asyncio.run(probe.check(schema, client, {}))
+
+    assert check("usual", "a") == 1 << 10
+    with pytest.raises(UsageError, match="too much"):
+        check("bomb", "a")
+    with pytest.raises(ApiError) as refusal:
+        check("new", "a")
+    assert refusal.value.status == 429 and refusal.value.headers["Retry-After"] == "20"
+    with pytest.raises(UsageError, match="too much"):  # it is known, and costs nothing
+        check("bomb", "a")
+    assert check("usual", "a") == check("new", "b") == 1 << 10
+    now[0] += 21
+    assert check("newer", "a") == 1 << 10
+    probe.close()
+
+
+def test_what_takes_long_gets_the_processor_only_while_nobody_else_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells under which policy it ran when it was done."""
+
+    def outcome(tokens: Any, schema: str) -> dict[str, Any]:
+        time.sleep(float(schema))
+        return {"policy": os.sched_getscheduler(0), "nice": os.nice(0)}
+
+    monkeypatch.setattr(schema_compiler, "outcome", outcome)
+    monkeypatch.setattr(schema_compiler, "USUAL_SECONDS", 0.2)
+    quick = schema_compiler.attempt(None, "0", 2, 1024)  # type: ignore[arg-type]
+    slow = schema_compiler.attempt(None, "0.6", 2, 1024)  # type: ignore[arg-type]
+    assert quick == {"policy": os.SCHED_OTHER, "nice": slow["nice"]}
+    assert slow["policy"] == os.SCHED_IDLE and slow["nice"] >= schema_compiler.NICE
