@@ -112,4 +112,4 @@ def test_two_first_starts_at_once(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert log.read_text().count("begun") == 2
     assert build.built(level) in both
     assert log.read_text().count("begun") == 2
-    assert not [path for path in folder.iterdir() if path.is_dir()]  # no work is left behind
+    assert not [path for path in folder.iterdir() if path.is_dir()]  # no work is left over

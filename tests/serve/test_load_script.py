@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,9 @@ from .kit import Load, Running, serving, tiny_llm
 from .process import serve
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "load-test"
+sys.path.append(str(SCRIPT.parent))
+from soak.phases import Phase, complaints  # noqa: E402
+
 BRIEF = ("--loads", "1,3", "--answers", "4", "--rounds", "1", "--tokens", "12", "--exact", "--alone", "8")
 
 
@@ -142,3 +146,46 @@ def test_a_server_that_tampers(tiny: Path, how: str) -> None:
     assert code == 1
     assert alone["errors"] == alone["differing"] == 0
     assert together["errors"] + together["differing"] > 0
+
+
+@pytest.mark.slow
+def test_an_attack_with_its_page(tiny: Path, tmp_path: Path) -> None:
+    """A few seconds of what `docs/results/server` shows ten minutes of."""
+    short = ("--attack", "--minutes", "0.2", "--quiet-minutes", "0.1", "--page", str(tmp_path / "page"))
+    keys = ("--api-key", "good", "--attack-key", "bad")
+    with serving(tiny_llm(tiny), api_keys=("good", "bad")) as server:
+        done = subprocess.run(
+            [sys.executable, SCRIPT, server.url, *short, *keys], capture_output=True, text=True, timeout=600
+        )
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["rows"]["attacked"]["answers"] > 10 and report["rows"]["attacked"]["lost"] == 0, done.stderr
+    kinds = {name.partition(":")[0] for name in report["attackers"]}
+    assert {"bomb", "schema", "hang-up", "malformed", "wrong", "stop", "long prompt", "idle socket"} <= kinds
+    assert not any(re.search(r": 5\d\d$", name) for name in report["attackers"])
+    page = (tmp_path / "page" / "results.md").read_text(encoding="utf-8")
+    assert "p99 with the attack over p99 without it" in page and "good" not in page and "127.0.0.1" not in page
+    assert (tmp_path / "page" / "soak.svg").exists()
+
+
+def made(seconds: list[float], memory: list[float]) -> Phase:
+    phase = Phase(0.0, [(float(at), took) for at, took in enumerate(seconds)], seconds=float(len(memory)))
+    phase.memory = [(float(at), held) for at, held in enumerate(memory)]
+    return phase
+
+
+@pytest.mark.parametrize(
+    ("took", "memory", "lost", "health", "said"),
+    [
+        (0.12, 500.0, [], 200, []),
+        (0.16, 500.0, [], 200, ["p99 is 1.60 times as long"]),
+        (0.12, 600.0, [], 200, ["memory has grown from 500 to 600 MiB"]),
+        (0.12, 500.0, ["the tokens differ"], 200, ["1 answers lost: the tokens differ"]),
+        (0.12, 500.0, [], 503, ["/health says 503"]),
+    ],
+)
+def test_what_an_attack_must_not_do(took: float, memory: float, lost: list[str], health: int, said: list[str]) -> None:
+    """Memory may rise at first, while caches fill; not after a fifth of the time."""
+    quiet = made([0.1] * 200, [300.0] * 100)
+    attacked = made([0.1] * 190 + [took] * 10, [300.0] * 10 + [500.0] * 75 + [memory] * 15)
+    attacked.lost = lost
+    assert complaints(quiet, attacked, health) == said

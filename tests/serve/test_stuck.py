@@ -21,7 +21,7 @@ from .stuck_server import HOLD, SLEEP
 SERVER = "tests.serve.stuck_server"
 GRACE, END = 1.0, 7.0  # seconds for what runs, and for the rest of the end (docs/security.md)
 SLACK = 8.0  # for a machine that is busy with other things
-ANSWER = {"max_tokens": 100, "ignore_eos": True, "temperature": 0, "n": 4, "stream": True, "logprobs": 20}
+ANSWER = {"max_tokens": 100, "ignore_eos": True, "temperature": 0, "stream": True, "logprobs": 10}
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_sigterm_ends_a_server_whose_clients_dawdle(tiny: Path) -> None:
         for said in dawdlers * 3:
             open_ones.enter_context(connected(process, said))
         outcome = 'requests_total{outcome="length"}'
-        while figure(process, outcome) < 12:  # the readers' answers are ready; they are not read
+        while figure(process, outcome) < 3:  # the readers' answers are ready; they are not read
             time.sleep(0.05)
         assert seconds_to_end(process) < GRACE + END + SLACK
         assert process.popen.returncode == 0

@@ -38,10 +38,10 @@ def noted(folder: Path, method: str, steps: list[tuple[str, int, float]]) -> Loa
 
 def test_every_method_has_written_before_the_server_is_ready(tiny: Path, server: Running) -> None:
     steps: list[tuple[str, int, float]] = []
-    with serving(noted(tiny, "suffix", steps), warm_up=True, allow_methods=("max-gram",)) as warm:
+    with serving(noted(tiny, "suffix", steps), warm_up=True, allow_methods=("prompt-lookup",)) as warm:
         before = list(steps)
         expected = {(name, count, heat) for name in ("plain", "suffix") for count in (1, 4) for heat in (0.0, 0.8)}
-        assert expected | {("max-gram", 1, 0.0)} <= set(before)
+        assert expected | {("prompt-lookup", 1, 0.0)} <= set(before)
         assert "_tokens" in vars(warm.service.grammars)  # the tokenizer as grammars read it
         for name in ("generated_tokens_total", "rounds_total"):
             assert warm.metric(name, method="suffix") == 0
