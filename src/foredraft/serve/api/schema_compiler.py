@@ -11,6 +11,7 @@ import resource
 import select
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -52,7 +53,8 @@ def attempt(tokens: LLTokenizer, schema: str, seconds: int, megabytes: int) -> d
             os._exit(0)
     os.close(sink)
     if not select.select([source], [], [], USUAL_SECONDS)[0]:
-        os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
+        with suppress(OSError):  # it has ended meanwhile
+            os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
     with os.fdopen(source, "rb") as answer:
         said = answer.read()
     os.waitpid(child, 0)
