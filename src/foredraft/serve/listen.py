@@ -8,8 +8,9 @@ import ipaddress
 import os
 import socket
 import sys
-import time
-from threading import Thread, Timer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread, Timer
 from types import FrameType
 from typing import NoReturn
 
@@ -32,8 +33,8 @@ def run(service: Service, host: str, port: int, access_log: bool = False) -> int
     listener = listen(host, port)
     limit_logs()
     server = Server(configure(service, access_log), service, listener)
-    watch(service)
-    server.run(sockets=[listener])
+    with watched(service):
+        server.run(sockets=[listener])
     worker = service.worker
     if worker.failure is not None:
         raise worker.failure
@@ -56,20 +57,28 @@ def configure(service: Service, access_log: bool = False) -> uvicorn.Config:
     )
 
 
-def watch(service: Service) -> None:
+@contextmanager
+def watched(service: Service) -> Iterator[None]:
     """End the process if a step of the engine is stuck for good: no thread can be stopped, and a supervisor can start
     another process. /health has been red for as long as a step may take by then. Code that keeps the interpreter's
     lock stops this thread as well: then faulthandler's own, which needs no lock, is not put off any more.
     """
-    most = service.limits.step_seconds
+    most, over = service.limits.step_seconds, Event()
 
     def look() -> None:
-        while service.worker.stuck_for <= most:
-            faulthandler.dump_traceback_later(2 * most + WATCH_SECONDS, exit=True)
-            time.sleep(WATCH_SECONDS)
-        end(f"a step of the engine has not ended for {2 * most:g} s; giving up")
+        while not over.wait(WATCH_SECONDS):
+            faulthandler.dump_traceback_later(2 * most + WATCH_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
+            if service.worker.stuck_for > most:
+                end(f"a step of the engine has not ended for {2 * most:g} s; giving up")
 
-    Thread(target=look, name="foredraft-watchdog", daemon=True).start()
+    thread = Thread(target=look, name="foredraft-watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def end(line: str) -> NoReturn:
