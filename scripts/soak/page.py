@@ -40,8 +40,8 @@ def soak_table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *counts])
 
 
-def write_page(folder: Path, name: str, report: dict[str, Any]) -> None:
-    """Store one run's figures and make the page of all that are stored."""
+def write_page(folder: Path, name: str, report: dict[str, Any], note: str | None = None) -> None:
+    """Store one run's figures, with a note on how it went, and make the page of all that are stored."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
     from foredraft.provenance import provenance
 
@@ -52,7 +52,7 @@ def write_page(folder: Path, name: str, report: dict[str, Any]) -> None:
     else:
         report = {key: report[key] for key in ("loads", "table", "offline", "questions", "failed")}
     argv = ["scripts/load-test", *(word for word in sys.argv[1:] if not word.startswith("http"))]
-    stored = report | {"provenance": provenance(argv=hidden(argv), packages=("foredraft", "torch", "uvicorn", "httpx"))}
+    stored = report | {"note": note or "", "provenance": provenance(argv=hidden(argv), packages=("foredraft", "torch", "uvicorn", "httpx"))}
     (folder / f"{name}.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     (folder / "results.md").write_text(page(folder), encoding="utf-8")
 
@@ -128,7 +128,7 @@ def soak_part(report: dict[str, Any]) -> list[str]:
     )
     failed = [f"Not reached: {line}." for line in report["failed"]] or ["All bars were reached."]
     picture = f"![Time for an answer and memory of the server, with and without the attack]({PICTURE})"
-    return ["## Attacked", "", made(report), "", what, soak_table(report), "", *failed, "", picture, ""]
+    return ["## Attacked", "", made(report), "", what, soak_table(report), "", *failed, *noted(report), "", picture, ""]
 
 
 def loads_part(report: dict[str, Any]) -> list[str]:
@@ -136,7 +136,11 @@ def loads_part(report: dict[str, Any]) -> list[str]:
     text = f"Greedy streams, speculation off and on in turns; every answer is compared, token by token, with {offline} "
     text += f"({report['questions']} questions asked). `differing` counts answers that were not the same."
     failed = [f"Not reached: {line}." for line in report["failed"]] or ["All bars were reached."]
-    return ["## 1 to 64 clients", "", made(report), "", text, "", report["table"], "", *failed, ""]
+    return ["## 1 to 64 clients", "", made(report), "", text, "", report["table"], "", *failed, *noted(report), ""]
+
+
+def noted(report: dict[str, Any]) -> list[str]:
+    return ["", report["note"]] if report.get("note") else []
 
 
 def made(report: dict[str, Any]) -> str:
