@@ -52,7 +52,8 @@ def write_page(folder: Path, name: str, report: dict[str, Any], note: str | None
     else:
         report = {key: report[key] for key in ("loads", "table", "offline", "questions", "failed")}
     argv = ["scripts/load-test", *(word for word in sys.argv[1:] if not word.startswith("http"))]
-    stored = report | {"note": note or "", "provenance": provenance(argv=hidden(argv), packages=("foredraft", "torch", "uvicorn", "httpx"))}
+    origin = provenance(argv=hidden(argv), packages=("foredraft", "torch", "uvicorn", "httpx"))
+    stored = report | {"note": note or "", "provenance": origin}
     (folder / f"{name}.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     (folder / "results.md").write_text(page(folder), encoding="utf-8")
 
