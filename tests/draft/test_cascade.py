@@ -118,7 +118,7 @@ def test_lenience_lets_likely_tokens_pass() -> None:
 @pytest.mark.parametrize("rule", ["sample-and-match", "one-hot", "residual"])
 def test_the_targets_distribution_is_exact(rule: str, lenience: float) -> None:
     """Enumerated at temperature 1, with a reviewer that is near the target and one that lets anything pass."""
-    target = dirichlet(3, seed=1)
+    target = dirichlet(3, seed=1, support=2)  # two possible tokens at a place keep the enumeration short
     near = mixed(target, dirichlet(3, seed=2), 0.5)
 
     def build() -> Method:

@@ -276,7 +276,7 @@ def test_the_clock_overrules_prices_that_know_nothing_of_the_host(drafting: floa
     right = ModelDrafter(TableExecutor(TARGET, 8, max_length=700), Chain(4))
     method = Method("m", RULES["residual"], right)
     engine = Engine(Slow(TARGET, 8, max_length=700), sharing=Sharing(planner=planner))
-    requests = [request([i % 4], method, i, max_new_tokens=600, seed=i, temperature=1.0) for i in range(8)]
+    requests = [request([i % 4], method, i, max_new_tokens=300, seed=i, temperature=1.0) for i in range(8)]
     finish(engine, *requests)
     share = sum(asked) / len(asked)
     assert share > 0.7 if drafts else share < 0.3

@@ -27,6 +27,7 @@ TOKENS = 3
 TARGET = dirichlet(3, seed=1)
 NEAR = mixed(TARGET, dirichlet(3, seed=2), 0.5)
 NARROW = dirichlet(3, seed=3, support=2)  # two possible tokens at a place keep the enumeration short
+TWO = dirichlet(3, seed=5, support=2)
 
 
 def model_drafter(shape: Shape, model: TableModel = NEAR) -> Callable[[], Drafter]:
@@ -78,21 +79,23 @@ def pairs(drafters: dict[str, Callable[[], Drafter | None]] = DRAFTERS) -> list[
     return found
 
 
-SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs(LONG)]
+# Every pair on a target of two possible tokens at a place; of three in the slow run.
+SLOW = [pytest.param(*pair, TARGET, marks=pytest.mark.slow) for pair in (*pairs(), *pairs(LONG))]
 
 
-@pytest.mark.parametrize(("drafter", "rule"), [*pairs(), *SLOW])
-def test_texts_follow_the_target(drafter: str, rule: str) -> None:
+@pytest.mark.parametrize(("drafter", "rule", "target"), [*((*pair, TWO) for pair in pairs()), *SLOW])
+def test_texts_follow_the_target(drafter: str, rule: str, target: TableModel) -> None:
     """After a prompt of two tokens, the distribution of the next three is the product of the target's own."""
 
     def build() -> Method:
         return Method("m", RULES[rule], (DRAFTERS | LONG)[drafter]())
 
-    distribution = distribution_of_texts(TARGET, build, TOKENS)
-    assert np.abs(distribution - TARGET.joint(TOKENS, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
+    distribution = distribution_of_texts(target, build, TOKENS)
+    assert np.abs(distribution - target.joint(TOKENS, (0, 1))).max() < 1e-6  # distributions are float32 in the engine
 
 
-def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", [TWO, TARGET], ids=["two", "three"])
+def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch, target: TableModel) -> None:
     """The same check on a pair that is refused for good reason: a chosen tree under the p/q rule."""
     children = StaticTree._children
     monkeypatch.setattr("foredraft.engine.method.check_pair", lambda *_: None)
@@ -103,8 +106,8 @@ def test_a_wrong_pair_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     def build() -> Method:
         return Method("m", RULES["residual"], ModelDrafter(TableExecutor(NEAR), StaticTree((2,), drawn=True)))
 
-    distribution = distribution_of_texts(TARGET, build, 2)
-    assert np.abs(distribution - TARGET.joint(2, (0, 1))).sum() / 2 > 0.05
+    distribution = distribution_of_texts(target, build, 2)
+    assert np.abs(distribution - target.joint(2, (0, 1))).sum() / 2 > 0.05
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Frontier, Shape, Step
 from foredraft.core.verify import BatchCase, Rule, tree_case
@@ -80,6 +82,38 @@ class Grown:
         return () if node < 0 else (*self.path(self.tree[node][1]), self.tree[node][0])
 
 
+def growth(shape: Shape, drafter: TableModel, temperature: float, budget: Budget) -> Callable[[Rng], Grown]:
+    def draft(rng: Rng) -> Grown:
+        return Grown.of(shape.grow(TableStepper(drafter, temperature=temperature), [budget], rng))
+
+    return draft
+
+
+class Growths:
+    """Grown drafts, enumerated once for all rules that judge them; only for shapes that nobody patches meanwhile."""
+
+    def __init__(self) -> None:
+        self.known: dict[object, tuple[object, dict[Any, float]]] = {}
+
+    def method(
+        self,
+        shape: Shape,
+        rule: Rule,
+        target: TableModel,
+        drafter: TableModel,
+        *,
+        temperature: float = 1.0,
+        **more: Any,
+    ) -> Method:
+        key = (id(shape), id(drafter), temperature)
+        if key not in self.known:
+            drafts = distribution_of_outcomes(growth(shape, drafter, temperature, PLENTY))
+            self.known[key] = (shape, drafter), drafts  # kept, so that no other object gets their ids
+        known = self.known[key][1]
+        judge = grown_method(shape, rule, target, drafter, temperature=temperature, **more).judge
+        return Method(lambda rng: next(iter(known)), judge, known)
+
+
 def grown_method(
     shape: Shape,
     rule: Rule,
@@ -91,9 +125,7 @@ def grown_method(
     budget: Budget = PLENTY,
 ) -> Method:
     """One round: the shape grows, and the rule judges with the distributions that the shape handed over."""
-
-    def draft(rng: Rng) -> Grown:
-        return Grown.of(shape.grow(TableStepper(drafter, temperature=temperature), [budget], rng))
+    draft = growth(shape, drafter, temperature, budget)
 
     def judge(grown: Grown) -> Emit:
         rows = [target.next_distribution(grown.path(node)) for node in range(-1, len(grown.tree))]

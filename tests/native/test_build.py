@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_a_library_is_built_once(home: Path) -> None:
     assert build.built(AVX2) == first and calls(home) == 1
     assert build.built(LEVELS["avx512"]) != first and calls(home) == 2
     assert [path.name for path in first.parent.iterdir() if path.is_dir()] == [], "no working folder is left"
+
+
+def test_processes_that_start_together_build_once(home: Path) -> None:
+    """As the tests' workers do: here as threads, each with a file handle and so a lock of its own."""
+    slow = COMPILER.replace("echo library", "sleep 0.3; echo library")
+    (home / "c++").write_text(slow.format(home=home))
+    with ThreadPoolExecutor(3) as threads:
+        found = set(threads.map(build.built, [AVX2] * 3))
+    assert len(found) == 1 and calls(home) == 1
 
 
 @pytest.mark.parametrize("harm", ["content", "writable", "link"])

@@ -34,9 +34,9 @@ def target(vocab: int = 61, layers: int = 6, seed: int = 1, sharpness: float = 4
     return made
 
 
-def settings(kind: str, words: int = 40, length: int = 3) -> Settings:
+def settings(kind: str, words: int = 40, length: int = 3, layers: int = 6) -> Settings:
     base = replace(KINDS[kind].defaults, draft_vocab_size=words, length=length, exit_layer=2)
-    taps = {"eagle3": (1, 3, 5), "medusa": (-1,), "koala-medusa": (-1,)}  # the speculator keeps its two
+    taps = {"eagle3": (1, layers // 2, layers - 1), "medusa": (-1,), "koala-medusa": (-1,)}  # the speculator has two
     return replace(base, extra=base.extra | ({"taps": taps[kind]} if kind in taps else {}))
 
 
@@ -48,10 +48,12 @@ def outputs(
     decoder: Decoder, kind: str, words: int = 40, rows: int = 3, length: int = 20, seed: int = 0
 ) -> TeacherOutputs:
     """Random texts, all of which count."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, layers = torch.Generator().manual_seed(seed), decoder.config.num_layers
     ids = torch.randint(0, decoder.config.vocab_size, (rows, length), generator=generator)
     teacher = Teacher(decoder, torch.arange(words))
-    return teacher.outputs(ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind)))
+    return teacher.outputs(
+        ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind, layers=layers))
+    )
 
 
 def head(
@@ -60,7 +62,8 @@ def head(
     """An untrained head whose every part has something to say."""
     torch.manual_seed(seed)
     look = outputs(decoder, kind, words)
-    spec = KINDS[kind].describe(decoder, identity(decoder), settings(kind, words, length), look)
+    own = settings(kind, words, length, decoder.config.num_layers)
+    spec = KINDS[kind].describe(decoder, identity(decoder), own, look)
     made = KINDS[kind].build(decoder, spec, look.words)
     for name, parameter in made.named_parameters():
         if not name.startswith(made.borrowed) and parameter.dim() > 1:  # type: ignore[arg-type]
@@ -68,8 +71,18 @@ def head(
     return made.requires_grad_(False), spec
 
 
+_WRITTEN: dict[object, Corpus] = {}
+
+
 def corpus(decoder: Decoder, rows: int = 64, new: int = 24) -> Corpus:
-    """What the toy writes itself."""
+    """What the toy writes itself; the same toy, the same text, written once."""
+    key = (decoder.config, float(sum(p.double().abs().sum() for p in decoder.parameters())), rows, new)
+    if key not in _WRITTEN:
+        _WRITTEN[key] = _write(decoder, rows, new)
+    return _WRITTEN[key]
+
+
+def _write(decoder: Decoder, rows: int, new: int) -> Corpus:
     tasks = [Task([1 + i % 7, 5 + i % 50, 9][: 2 + i % 2], 0.0 if i % 2 else 1.0) for i in range(rows)]
     texts = write(decoder, tasks, new, {0}, seed=1)
     ids, written = np.zeros((rows, new + 3), np.uint16), np.zeros((rows, new + 3), bool)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Generic, TypeVar
 
 from ..errors import UsageError, unknown_name
@@ -44,7 +45,7 @@ class PartTable(Generic[Made]):
         """The part that a text spells. `context` yields, only where asked, what a factory takes beside its spelling."""
         name, given = self.read(text)
         rest: dict[str, object] = {}
-        for parameter in inspect.signature(self.factories[name]).parameters.values():
+        for parameter in _taken_by(self.factories[name]):
             if parameter.default is parameter.empty:
                 if parameter.name not in context:
                     raise UsageError(f"{self.what} {name!r} needs {self.needs.get(parameter.name, parameter.name)}")
@@ -66,8 +67,12 @@ def first_line(documented: object) -> str:
 
 def parameters_of(factory: Callable[..., object]) -> dict[str, Value]:
     """The parameters that can be spelled, with their defaults."""
-    found = inspect.signature(factory).parameters.values()
-    return {each.name: each.default for each in found if isinstance(each.default, float | int | str)}
+    return {each.name: each.default for each in _taken_by(factory) if isinstance(each.default, float | int | str)}
+
+
+@cache
+def _taken_by(factory: Callable[..., object]) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(factory).parameters.values())
 
 
 def expanded(text: str, aliases: Mapping[str, str]) -> str:

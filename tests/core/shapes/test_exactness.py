@@ -32,7 +32,7 @@ from foredraft.core.verify import RULES, Rule, check_pair, default_rule
 from foredraft.errors import UsageError
 from foredraft.types import Budget, Kind
 from tests.kit.exactness import distortion
-from tests.kit.growing import grown_method
+from tests.kit.growing import Growths, grown_method
 from tests.kit.tables import at_temperature_zero, dirichlet, mixed
 
 PRICED = CostModel((1, 8), (64,), (1,), (((1.0, 1.7),),))  # some nodes and levels pay, others do not
@@ -67,6 +67,7 @@ GROWTHS: dict[str, Shape] = {
     "chosen DySpec": DySpec(nodes=4, depth=3, drawn=False),
     "chosen DySpec in layers": DySpecLayers(nodes=4, width=2, depth=3, threshold=0.2, drawn=False),
 }
+KNOWN = Growths()
 TARGET = dirichlet(3, seed=11)
 NEAR = mixed(TARGET, dirichlet(3, seed=12), 0.5)
 OTHER = dirichlet(3, seed=13, support=2)  # a token of the target that is never drafted
@@ -104,14 +105,14 @@ def name_of(value: object) -> str:
 def test_texts_follow_the_target(growth: str, rule: Rule) -> None:
     target = at_temperature_zero(TARGET) if rule.greedy_only else TARGET
     for drafter in (OTHER,) if GROWTHS[growth].kind is Kind.SAMPLED_IID else (NEAR, OTHER):
-        method = grown_method(GROWTHS[growth], rule, target, drafter)
+        method = KNOWN.method(GROWTHS[growth], rule, target, drafter)
         assert distortion(method, target, LENGTH) < TOLERANCE
 
 
 @pytest.mark.parametrize(("growth", "rule"), PAIRS, ids=name_of)
 def test_readable_forms_agree(growth: str, rule: Rule) -> None:
     target = at_temperature_zero(TARGET) if rule.greedy_only else TARGET
-    method = grown_method(GROWTHS[growth], rule, target, OTHER, batched=False)
+    method = KNOWN.method(GROWTHS[growth], rule, target, OTHER, batched=False)
     assert distortion(method, target, LENGTH) < TOLERANCE
 
 
@@ -120,7 +121,7 @@ def test_readable_forms_agree(growth: str, rule: Rule) -> None:
 def test_greedy_is_the_limit(growth: str, rule: Rule, temperature: float) -> None:
     """A greedy target, drafted for by draws at temperature 0, which are argmaxes, or at DySpec's 0.6."""
     target = at_temperature_zero(TARGET)
-    method = grown_method(GROWTHS[growth], rule, target, NEAR, temperature=temperature)
+    method = KNOWN.method(GROWTHS[growth], rule, target, NEAR, temperature=temperature)
     assert distortion(method, target, LENGTH) < TOLERANCE
 
 
@@ -146,13 +147,13 @@ def test_independent_draws_of_every_token(rule: str, branching: tuple[int, ...])
 @pytest.mark.parametrize("growth", IN_TURN)
 def test_rules_that_look_at_all_siblings_at_once_are_biased_on_draws_in_turn(growth: str, rule: str) -> None:
     assert not legal(RULES[rule], GROWTHS[growth])
-    assert distortion(grown_method(GROWTHS[growth], RULES[rule], TARGET, NEAR), TARGET, LENGTH) > 0.05
+    assert distortion(KNOWN.method(GROWTHS[growth], RULES[rule], TARGET, NEAR), TARGET, LENGTH) > 0.05
     assert sequoia_distortion(rule) < TOLERANCE
 
 
 @cache
 def sequoia_distortion(rule: str) -> float:
-    return distortion(grown_method(GROWTHS["Sequoia"], RULES[rule], TARGET, NEAR), TARGET, LENGTH)
+    return distortion(KNOWN.method(GROWTHS["Sequoia"], RULES[rule], TARGET, NEAR), TARGET, LENGTH)
 
 
 def after_the_draw(draw: Callable[..., Candidates]) -> Callable[..., Candidates]:

@@ -7,7 +7,7 @@ distribution of the first tokens can be compared; the continuation is multiplied
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,14 @@ class Method:
 
     draft: Callable[[Rng], Hashable]
     judge: Callable[[Any], Emit]
+    drafts: Mapping[Any, float] | None = None  # their distribution, where it is known already
 
 
 def emitted_distribution(method: Method) -> dict[Prefix, float]:
     """The distribution of the tokens that one round emits."""
     distribution: dict[Prefix, float] = defaultdict(float)
-    for draft, chance in distribution_of_outcomes(method.draft).items():
+    drafts = distribution_of_outcomes(method.draft) if method.drafts is None else method.drafts
+    for draft, chance in drafts.items():
         for weight, tokens in outcomes(method.judge(draft)):
             distribution[tokens] += chance * weight
     return dict(distribution)

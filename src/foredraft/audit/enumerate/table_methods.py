@@ -89,10 +89,15 @@ TREES = Tables(LARGE, mixed(LARGE, dirichlet(5, seed=5), 0.5))  # trees are up t
 SPARSE = dirichlet(5, seed=6, support=3)
 DRAWN_TREES = Tables(SPARSE, TableModel(5, lambda prefix: _top_two(SPARSE.next_distribution(prefix))))
 NARROW = Tables(dirichlet(3, seed=3, support=2), dirichlet(3, seed=8, support=2))  # two texts have many outcomes
+# The same with two possible tokens of the target at a place: a tenth of the outcomes.
+THIN = dirichlet(5, seed=6, support=2)
+BESIDE = mixed(THIN, dirichlet(5, seed=5), 0.5)
+THIN_TREES = Tables(THIN, BESIDE)
+THIN_DRAWN_TREES = Tables(THIN, TableModel(5, lambda prefix: _top_two(BESIDE.next_distribution(prefix))))
 
 
-def tables_for(method: Method, heads: bool = False) -> Tables:
-    """Models on which the method's outcomes can be enumerated."""
+def tables_for(method: Method, heads: bool = False, brief: bool = False) -> Tables:
+    """Models on which the method's outcomes can be enumerated; `brief` = tables with fewer of them."""
     drafter = method.drafter
     if heads:
         chosen = drafter is not None and drafter.kinds == {Kind.CHOSEN}
@@ -100,8 +105,10 @@ def tables_for(method: Method, heads: bool = False) -> Tables:
     if drafter is not None and drafter.shares:
         return NARROW
     if drafter is None or drafter.topology is Topology.CHAIN or drafter.kinds == {Kind.TOP_THEN_SAMPLED}:
-        return CHAINS
-    return TREES if drafter.kinds == {Kind.CHOSEN} else DRAWN_TREES
+        return NARROW if brief else CHAINS
+    if drafter.kinds == {Kind.CHOSEN}:
+        return THIN_TREES if brief else TREES
+    return THIN_DRAWN_TREES if brief else DRAWN_TREES
 
 
 class _Words:
@@ -199,15 +206,21 @@ def narrow(shape: str) -> str:
 
 
 def enumerate_method(
-    name: str, options: Options, tokens: int = TOKENS, kind: str | None = None, beside: bool = False
+    name: str,
+    options: Options,
+    tokens: int = TOKENS,
+    kind: str | None = None,
+    beside: bool = False,
+    brief: bool = False,
 ) -> dict[str, Any]:
     """Total variation between the texts of a method and the target's joint distribution, by enumeration.
 
     A drafter that looks at a whole batch writes two texts side by side: the distribution of both must be the product.
     kind: of the head, for methods that draft with a head or a model; None = a model. beside: two texts in any case.
+    brief: on tables with fewer possible tokens.
     """
     began, recipe = time.monotonic(), find_recipe(name)
-    first, tables = fitting_tables(recipe, options, kind)
+    first, tables = fitting_tables(recipe, options, kind, brief)
     if tables.network is not None and first.drafter is not None and Kind.SAMPLED_IID in first.drafter.kinds:
         tokens = min(tokens, 2)  # independent draws have many outcomes, and a network takes its time for each
     shares = beside or (first.drafter is not None and first.drafter.shares)
@@ -230,13 +243,13 @@ def enumerate_method(
     return exact_finding(apart, **enumerated(first, tables, tokens), **about, **more)
 
 
-def fitting_tables(recipe: Recipe, options: Options, kind: str | None) -> tuple[Method, Tables]:
+def fitting_tables(recipe: Recipe, options: Options, kind: str | None, brief: bool = False) -> tuple[Method, Tables]:
     """A method of the recipe, and the models on which its outcomes can be enumerated."""
     try:
         first, heads = table_method(recipe, options, CHAINS, kind=kind)[0], False
     except NeedsNetwork:
         first, heads = table_method(recipe, options, Tables.for_heads(3, 2), kind=kind)[0], True
-    return first, tables_for(first, heads)
+    return first, tables_for(first, heads, brief)
 
 
 def enumerated(method: Method, tables: Tables, tokens: int) -> dict[str, Any]:

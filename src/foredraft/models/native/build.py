@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..load.folders import cache_home
+from ..load.folders import cache_home, locked
 from .levels import Level, features_of_processor
 
 HERE = Path(__file__).parent
@@ -36,7 +36,10 @@ def built(level: Level) -> Path:
     key = hashlib.sha256(text + about.encode()).hexdigest()[:16]
     folder = own_folder()
     flags = _for_zig(level.flags) if "ziglang" in compiler else level.flags
-    return find(folder, key) or _build(folder, key, [*compiler, *FLAGS, *flags])
+    if path := find(folder, key):
+        return path
+    with locked(folder / key):  # half a minute of one core: whoever comes second waits and takes what the first built
+        return find(folder, key) or _build(folder, key, [*compiler, *FLAGS, *flags])
 
 
 def find_compiler() -> list[str]:
