@@ -156,8 +156,17 @@ def grown(shape: Eagle2Tree, world: World) -> DraftBatch:
     return shape.grow(TableStepper(world.head), [Budget(24, 8)], DICE)
 
 
-@pytest.mark.parametrize(("row", "level"), [(0.03, 0.06), (0.05, 0.1), (0.02, 0.15), (0.08, 0.05)])
-@pytest.mark.parametrize("factor", [1.3, 1.0, 0.7])
+PRICES, FACTORS = [(0.03, 0.06), (0.05, 0.1), (0.02, 0.15), (0.08, 0.05)], [1.3, 1.0, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("factor", "row", "level"),
+    [
+        pytest.param(factor, *price, marks=() if i == j % 3 else pytest.mark.slow)  # every price and every factor
+        for i, factor in enumerate(FACTORS)
+        for j, price in enumerate(PRICES)
+    ],
+)
 def test_a_head_that_is_wrong_about_itself_gets_the_tree_that_pays(factor: float, row: float, level: float) -> None:
     world = World(factor, row, level)
     assert world.rate(grown(world.learnt(150), world)) > 0.97 * world.best()

@@ -39,7 +39,7 @@ from tests.train import toys
 from .runs import finish, request
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40)), [9, 9, 9], [13]]
-TOKENS = 18  # of an answer: several rounds of every batch size, most of them replayed
+TOKENS = 15  # of an answer: several rounds of every batch size, most of them replayed
 Make = Callable[[Decoder], TorchExecutor]
 WORDS = Vocabulary(torch.arange(40), torch.cat((torch.arange(40), torch.full((21,), -1))))
 
@@ -240,7 +240,7 @@ def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
 
     def texts(make: Make) -> tuple[list[list[int]], list[Request]]:
         torch.manual_seed(5)
-        decoder = target()
+        decoder = toys.target()
         made = drafter(decoder, kind, Chain(4), make)
         rule = default_rule(made.kinds, made.topology)
         methods = [Method(str(n), rule, made, draft_length=n) for n in (1, 2, 0)]

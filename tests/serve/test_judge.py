@@ -17,9 +17,9 @@ from . import kit
 from .kit import Running, judged_llm, make_judge, tiny_llm
 from .test_refusals import error
 
-PROMPT = [5, 7, 9, 5, 7, 9, 5]
+PROMPT, TOKENS = [5, 7, 9, 5, 7, 9, 5], 24
 BODY: dict[str, Any] = {
-    "prompt": PROMPT, "temperature": 0, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True
+    "prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True
 }  # fmt: skip
 THRESHOLDS = (0.0, 0.3, 0.7, 1.0)
 
@@ -47,7 +47,7 @@ def test_the_threshold_of_a_request(judged: Running, tiny: Path, judge: Path) ->
     llm = judged_llm(tiny, judge)()
     for threshold in THRESHOLDS:
         method = llm.with_rule(llm.method, f"judge:{threshold}", str(judge))
-        expected = llm.generate([PROMPT], SamplingParams(max_new_tokens=40, ignore_eos=True), method=method)[0]
+        expected = llm.generate([PROMPT], SamplingParams(max_new_tokens=TOKENS, ignore_eos=True), method=method)[0]
         found, reported = ask(judged, rule="judge", threshold=threshold)
         assert found == expected.token_ids
         assert reported["rule"] == f"judge:threshold={threshold}"

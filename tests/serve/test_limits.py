@@ -250,27 +250,34 @@ def broken_rule(rule: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, rule in RULES.items() if not rule.needs_hidden))
-def test_a_rule_that_raises_hurts_its_own_request_alone(judge_server: Running, name: str) -> None:
+def test_a_rule_that_raises_hurts_its_own_request_alone(
+    judge_server: Running, undisturbed: list[int], name: str
+) -> None:
     """Somebody else streams meanwhile: the same tokens, and never without drafts."""
     server = judge_server
     methods = server.service.worker.methods
     fits = [m for m in methods.methods if m.drafter is not None and _fits(m, RULES[name])]
     if not fits:
         pytest.skip("no served method can have this rule")
-    alone = server.post("completions", **BODY | {"max_tokens": 30}).json()
     broken = replace(fits[0], rule=broken_rule(RULES[name]))
     kept, methods._variant = methods._variant, lambda base, rule, length: broken  # type: ignore[method-assign]
     try:
         with ThreadPoolExecutor(2) as pool:
-            other = pool.submit(server.post, "completions", **BODY | {"max_tokens": 30, "stream": False})
+            other = pool.submit(server.post, "completions", **BODY | {"max_tokens": 20, "stream": False})
             server.wait(lambda: server.running >= 1 or other.done())
             bad = pool.submit(server.post, "completions", **BODY | {"speculation": {"draft_length": 3}})
             answers = bad.result(), other.result()
     finally:
         methods._variant = kept  # type: ignore[method-assign]
     assert answers[0].status_code == 200  # by plain decoding
-    assert answers[1].json()["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
+    assert answers[1].json()["choices"][0]["token_ids"] == undisturbed
     assert server.client.get("/health").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def undisturbed(judge_server: Running) -> list[int]:
+    """What somebody gets who is alone on the server."""
+    return list(judge_server.post("completions", **BODY | {"max_tokens": 20}).json()["choices"][0]["token_ids"])
 
 
 def _fits(method: Any, rule: Any) -> bool:
