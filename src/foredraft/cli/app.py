@@ -9,6 +9,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import typer
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     try:
-        result = typer.main.get_command(app).main(list(argv) or ["--help"], "foredraft", standalone_mode=False)
+        result = _parser().main(list(argv) or ["--help"], "foredraft", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except BadUsage as error:
         return complain(_one_line(error), 2)
@@ -69,6 +70,12 @@ def run(argv: Sequence[str]) -> int:
         return 1
     except ForedraftError as error:
         return complain(str(error), 1)
+
+
+@cache
+def _parser() -> Any:
+    """All subcommands with their options; reading their signatures takes a tenth of a second."""
+    return typer.main.get_command(app)
 
 
 def complain(message: str, code: int) -> int:

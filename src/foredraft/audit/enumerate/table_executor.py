@@ -54,12 +54,11 @@ class TableExecutor:
                 path = self._path(slot, before + i)
                 assert int(rows.depth[start + i]) == len(path) - 1, "depth does not fit the tree"
                 prefix: Prefix = tuple(self.text[slot] + path)[self.begin :]
-                with np.errstate(divide="ignore"):
-                    scores.append(torch.from_numpy(np.log(self.model.next_distribution(prefix))))
+                scores.append(self.model.logits(prefix))
                 hidden.append(float(path[-1]))
             start += count
         states = torch.tensor(hidden)[:, None]
-        return Output(torch.stack(scores), {tap: states for tap in (*taps, FINAL)}, rows.index())
+        return Output(torch.from_numpy(np.stack(scores)), {tap: states for tap in (*taps, FINAL)}, rows.index())
 
     def embed(self, token: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(token, self.vocab_size).to(torch.float32)

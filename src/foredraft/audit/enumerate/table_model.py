@@ -19,12 +19,20 @@ class TableModel:
     vocab: int
     compute: Callable[[Prefix], Array]
     _known: dict[Prefix, Array] = field(default_factory=dict, repr=False)
+    _logs: dict[Prefix, Array] = field(default_factory=dict, repr=False)
 
     def next_distribution(self, prefix: Sequence[int] = ()) -> Array:
         key = tuple(prefix)
         if key not in self._known:
             self._known[key] = self.compute(key)
         return self._known[key]
+
+    def logits(self, prefix: Prefix) -> Array:
+        """Logarithms of the next distribution."""
+        if prefix not in self._logs:
+            with np.errstate(divide="ignore"):
+                self._logs[prefix] = np.log(self.next_distribution(prefix))
+        return self._logs[prefix]
 
     def joint(self, length: int, prefix: Prefix = ()) -> Array:
         """Distribution of the next `length` tokens, one axis per token."""
