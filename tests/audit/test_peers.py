@@ -84,10 +84,11 @@ def test_the_adapter_for_vllm_asks_as_vllm_wants_to_be_asked() -> None:
             asked.extend(zip(prompts, params, strict=True))
             return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1, 2])]) for _ in prompts]
 
-    plain: Any = SimpleNamespace(params=SimpleNamespace(temperature=0.7), greedy=lambda *_, **__: (9,))
+    plain: Any = SimpleNamespace(params=SimpleNamespace(temperature=0.7), greedy=lambda *_, **__: [(9,)])
     subject = VllmSubject("x", "0", Engine(), SimpleNamespace, plain)
     assert subject.sample((5, 6), 2, 2, seed=10) == [(1, 2), (1, 2)]
     assert [p.seed for _, p in asked] == [10, 11] and asked[0][0] == {"prompt_token_ids": [5, 6]}
     assert asked[0][1].temperature == 0.7 and asked[0][1].ignore_eos
-    assert subject.greedy((5,), 2, speculate=True) == (1, 2) and subject.greedy((5,), 2, speculate=False) == (9,)
+    assert subject.greedy([(5,)], 2, speculate=True) == [(1, 2)]
+    assert subject.greedy([(5,)], 2, speculate=False) == [(9,)]
     assert asked[-1][1].temperature == 0.0

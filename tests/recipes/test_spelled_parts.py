@@ -5,9 +5,18 @@ Methods of the table are put together on table models, as `foredraft audit` does
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
-from foredraft.audit.enumerate.table_methods import DRAWN_TREES, TREES, enumerate_method, table_method
+from foredraft.audit.enumerate.table_methods import (
+    DRAWN_TREES,
+    TREES,
+    NeedsNetwork,
+    Tables,
+    enumerate_method,
+    table_method,
+)
 from foredraft.control.cost import CostModel, DraftTiming
 from foredraft.core.spec import PartTable
 from foredraft.core.verify import RULES, SPELLINGS
@@ -55,11 +64,21 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftTiming, "follow", lambda *_: None)
 
 
+@cache
+def network() -> Tables:
+    """For trained heads, which read states."""
+    return Tables.for_heads(6, 5)
+
+
 def greedy(method: str, options: Options) -> bool:
     """Whether a method writes the target's argmax text, and drafts for it."""
     drawn = "drawn=true" in (options.shape or "") or (options.shape or "").startswith(DRAWN)
     tables = DRAWN_TREES if drawn else TREES
-    made, target = table_method(find_recipe(method), options, tables)
+    try:
+        made, target = table_method(find_recipe(method), options, tables)
+    except NeedsNetwork:
+        tables = network()
+        made, target = table_method(find_recipe(method), options, tables)
     text, drafter = [0, 1], made.drafter
     for _ in range(12):
         text.append(int(tables.target.next_distribution(text).argmax()))

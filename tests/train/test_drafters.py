@@ -120,11 +120,18 @@ def test_an_oracle_is_always_right() -> None:
 DISTRIBUTION_TOKENS = 2
 
 
+ENUMERATED: list[Shape] = [Chain(2), Eagle2Tree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)]
+READING = ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo", "falcon", "sdsat", "s2d"]
+
+
 @pytest.mark.parametrize(
-    "shape", [Chain(2), Eagle2Tree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)], ids=str
-)
-@pytest.mark.parametrize(
-    "kind", ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo", "falcon", "sdsat", "s2d"]
+    ("kind", "shape"),
+    [
+        pytest.param(kind, shape, marks=() if j in (0, i % 3) else pytest.mark.slow)  # a chain, and a tree where i % 3
+        for i, kind in enumerate(READING)
+        for j, shape in enumerate(ENUMERATED)
+    ],
+    ids=str,
 )
 def test_exact_distribution_with_a_reduced_vocabulary(kind: str, shape: Shape) -> None:
     """The distribution of two tokens, rng falling on every side; the drafter knows three of the target's four ids."""

@@ -225,10 +225,23 @@ def test_optimal_transport_takes_a_cut_distribution_in_a_large_vocabulary() -> N
     assert len(ledger.drawn) == 2  # the choice, and a token of the target's own
 
 
-@pytest.mark.parametrize("models", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rule", ["canonical:ranks=ratio", "canonical:ranks=ratio,free=0"])
-def test_draws_kept_by_ratio_are_exact(rule: str, models: int) -> None:
-    assert check_exact(find_rule(rule), Kind.SAMPLED_IID, models=models) < 1e-9
+RATIO = pytest.mark.parametrize("rule", ["canonical:ranks=ratio", "canonical:ranks=ratio,free=0"])
+
+
+@RATIO
+@pytest.mark.parametrize("batched", [False, True], ids=["tree", "batch"])
+def test_draws_kept_by_ratio_are_exact(rule: str, batched: bool) -> None:
+    for seed, shape in ((0, (2,)), (1, (3,)), (2, (2, 1))):
+        target, drafter = dirichlet(3, seed, 0.7), dirichlet(3, 100 + seed, 0.7, support=2)
+        assert is_exact(
+            method_of(find_rule(rule), target, drafter, shape, IID, batched=batched), target, len(shape) + 1
+        )
+
+
+@pytest.mark.slow
+@RATIO
+def test_draws_of_every_token_kept_by_ratio_are_exact(rule: str) -> None:
+    assert check_exact(find_rule(rule), Kind.SAMPLED_IID, models=2) < 1e-9
 
 
 def test_draws_kept_by_ratio_are_nearer_the_bound_where_distributions_are_flat() -> None:
