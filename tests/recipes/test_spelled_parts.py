@@ -153,7 +153,8 @@ def test_other_exact_rules_go_with_stops_and_lengths(rule: str) -> None:
 )
 def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        table_method(find_recipe(method), Options(**options), TREES)  # type: ignore[arg-type]
+        tables = TREES if RECIPES[method].kind is None else network()
+        table_method(find_recipe(method), Options(**options), tables)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
