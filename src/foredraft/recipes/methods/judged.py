@@ -20,6 +20,7 @@ def judged(factory: PartsFactory, options: Options, *, threshold: float = OWN, f
     if name.partition(":")[0] != "judge":
         raise UsageError(f"method 'judge' has a rule of its own; for {name!r} use --method fastdraft or draft-model")
     factory.judge(options.judge)  # before the drafter: whoever has no judge needs no drafter either
+    options = replace(options, shape="chain")  # a judge reads one continuation
     kind = factory.best_head((DRAFTER,), options.drafter)
     made = parts.draft_model(factory, options) if kind is None else parts.head(kind)(factory, options)
     return replace(made, rule=factory.rule(name, options.judge, made.drafter))
@@ -44,5 +45,5 @@ JUDGE = Recipe(
     takes_words=True,
     takes_stop=True,
     judges=True,
-    defaults=Options(shape="chain", draft_length=25),
+    defaults=Options(draft_length=25),
 )
