@@ -20,7 +20,7 @@ from foredraft.runtime import Rows, TorchExecutor
 from tests.engine.runs import finish, request
 from tests.engine.test_joint_distribution import distribution_of_texts
 from tests.kit.executor import TableExecutor
-from tests.kit.tables import TableModel, dirichlet, mixed
+from tests.kit.tables import WIDTHS, TableModel, dirichlet, mixed
 from tests.train import toys
 
 from .texts import LOOPING, TARGET, greedy, run, single, text_of
@@ -114,11 +114,12 @@ def test_lenience_lets_likely_tokens_pass() -> None:
     assert agreed(logits, rows, torch.tensor([[0, -1, -1, -1]]), 99.0, None).tolist() == [[1], [0]]
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("lenience", [1.0, 4.0, 50.0])
 @pytest.mark.parametrize("rule", ["sample-and-match", "one-hot", "residual"])
-def test_the_targets_distribution_is_exact(rule: str, lenience: float) -> None:
+def test_the_targets_distribution_is_exact(rule: str, lenience: float, width: int | None) -> None:
     """Enumerated at temperature 1, with a reviewer that is near the target and one that lets anything pass."""
-    target = dirichlet(3, seed=1, support=2)  # two possible tokens at a place keep the enumeration short
+    target = dirichlet(3, seed=1, support=width)
     near = mixed(target, dirichlet(3, seed=2), 0.5)
 
     def build() -> Method:

@@ -25,7 +25,7 @@ from foredraft.types import Kind, Topology
 from tests.engine.runs import finish, request
 from tests.engine.test_joint_distribution import distribution_of_texts
 from tests.kit.executor import TableExecutor
-from tests.kit.tables import TableModel, dirichlet, mixed
+from tests.kit.tables import WIDTHS, TableModel, dirichlet, mixed
 
 from .texts import LOOPING, PROMPTS, TARGET, greedy, run, text_of
 
@@ -85,10 +85,10 @@ def test_the_second_goes_on_where_the_first_stops() -> None:
     assert drafts.tree(1).token == greedy(LOOPING, texts[1].tokens, 1) and drafts.tree(1).kind == [DRAWN]
 
 
-def enumerated(vocab: int, length: int, rule: str, context: int = 64) -> float:
+def enumerated(vocab: int, length: int, rule: str, context: int = 64, width: int | None = 2) -> float:
     """How far the distribution of the tokens after a prompt is from the target's, at temperature 1."""
-    target = dirichlet(vocab, seed=1, support=2)  # two possible tokens at a place keep the enumeration short
-    near = mixed(target, dirichlet(vocab, seed=2, support=2), 0.5)
+    target = dirichlet(vocab, seed=1, support=width)
+    near = mixed(target, dirichlet(vocab, seed=2, support=width), 0.5)
     tokens = length + 2  # one drafted token at least is the second drafter's
 
     def build() -> Method:
@@ -99,13 +99,14 @@ def enumerated(vocab: int, length: int, rule: str, context: int = 64) -> float:
     return float(np.abs(distribution - target.joint(tokens, (0, 1))).max())
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "sample-and-match"])
 @pytest.mark.parametrize(
     ("vocab", "length", "context"), [(3, 1, 64), (2, 2, 64), (3, 1, 4)], ids=["one", "two", "short context"]
 )
-def test_the_targets_distribution_is_exact(vocab: int, length: int, context: int, rule: str) -> None:
+def test_the_targets_distribution_is_exact(vocab: int, length: int, context: int, rule: str, width: int | None) -> None:
     """The p/q rule looks at drawn tokens with their distribution and at those after them as chosen ones."""
-    assert enumerated(vocab, length, rule, context) < 1e-6  # distributions are float32 in the engine
+    assert enumerated(vocab, length, rule, context, width) < 1e-6  # distributions are float32 in the engine
 
 
 def test_kinds_that_lie_show(monkeypatch: pytest.MonkeyPatch) -> None:

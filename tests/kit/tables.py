@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from foredraft.audit.enumerate.table_model import (
     G1_DRAFT,
     G1_TARGET,
@@ -27,6 +29,7 @@ __all__ = [
     "G2_TARGET",
     "G3_DRAFT",
     "G3_TARGET",
+    "WIDTHS",
     "Array",
     "Prefix",
     "TableModel",
@@ -37,3 +40,5 @@ __all__ = [
     "mixed",
     "rotated",
 ]
+
+WIDTHS = [2, pytest.param(None, marks=pytest.mark.slow)]  # possible tokens at a place: two keep enumerations short
