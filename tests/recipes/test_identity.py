@@ -98,7 +98,8 @@ def store(llm: LLM, expected: list[list[int]], tmp_path_factory: pytest.TempPath
 
 def built(llm: LLM, name: str, store: str) -> Method:
     method, options = (METHODS | LARGE)[name]
-    return llm.build(method, replace(options, store=store if RECIPES[method].takes_store else None))
+    # Fresh: a drafter keeps room for its keys and values as long as its method lives.
+    return llm.build_fresh(method, replace(options, store=store if RECIPES[method].takes_store else None))
 
 
 @pytest.mark.parametrize("name", METHODS)

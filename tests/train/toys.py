@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,11 +76,11 @@ _WRITTEN: dict[object, Corpus] = {}
 
 
 def corpus(decoder: Decoder, rows: int = 64, new: int = 24) -> Corpus:
-    """What the toy writes itself; the same toy, the same text, written once."""
+    """What the toy writes itself; the same toy, the same text, written once. Each caller gets its own to change."""
     key = (decoder.config, float(sum(p.double().abs().sum() for p in decoder.parameters())), rows, new)
     if key not in _WRITTEN:
         _WRITTEN[key] = _write(decoder, rows, new)
-    return _WRITTEN[key]
+    return deepcopy(_WRITTEN[key])
 
 
 def _write(decoder: Decoder, rows: int, new: int) -> Corpus:
