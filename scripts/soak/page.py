@@ -59,9 +59,10 @@ def write_page(folder: Path, name: str, report: dict[str, Any], note: str | None
 
 
 def hidden(argv: list[str]) -> list[str]:
-    """The command without keys."""
-    secret = {place + 1 for place, word in enumerate(argv) if word.endswith("-key")}
-    return ["KEY" if place in secret else word for place, word in enumerate(argv)]
+    """The command without keys and without folders of the machine."""
+    names = {place + 1: "KEY" for place, word in enumerate(argv) if word.endswith("-key")}
+    names |= {place + 1: "DIR" for place, word in enumerate(argv) if word == "--page"}
+    return [names.get(place, word) for place, word in enumerate(argv)]
 
 
 def thinned(phase: dict[str, Any]) -> dict[str, Any]:
