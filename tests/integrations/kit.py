@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.runtime.kit import SMALL
+
 VOCAB = 64
 END = "</s>"
-SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = SMALL | {
     "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
     "intermediate_size": 48,
     "max_position_embeddings": 256,
     "eos_token_id": 0,
