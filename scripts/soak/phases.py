@@ -20,12 +20,14 @@ from typing import Any
 import httpx
 
 from .attackers import TOKENS, check_address
+from .stolen import Stolen
 
 CLIENTS = 4
 SAMPLE_SECONDS = 2.0  # between two looks at the server's memory
 WARM_SHARE = 0.2  # of the attack, after which memory must be flat
 FLAT_MIB, FLAT_SHARE = 16.0, 0.03  # growth from then on that counts as none: so many MiB, or such a share
 WORST_RATIO = 1.5  # of the innocent clients' p99 with attackers to that without
+DISTURBED = 0.05  # share of the processors that the machine's host took during an answer which is then left out
 SUBJECTS = ("rivers", "bread", "clocks", "whales", "bridges", "tea", "volcanoes", "chess")
 TASKS = ("Explain to a child what is special about {}.", "List facts about {}.", "Write a story about {}.")
 HERE = Path(__file__).parent
@@ -36,20 +38,24 @@ class Phase:
     """What innocent clients got, and when."""
 
     began: float = field(default_factory=time.monotonic)
-    answers: list[tuple[float, float]] = field(default_factory=list)  # (seconds since the beginning, seconds it took)
+    # (seconds since the beginning, seconds it took, share of the processors that the machine's host took meanwhile)
+    answers: list[tuple[float, float, float]] = field(default_factory=list)
     memory: list[tuple[float, float]] = field(default_factory=list)  # (seconds since the beginning, MiB)
     lost: list[str] = field(default_factory=list)  # answers that did not come, or not whole, or not the same
     refused: int = 0  # 429: told to come back later
     seconds: float = 0.0
 
-    def quantile(self, share: float) -> float | None:
-        ranked = sorted(took for _, took in self.answers)
+    def quantile(self, share: float, disturbed: float = DISTURBED) -> float | None:
+        """Of the time that answers took, without those of which the host took more than `disturbed`."""
+        ranked = sorted(took for _, took, stolen in self.answers if stolen <= disturbed)
         return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else None
 
     def row(self) -> dict[str, Any]:
+        disturbed = sum(stolen > DISTURBED for _, _, stolen in self.answers)
         found = {"seconds": self.seconds, "answers": len(self.answers), "lost": len(self.lost)}
-        found |= {"refused": self.refused, "p50_seconds": self.quantile(0.5), "p90_seconds": self.quantile(0.9)}
-        return found | {"p99_seconds": self.quantile(0.99), "slowest_seconds": self.quantile(1.0)}
+        found |= {"refused": self.refused, "disturbed": disturbed, "p50_seconds": self.quantile(0.5)}
+        found |= {"p90_seconds": self.quantile(0.9), "p99_seconds": self.quantile(0.99)}
+        return found | {"slowest_seconds": self.quantile(1.0), "p99_of_all_seconds": self.quantile(0.99, 1.0)}
 
 
 class Soak:
@@ -60,6 +66,7 @@ class Soak:
         self.url, self.headers, self.attackers = url, headers, attackers
         self.expected: dict[str, list[int]] = {}
         self.model = ""
+        self.stolen = Stolen()
 
     async def run(self, quiet_seconds: float, attack_seconds: float) -> dict[str, Any]:
         limits = httpx.Limits(max_connections=None)
@@ -89,11 +96,12 @@ class Soak:
 
     async def phase(self, http: httpx.AsyncClient, seconds: float) -> Phase:
         found = Phase()
-        watch = asyncio.create_task(self.watch(http, found))
+        watchers = [asyncio.create_task(work) for work in (self.watch(http, found), self.stolen.watch())]
         await asyncio.gather(*(self.innocent(http, found, number, seconds) for number in range(CLIENTS)))
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        for watcher in watchers:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
         found.seconds = time.monotonic() - found.began
         return found
 
@@ -114,7 +122,8 @@ class Soak:
             elif reply.status_code != 200:
                 phase.lost.append(f"{reply.status_code}: {reply.text[:200]}")
             else:
-                phase.answers.append((begun - phase.began, time.monotonic() - begun))
+                ended = time.monotonic()
+                phase.answers.append((begun - phase.began, ended - begun, self.stolen.share(begun, ended)))
                 if reply.json()["choices"][0]["token_ids"] != self.expected[prompt]:
                     phase.lost.append("the tokens differ")
 
@@ -151,8 +160,8 @@ def sink() -> Iterator[int]:
 
 def figures(quiet: Phase, attacked: Phase) -> dict[str, Any]:
     slow, usual = attacked.quantile(0.99), quiet.quantile(0.99)
-    ratio = slow / usual if slow and usual else None
-    return {"rows": {"quiet": quiet.row(), "attacked": attacked.row()}, "p99_ratio": ratio, "mib": growth(attacked)}
+    found: dict[str, Any] = {"rows": {"quiet": quiet.row(), "attacked": attacked.row()}}
+    return found | {"p99_ratio": slow / usual if slow and usual else None, "mib": growth(attacked)}
 
 
 def growth(phase: Phase) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -132,6 +133,26 @@ def test_threads_do_not_change_numbers() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+def test_no_pass_waits_for_a_thread_that_has_not_come() -> None:
+    """Where neighbours hold the cores, those that run do the work: 32 threads on a few cores cost little."""
+    executor, before = pair(LLAMA)[0], torch.get_num_threads()
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        for _ in range(20):
+            executor.rollback([0], [0])
+            executor.prefill([0], [text(8)])
+        return time.perf_counter() - begin
+
+    try:
+        times = [(seconds(1), seconds(32)) for _ in range(5)]
+    finally:
+        torch.set_num_threads(before)
+    alone, crowded = (min(column) for column in zip(*times, strict=True))
+    assert crowded < 3 * alone  # with barriers, 7 on two cores
 
 
 @pytest.mark.parametrize("length", [505, 1020])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from .process import serve
 SCRIPT = Path(__file__).parents[2] / "scripts" / "load-test"
 sys.path.append(str(SCRIPT.parent))
 from soak.phases import Phase, complaints  # noqa: E402
+from soak.stolen import Stolen  # noqa: E402
 
 ANSWERS = 2  # of a client in a segment
 BRIEF = ("--loads", "1,3", "--answers", str(ANSWERS), "--rounds", "1", "--tokens", "8", "--exact", "--alone", "6")
@@ -169,7 +171,7 @@ def test_an_attack_with_its_page(tiny: Path, tmp_path: Path) -> None:
 
 
 def made(seconds: list[float], memory: list[float]) -> Phase:
-    phase = Phase(0.0, [(float(at), took) for at, took in enumerate(seconds)], seconds=float(len(memory)))
+    phase = Phase(0.0, [(float(at), took, 0.0) for at, took in enumerate(seconds)], seconds=float(len(memory)))
     phase.memory = [(float(at), held) for at, held in enumerate(memory)]
     return phase
 
@@ -190,3 +192,16 @@ def test_what_an_attack_must_not_do(took: float, memory: float, lost: list[str],
     attacked = made([0.1] * 190 + [took] * 10, [300.0] * 10 + [500.0] * 75 + [memory] * 15)
     attacked.lost = lost
     assert complaints(quiet, attacked, health) == said
+
+
+def test_what_the_host_took_is_not_the_servers_doing() -> None:
+    """Answers during which the machine's host took its processors are counted, and left out of the quantiles."""
+    stolen = Stolen()
+    for tenths in range(101):  # from second 4 to second 6, one processor's time is gone
+        stolen.sample(tenths / 10, min(max(0.0, tenths / 10 - 4), 2.0))
+    cores = os.cpu_count() or 1
+    assert stolen.share(1, 3) == 0 and stolen.share(4.5, 5.5) == pytest.approx(1 / cores)
+    assert stolen.share(3, 5) == pytest.approx(1 / cores / 2, abs=0.1 / cores)
+    phase = Phase(0.0, [(0.0, 0.1, 0.0)] * 99 + [(9.0, 20.0, 0.4)])
+    row = phase.row()
+    assert (row["disturbed"], row["p99_seconds"], row["p99_of_all_seconds"]) == (1, 0.1, 20.0)

@@ -41,38 +41,38 @@ struct Buffers {  // shared by the threads of a pass; rows in whole pairs of til
 struct Runner {
     const Pass& p;
     Buffers& b;
-    Barrier& barrier;
-    Shares* shares;  // those of the next shared work; all threads come to the same ones
-    int me;
+    Shares* shares;  // those of the next work; all threads come to the same ones, and whatever is done is done in one
     Room& room;
     Softmax& soft;
 
-    int from(int count) const { return long(count) * me / p.threads; }
-    int upto(int count) const { return long(count) * (me + 1) / p.threads; }
+    template <class Each> void each_row(int rows, const Each& each) { shares++->each_of(rows, p.threads, each); }
     // Rows times a weight: emit(row, j, 16 sums) for j in 0 .. blocks, whose columns are those of block(j).
     template <class Block, class Emit>
     void multiply(const act* a, int rows, const Weight& w, int blocks, Block block, Emit emit) {
-        prepare(a, w.depth, rows, w, room);
-        shares++->take(blocks, UNIT, p.threads, [&](int begin, int end) { product(a, w.depth, rows, w, begin, end, block, room, emit); });
+        bool prepared = false;  // by those alone that take a part: for others the rows may have changed already
+        shares++->take(blocks, UNIT, p.threads, [&](int begin, int end) {
+            if (!std::exchange(prepared, true)) prepare(a, w.depth, rows, w, room);
+            product(a, w.depth, rows, w, begin, end, block, room, emit);
+        });
     }
     template <class Emit> void multiply(const act* a, int rows, const Weight& w, Emit emit) {
         multiply(a, rows, w, w.columns / COLUMNS, [](int j) { return j; }, emit);
     }
     int width(const Layer& layer) const { return layer.enter == PAIRED ? 2 * p.hidden : p.hidden; }
 
-    void enter(const Layer& layer) {
+    void enter(const Layer& layer, bf16* tap) {
         const int d = p.hidden, w = width(layer);
-        for (int r = from(p.rows); r < upto(p.rows); r++) {
+        each_row(p.rows, [&](int r) {
             const bf16* x = &b.stream[r * d];
             act* to = &b.normed[r * w];
+            if (tap) std::memcpy(tap + long(r) * d, x, d * 2);
             if (layer.enter == BARE) convert(to, x, d);
             if (layer.enter == NORMED) norm(x, layer.attn_norm, p.eps, d, to);
             if (layer.enter == PAIRED) {
                 norm(p.token.at(r), layer.token_norm, p.eps, d, to);
                 norm(x, layer.attn_norm, p.eps, d, to + d);
             }
-        }
-        barrier.wait();
+        });
     }
 
     void project(const Layer& layer) {
@@ -82,7 +82,6 @@ struct Runner {
             put16(&b.qkv[row * n + 16 * j], sum);
         };
         multiply(b.normed.data, p.rows, layer.qkv, emit);
-        barrier.wait();
     }
 
     bf16* stored(int layer, int which, int slot, int head) const {
@@ -91,23 +90,21 @@ struct Runner {
 
     void turn_and_store(const Layer& layer, int index) {
         const int n = layer.qkv.columns;
-        for (int s = 0; s < p.spans; s++)
-            for (int i = 0; i < p.span[s].count; i++) {
-                const Span& span = p.span[s];
-                const int row = span.begin + i, at = span.length + span.first + i;
-                if (row < from(p.rows) || row >= upto(p.rows)) continue;
-                for (int h = 0; h < p.heads + 2 * p.kv_heads; h++) {
-                    act* x = &b.qkv[row * n + h * p.dim];
-                    const bf16* gain = h < p.heads ? layer.q_norm : layer.k_norm;
-                    const int kv = h - p.heads, head = kv % p.kv_heads;
-                    if (kv < p.kv_heads) {
-                        if (gain) norm(x, gain, p.eps, p.dim, x);
-                        rotate(x, p.rotations + p.position[row] * 2 * p.dim, p.dim);
-                    }
-                    if (kv >= 0) convert(stored(index, kv / p.kv_heads, span.slot, head) + long(at) * p.dim, x, p.dim);
+        each_row(p.rows, [&](int row) {
+            const Span* span = p.span;
+            while (row >= span->begin + span->count) span++;
+            const int at = span->length + span->first + row - span->begin;
+            for (int h = 0; h < p.heads + 2 * p.kv_heads; h++) {
+                act* x = &b.qkv[row * n + h * p.dim];
+                const bf16* gain = h < p.heads ? layer.q_norm : layer.k_norm;
+                const int kv = h - p.heads, head = kv % p.kv_heads;
+                if (kv < p.kv_heads) {
+                    if (gain) norm(x, gain, p.eps, p.dim, x);
+                    rotate(x, p.rotations + p.position[row] * 2 * p.dim, p.dim);
                 }
+                if (kv >= 0) convert(stored(index, kv / p.kv_heads, span->slot, head) + long(at) * p.dim, x, p.dim);
             }
-        barrier.wait();
+        });
     }
 
     // The places that a row sees from `begin` on: committed rows, its ancestors by depth, itself.
@@ -205,21 +202,19 @@ struct Runner {
         const int size = part_size(p);
         const auto sizes = parts(p);
         const int places = sizes.first, most = sizes.second;
-        shares++->take(places * most, 1, places * most, [&](int number, int) {
+        shares++->each_of(places * most, places * most, [&](int number) {
             const Item it = item(number, most);
             if (it.segment >= segments(*it.span)) return;
             attend(layer, index, it);
             most == 1 ? hand_on(it) : soft.save(&b.parts[long(number) * size]);
         });
-        barrier.wait();
         if (most == 1) return;
-        shares++->take(places, 1, places, [&](int place, int) {
+        shares++->each_of(places, places, [&](int place) {
             const Item it = item(place * most, most);
             soft.begin(p.dim, it.count * (p.heads / p.kv_heads));
             soft.join(&b.parts[long(place) * most * size], size, segments(*it.span));
             hand_on(it);
         });
-        barrier.wait();
     }
 
     void add_to_stream(const Line<act>& a, const Weight& w) {
@@ -228,13 +223,10 @@ struct Runner {
             narrow16(at, add(sum, widen16(at)));
         };
         multiply(a.data, p.rows, w, emit);
-        barrier.wait();
     }
 
     void gate(const Layer& layer) {
-        for (int r = from(p.rows); r < upto(p.rows); r++)
-            norm(&b.stream[r * p.hidden], layer.mlp_norm, p.eps, p.hidden, &b.normed[r * p.hidden]);
-        barrier.wait();
+        each_row(p.rows, [&](int r) { norm(&b.stream[r * p.hidden], layer.mlp_norm, p.eps, p.hidden, &b.normed[r * p.hidden]); });
         const int blocks = p.inner / COLUMNS;
         alignas(64) float gates[2][3 * ROWS][COLUMNS];  // gate blocks wait here for their up blocks
         auto emit = [&](int row, int j, Floats sum) {
@@ -245,30 +237,27 @@ struct Runner {
         };
         auto block = [&](int j) { return j / 2 + (j % 2) * blocks; };  // gate, up, gate, up, ..
         multiply(b.normed.data, p.rows, layer.gate_up, 2 * blocks, block, emit);
-        barrier.wait();
     }
 
-    void tap(int index) {
-        if (p.taps[index] && me == 0) std::memcpy(p.taps[index], b.stream.data, size_t(p.rows) * p.hidden * 2);
+    void hand_out(bf16* to) {  // the stream as it is
+        if (to) each_row(p.rows, [&](int r) { std::memcpy(to + long(r) * p.hidden, &b.stream[r * p.hidden], p.hidden * 2); });
     }
 
     // The final norm, the turn of those that have one, the logits, and the likeliest words.
     void finish(const Tail& tail) {
-        const int d = p.hidden, rows = tail.row ? tail.rows : p.rows, mine = from(rows), end = upto(rows);
-        for (int r = mine; r < end; r++) {
+        const int d = p.hidden, rows = tail.row ? tail.rows : p.rows;
+        each_row(rows, [&](int r) {
             bf16* own = tail.features + long(r) * d;  // features are bf16, and the words are those of what is handed out
             norm(&b.stream[(tail.row ? tail.row[r] : r) * d], tail.norm, p.eps, d, own);
             convert(&b.normed[r * d], own, d);
-        }
-        barrier.wait();
+        });
         begin_tiles(rows);
         const act* features = b.normed.data;
         if (tail.turn.columns) {
             auto emit = [&](int row, int j, Floats sum) { put16(&b.turned[row * d + 16 * j], round16(sum)); };
             multiply(features, rows, tail.turn, emit);
-            barrier.wait();
             features = b.turned.data;
-            convert(tail.features + long(mine) * d, features + long(mine) * d, long(end - mine) * d);
+            each_row(rows, [&](int r) { convert(tail.features + long(r) * d, features + long(r) * d, d); });
         }
         auto emit = [&](int row, int j, Floats sum) {
             if (tail.words_bias) sum = add(sum, widen16(tail.words_bias + 16 * j));
@@ -276,19 +265,19 @@ struct Runner {
         };
         multiply(features, rows, tail.words, emit);
         if (!tail.top) return;
-        barrier.wait();
-        for (int r = mine; r < end; r++)
+        each_row(rows, [&](int r) {
             likeliest(tail.logits + long(r) * tail.words.columns, tail.words.columns, tail.top, tail.ids, tail.least,
                       tail.values + r * tail.top, tail.places + r * tail.top);
+        });
     }
 
     void run() {
         room.rounds = !p.tail || p.tail->words.columns;
         for (int index = p.first_layer; index < p.last_layer; index++) {
             const Layer& layer = p.layers[index];
-            tap(index);
+            if (layer.enter == SKIPPED) hand_out(p.taps[index]);
             if (layer.enter != SKIPPED) {
-                enter(layer);
+                enter(layer, p.taps[index]);
                 begin_tiles(p.rows);
                 project(layer);
                 turn_and_store(layer, index);
@@ -301,8 +290,8 @@ struct Runner {
             gate(layer);
             add_to_stream(b.gated, layer.down);
         }
-        tap(p.last_layer);
-        if (me == 0) std::memcpy(p.output, b.stream.data, size_t(p.rows) * p.hidden * 2);
+        hand_out(p.taps[p.last_layer]);
+        hand_out(p.output);
         if (p.tail) finish(*p.tail);
     }
 };
@@ -327,11 +316,11 @@ extern "C" int fd_layers(const Pass* pass) {
         buffer->reserve(rows * width);
     if (const auto [places, most] = Runner::parts(p); most > 1) b.parts.reserve(size_t(places) * most * Runner::part_size(p));
     for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
-    Barrier barrier{p.threads};
-    constexpr int SHARED = 6;  // works of a layer that are shared out: four products, attention and its parts put together
-    std::vector<Shares> shares(SHARED * (p.last_layer - p.first_layer) + 2);
-    Pool::own().run(p.threads, [&](int me) {
-        Runner{p, b, barrier, shares.data(), me, room, soft}.run();
+    constexpr int OF_A_LAYER = 9;  // four products, two norms, rotations, attention and its parts put together
+    constexpr int OF_A_TAIL = 7;   // two copies of the stream, norm, turn and its copy, logits, likeliest words
+    std::vector<Shares> shares(OF_A_LAYER * (p.last_layer - p.first_layer) + OF_A_TAIL);
+    Pool::own().run(p.threads, [&] {
+        Runner{p, b, shares.data(), room, soft}.run();
         end_tiles();
     });
     return 1;
@@ -352,11 +341,12 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
         wide ? store((float*)to + at, sum) : narrow16((bf16*)to + at, sum);
     };
     Shares shares;
-    Pool::own().run(threads, [&](int) {
+    Pool::own().run(threads, [&] {
         room.rounds = true;
         begin_tiles(rows);
-        prepare(a, w.depth, rows, w, room);
+        bool prepared = false;
         shares.take(blocks, UNIT, threads, [&](int begin, int end) {
+            if (!std::exchange(prepared, true)) prepare(a, w.depth, rows, w, room);
             product(a, w.depth, rows, w, begin, end, [](int j) { return j; }, room, emit);
         });
         end_tiles();
@@ -365,10 +355,8 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
 
 // Rows shared out among threads.
 template <class Each> static void each_row(int rows, int threads, Each each) {
-    threads = threads < rows ? threads : rows;
-    Pool::own().run(threads, [&](int me) {
-        for (int r = me; r < rows; r += threads) each(r);
-    });
+    Shares shares;
+    Pool::own().run(threads < rows ? threads : rows, [&] { shares.each_of(rows, rows, each); });
 }
 
 // The k largest of each row of float32 numbers and their places; the k likeliest of each row of logits. See largest.h.
