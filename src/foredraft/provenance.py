@@ -56,11 +56,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that this package runs from, `+` after it where files differ; None = no tree."""
+    """The commit of the source tree that this package runs from, `+` after it where files differ; None = no tree.
+
+    A copy that travelled without its history is told by FOREDRAFT_COMMIT.
+    """
     here = Path(__file__).resolve().parent
     head = _git(here, "rev-parse", "HEAD")
     if head is None:
-        return None
+        return os.environ.get("FOREDRAFT_COMMIT")
     return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no", ".") else "")
 
 

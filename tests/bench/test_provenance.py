@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.provenance import provenance, write_json
+from foredraft.provenance import commit, provenance, write_json
 
 
 def test_a_record_says_where_it_came_from() -> None:
@@ -18,6 +18,14 @@ def test_a_record_says_where_it_came_from() -> None:
     assert "torch" in record["versions"]
     assert set(record) >= {"time", "commit", "python", "platform"}
     json.dumps(record)
+
+
+def test_a_copy_without_history_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREDRAFT_COMMIT", "abc")
+    monkeypatch.setattr("foredraft.provenance._git", lambda *words: None)
+    assert commit() == "abc"
+    monkeypatch.setattr("foredraft.provenance._git", lambda here, *words: "def" if words[0] == "rev-parse" else "")
+    assert commit() == "def"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
