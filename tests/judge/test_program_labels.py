@@ -15,7 +15,7 @@ from foredraft.judge.labels.planted_errors import plant
 from foredraft.judge.labels.program_labels import CheckedLabels, Exercise, Mixture, exercises
 from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
 from foredraft.judge.labels.token_labels import Spelling, ask, closing_token, spell
-from foredraft.judge.problems.problem import Problem, fixed, result, wording
+from foredraft.judge.problems.problem import MEND, Problem, fixed, result, wording
 from foredraft.models import Tokenizer, resolve
 
 from .toyfolder import command, lines, tiny_model
@@ -107,6 +107,14 @@ def test_labels_are_what_the_checker_says_of_every_beginning(labels: CheckedLabe
         assert found[first : first + 1] in ((), (WRONG,)) and set(found[first + 1 :]) <= {UNCOUNTED}
         assert (first == len(found)) == problem.check(text).whole
     assert len(texts) == 2400 and 1000 < wrong < 1900
+
+
+def test_a_right_result_that_is_taken_back_is_planted_too() -> None:
+    """Drafters write ", no, " behind right numbers: wrong from there on, though all digits before it are right."""
+    texts = [(each.problem, plant(each.problem, each.chance, 1, 0.5)) for each in exercises(60, 3)]
+    taken_back = [(problem.check(text).right, text.index(MEND)) for problem, text in texts if MEND in text]
+    assert len(taken_back) > 5
+    assert all(at <= right <= at + 2 for right, at in taken_back)  # a comma may be right, "no" never is
 
 
 def test_mistakes_stand_everywhere(labels: CheckedLabels) -> None:

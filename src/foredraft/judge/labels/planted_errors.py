@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from ..problems.problem import Problem
+from ..problems.problem import MEND, Problem
 
 DIGITS = "0123456789"
+TAKEN_BACK = 0.3  # share of mistakes that are a right result with a mend behind it, as drafters write it
 
 
 def plant(problem: Problem, chance: random.Random, style: int, share: float = 1.0) -> str:
     """A solution with one mistake at a random place; after it the text goes on as if nothing had happened."""
     parts = [replace(problem, places=(place,)).write(chance, style, share) for place in problem.places]
-    at = chance.randrange(len(parts))
-    parts[at] = _slip(problem, chance, parts, at)
+    results = [at for at, place in enumerate(problem.places) if place.errors]
+    if results and chance.random() < TAKEN_BACK:
+        at = chance.choice(results)
+        parts[at] += MEND + problem.places[at].slip(chance)
+    else:
+        at = chance.randrange(len(parts))
+        parts[at] = _slip(problem, chance, parts, at)
     return "".join(parts)
 
 
