@@ -16,7 +16,7 @@ from foredraft.bench.data.tasks import load
 from foredraft.cli.judge.mining_tasks import TASKS, load_quests
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.judge.labels.label_run import Journal, make_mined
-from foredraft.judge.labels.mining import Guess, Limits, Quest, Write, Written, search
+from foredraft.judge.labels.mining import Guess, Limits, Over, Quest, Write, Written, search
 from foredraft.judge.labels.mining_models import EngineTarget, ExecutorDrafter
 from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, read_records
 from foredraft.judge.labels.searches import SearchPool
@@ -92,6 +92,9 @@ class Script:
             raise KeyboardInterrupt
         number, order = self._waiting.pop()
         return [(number, self.write(order))]
+
+    def forget(self) -> None:
+        self._waiting = []
 
     def write(self, order: Write) -> Written:
         text = list(order.tokens)
@@ -319,6 +322,36 @@ def test_tasks_bring_prompts_and_extractors(tmp_path: Path, model: Path) -> None
     for task, trouble in (("gsm", "did you mean"), ("checked", "--count"), ("mmlu", "FOREDRAFT_DATA")):
         with pytest.raises(UsageError, match=trouble):
             load_quests(task, None, None, 0)
+
+
+def test_some_of_the_mismatches() -> None:
+    """What is not tried keeps the target's word and has no label; each label is what it is when all are tried."""
+    every = mined(quest(3, 4))
+    shares = [mined(quest(3, 4, f"q{i}"), limits=Limits(32, share=0.5)) for i in range(12)]
+    counted = [sum(label != U for record in records for label in record.labels) for records in shares]
+    most = sum(label != U for record in every for label in record.labels)
+    assert min(counted) < most and max(counted) <= most
+    with pytest.raises(UsageError, match="share"):
+        Limits(share=0.0)
+
+
+def test_searches_end_in_time() -> None:
+    """When the time is over, what was decided stands, questions without an answer stay open, orders are dropped."""
+    target = Script(sum_up)
+    pool = SearchPool([("q", search(quest(3, 4), Limits(32), ENDS))], target, Script(other_words), 1, seconds=0.0)
+    assert list(pool.run()) == [] and not target._waiting
+    one = search(quest(3, 4), Limits(32), ENDS)
+    reply: object = None
+    for _ in range(6):  # its own answer, its mark, guesses, a try, its mark, guesses
+        asked = one.send(reply)
+        if isinstance(asked, Write):
+            reply = Script(sum_up).write(asked)
+        else:
+            reply = Script(other_words).guesses([asked])[0] if isinstance(asked, Guess) else asked.answer(asked.tokens)
+    with pytest.raises(StopIteration) as end:
+        one.throw(Over())
+    (record,) = end.value.value
+    assert [label for label in record.labels if label != U] == [R]
 
 
 def programs(path: Path) -> Path:

@@ -51,13 +51,15 @@ class Mining:
     temperature: float
     rare: float
     stretch: float | None
+    share: float
+    seconds: float
     dtype: str
     device: str
     max_length: int | None
 
     def settings(self) -> dict[str, Any]:
         """What must not change between a run and its continuation: all but how much, how fast and where."""
-        loose = {"out", "count", "batch", "device", "data"}
+        loose = {"out", "count", "batch", "device", "data", "seconds"}
         return {key: value for key, value in asdict(self).items() if key not in loose}
 
     @property
@@ -125,6 +127,8 @@ def mine(
     temperature: Annotated[float, typer.Option(help="checked: of the sampled answers beside the greedy ones.")] = 1.0,
     rare: Annotated[float, typer.Option(help="auto: tokens rarer than this matter untried; EAGLE: 0.01.")] = 0.0,
     stretch: Annotated[float | None, typer.Option(help="auto: longest try over own response; EAGLE: 1.5.")] = None,
+    share: Annotated[float, typer.Option(help="auto: share of the mismatches that are tried.")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="auto: stop after so long; the same command goes on.")] = inf,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     max_length: o.MaxLength = None,
@@ -134,7 +138,7 @@ def mine(
     chosen = tuple(name.strip() for name in families.split(",") if name.strip())
     order = Mining(
         source, target, drafter, task, data, out, count, seed, chosen, max_new_tokens, batch_size, temperature, rare,
-        stretch, dtype, device, max_length,
+        stretch, share, seconds, dtype, device, max_length,
     )  # fmt: skip
     figures = _make(order)
     if not as_json:
@@ -191,14 +195,14 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
     from ...judge.labels.mining_models import EngineTarget, ExecutorDrafter
     from .mining_tasks import load_quests
 
-    limits = Limits(order.max_new, order.rare, inf if order.stretch is None else order.stretch)
+    limits = Limits(order.max_new, order.rare, inf if order.stretch is None else order.stretch, order.share)
     questions = load_quests(order.task, order.data, order.count, order.seed)
     journal = _journal(order)
     arms = order.arms()
     target = arms.llm
     models = EngineTarget(target), ExecutorDrafter(arms.drafter_alone().engine.executor)
     quests = questions.quests(target.tokenizer)
-    make_mined(quests, limits, models, target.target.eos_ids, journal, order.batch, tell)
+    make_mined(quests, limits, models, target.target.eos_ids, journal, order.batch, tell, order.seconds)
     return questions.hashes
 
 

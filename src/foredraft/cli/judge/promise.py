@@ -45,6 +45,9 @@ def calibrate(
     confidence: Annotated[float, typer.Option(help="How sure that must be.")] = 0.95,
     count: Annotated[int | None, typer.Option(help="Problems (default: all of a task, 1000 fresh ones).")] = None,
     thresholds: Annotated[str, typer.Option(help="From strict to loose, with commas (default: the judge's own).")] = "",
+    net: Annotated[
+        bool, typer.Option("--net", help="Count spoilt less gained: for 16 bits, where near-ties flip both ways.")
+    ] = False,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of all answers; 0 is greedy.")] = 0.0,
     target: s.Target = s.DEMO,
     drafter: o.Drafter = None,
@@ -67,7 +70,7 @@ def calibrate(
     from ...models.judges import read_spec
 
     read_spec(folder)
-    budget = Budget(loss, confidence, net=temperature > 0)
+    budget = Budget(loss, confidence, net=net or temperature > 0)
     found = problems_of(task, check, count, data, seed, s.wanted(families), s.voices(wording))
     budget.check(len(found.asked))
     steps = numbers(thresholds, float, "--thresholds") if thresholds else ()

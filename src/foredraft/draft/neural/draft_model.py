@@ -19,6 +19,7 @@ from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdi
 from ..base import Drafter, Round
 from .captured_drafts import (
     OWNERS,
+    READS,
     CapturedDrafts,
     Draws,
     can_capture,
@@ -129,6 +130,11 @@ class ModelDrafter(Drafter):
         known = [min(executor.length(slot), len(s.tokens) - 1) for slot, s in zip(slots, sequences, strict=True)]
         executor.rollback(slots, known)
         unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
+        long = [b for b, run in enumerate(unread) if len(run) > READS[-1]]  # prompts of requests that have just begun
+        if long:
+            executor.prefill([slots[b] for b in long], [unread[b][:-1] for b in long])
+            known = [executor.length(slot) for slot in slots]
+            unread = [s.tokens[n:] for s, n in zip(sequences, known, strict=True)]
 
         def make(
             inside: CapturedPasses, tokens: Tensor, counts: Tensor, features: Tensor | None, block: ParamBlock

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
 from ...jsonl import JsonLines
 from ...models import Tokenizer
+from ...provenance import usable_cores
 from ...types import Reason, SamplingParams
 from ...types import Sequence as Text
 from ..labels.token_labels import ask
@@ -124,14 +126,21 @@ class PairedEval:
             seed = (self.params.seed or 0) + crc32(problem.question.encode())  # sampled answers must not share luck
             text = Text(number, list(prompt), len(prompt), self.params, seed)
             requests.append(Request(text, arm.method, self.stop_ids))
-        run(arm.engine, requests)
-        return [self._answer(problem, request) for problem, request in zip(problems, requests, strict=True)]
+        marks: dict[int, Future[bool]] = {}
+        with ThreadPoolExecutor(usable_cores()) as threads:  # a checker may run programs, in processes of their own
 
-    def _answer(self, problem: Asked, request: Request) -> Answer:
+            def mark(number: int) -> None:
+                text = self.text(requests[number].sequence.output)
+                marks[number] = threads.submit(problems[number].solved, text)
+
+            run(arm.engine, requests, mark)
+        return [self._answer(request, marks[number].result()) for number, request in enumerate(requests)]
+
+    def _answer(self, request: Request, solved: bool) -> Answer:
         text, stats = request.sequence, request.stats
         return Answer(
-            problem.solved(self.text(text.output)), text.tokens[: text.prompt_length], text.output, request.reasons,
-            stats.steps, stats.drafted, stats.accepted,
+            solved, text.tokens[: text.prompt_length], text.output, request.reasons, stats.steps, stats.drafted,
+            stats.accepted,
         )  # fmt: skip
 
     def text(self, output: Sequence[int]) -> str:
@@ -176,13 +185,18 @@ class PairedEval:
         return answers, _now(arm.engine) - begun
 
 
-def run(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run requests to their ends; an error of any of them is raised."""
+def run(engine: Engine, requests: Sequence[Request], ended: Callable[[int], None] | None = None) -> None:
+    """Run requests to their ends; an error of any of them is raised. `ended` is called with the number of each then."""
+    open_ones = dict(enumerate(requests))
     try:
         for request in requests:
             engine.add(request)
-        while any(request.finish_reason is None for request in requests):
+        while open_ones:
             engine.step()
+            for number in [n for n, request in open_ones.items() if request.finish_reason is not None]:
+                del open_ones[number]
+                if ended is not None:
+                    ended(number)
     finally:
         for request in requests:
             engine.cancel(request)

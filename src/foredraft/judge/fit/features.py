@@ -45,6 +45,18 @@ class Features:
             chosen.append(value)
         return torch.cat(chosen, dim=1)
 
+    def only(self, domains: Collection[str]) -> Features:
+        """The tokens of texts of these domains."""
+        chosen = [i for i, record in enumerate(self.records) if record.domain in domains]
+        place = torch.full((len(self.records),), -1)
+        place[torch.tensor(chosen, dtype=torch.int64)] = torch.arange(len(chosen))
+        here = place[self.text] >= 0
+        return Features(
+            {tap: states[here] for tap, states in self.states.items()}, self.right[here], place[self.text][here],
+            tuple(self.records[i] for i in chosen), None if self.draft is None else self.draft[here],
+            None if self.evidence is None else self.evidence[here],
+        )  # fmt: skip
+
     def of(self, value: Callable[[LabelledText], str]) -> list[str]:
         """[T] something of each token's record: its group, its domain."""
         each = [value(record) for record in self.records]

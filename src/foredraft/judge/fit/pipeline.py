@@ -27,7 +27,7 @@ from ...provenance import provenance
 from ...recipes.judge_rules import probe_states, target_identity
 from ...recipes.loading import Loaded
 from ...runtime import FINAL, Executor
-from ..labels.record import LabelledText, read_records
+from ..labels.record import MINED, LabelledText, read_records
 from .false_accepts import auc, careful, curve, ladder
 from .features import Tell, extract
 from .head import TEST, VALIDATION, Fitted, check_labels, split_of, thin
@@ -143,8 +143,13 @@ def train(
     records = order.records()
     reading = {part for parts in order.reads for part in parts}
     own = draft_model(drafter) if DRAFT in reading else None
+    material = read_material(order, records, order.taps(target.executor.num_layers), target, own, tell)
+    return learn(order, material, target, own, out)
+
+
+def learn(order: TrainOrder, material: Material, target: Loaded, own: Executor | None, out: Path) -> Report:
+    """Learn a judge from features that are there, and write it; they hold every tap of the order."""
     taps = order.taps(target.executor.num_layers)
-    material = read_material(order, records, taps, target, own, tell)
     split = split_of(material.of(lambda record: record.group), order.seed)
     check_labels(material.right, split)
     course = Course(thin(split, material.right, order.seed), target.device, order.kind, order.units, order.seed)
@@ -156,10 +161,10 @@ def train(
     best = max(variants, key=lambda variant: variant.fitted.validation_auc)
     report = measure(material, course, best)
     report.figures["variants"] = [variant.row() for variant in variants]
-    save_judge(out, _judge(order, best, report, target, own, records))
+    save_judge(out, _judge(order, best, report, target, own, material.records))
     for name, other in compared(variants).items() if order.each else ():
         found = measure(material, course, other)
-        save_judge(out.with_name(f"{out.name}-{name}"), _judge(order, other, found, target, own, records))
+        save_judge(out.with_name(f"{out.name}-{name}"), _judge(order, other, found, target, own, material.records))
     return report
 
 
@@ -198,8 +203,9 @@ def measure(material: Material, course: Course, best: Variant) -> Report:
     names = np.array(material.of(lambda record: record.domain))
     steps = ladder(value[seen], right[seen])
     table = curve(value[test], right[test], steps)
-    domain = material.domain(*where, course, OUTSIDE)
-    far = material.values(domain.distance, *where).numpy()
+    # Mined labels are about mismatches alone, and the distance of a draft is a mean over all its tokens.
+    mined = all(record.source == MINED for record in material.records)
+    domain = None if mined else material.domain(*where, course, OUTSIDE)
     figures = {
         "validation_auc": best.fitted.validation_auc,
         "test_auc": auc(value[test], right[test]),
@@ -211,8 +217,9 @@ def measure(material: Material, course: Course, best: Variant) -> Report:
         "tokens": len(right),
         "wrong": int((~right).sum()),
         "texts": len(material.records),
-        "distance": float(far[test].mean()),
     }
+    if domain is not None:
+        figures["distance"] = float(material.values(domain.distance, *where).numpy()[test].mean())
     return Report(figures, table, steps, careful(table), domain)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,10 @@ def make_mined(
     journal: Journal,
     at_once: int,
     tell: Tell,
+    seconds: float = inf,
 ) -> None:
-    """Search questions for the mismatches that matter, `at_once` of them side by side."""
+    """Search questions for the mismatches that matter, `at_once` of them side by side; after `seconds` those that are
+    being searched end with what they have, and the others stay open."""
     searches = [(each.name, search(each, limits, ends)) for each in quests if each.name not in journal]
-    journal.follow([each.name for each in quests], SearchPool(searches, *models, at_once).run(), tell, "questions")
+    pool = SearchPool(searches, *models, at_once, seconds)
+    journal.follow([each.name for each in quests], pool.run(), tell, "questions")

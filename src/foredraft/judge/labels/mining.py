@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf
 from typing import Any
+from zlib import crc32
 
 from ...errors import UsageError
-from .record import RIGHT, UNCOUNTED, WRONG, LabelledText
+from .record import MINED, RIGHT, UNCOUNTED, WRONG, LabelledText
 
 Answer = Callable[[Sequence[int]], str | None]  # tokens of a response -> its final answer; None = it has none
 
@@ -39,10 +40,17 @@ class Limits:
     max_new: int = 512
     rare: float = 0.0  # a draft token less likely than this under the target matters without a try
     stretch: float = inf  # no alternative becomes longer than the target's own response times this
+    share: float = 1.0  # of the mismatches that are tried; at the others the target's own token stays, uncounted
 
     def __post_init__(self) -> None:
-        if self.max_new < 1 or not 0 <= self.rare < 1 or self.stretch < 1:
-            raise UsageError("mining needs at least 1 new token, a rarity in [0, 1) and a stretch of 1 or more")
+        if self.max_new < 1 or not 0 <= self.rare < 1 or self.stretch < 1 or not 0 < self.share <= 1:
+            raise UsageError(
+                "mining needs at least 1 new token, a rarity in [0, 1), a stretch of 1 or more and a share in (0, 1]"
+            )
+
+    def tries(self, name: str, place: int) -> bool:
+        """Whether the mismatch at a place of this question is tried; the same in every run."""
+        return self.share >= 1 or crc32(f"{name}/{place}".encode()) < self.share * 2**32
 
     @property
     def alternatives(self) -> int:
@@ -79,7 +87,19 @@ class Guess:
     begin: int
 
 
-Ask = Write | Guess
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Asks for the final answer of a whole response, which may take a program to run; the reply is that answer."""
+
+    answer: Answer
+    tokens: list[int]
+
+
+class Over(Exception):
+    """Thrown into a search when the time is over: it returns what it has found by then."""
+
+
+Ask = Write | Guess | Mark
 Search = Generator[Ask, Any, list[LabelledText]]
 
 
@@ -87,35 +107,41 @@ def search(quest: Quest, limits: Limits, ends: Collection[int]) -> Search:
     """Mine one question; returns its records, none where the target's response has no final answer to compare with."""
     prompt, top = list(quest.prompt), limits.alternatives
     text: Written = yield Write(prompt, limits.max_new, top)
-    reference = quest.answer(text.tokens)
+    reference = yield Mark(quest.answer, text.tokens)
     if reference is None:
         return []
     longest = limits.longest(len(text.tokens))
-    guesses: list[int] = list((yield Guess(prompt + text.tokens, len(prompt))))
-    swaps, matters = [], []
-    place = _mismatch(text.tokens[:longest], guesses, 0)
-    while place is not None:
-        swap = guesses[place]
-        changed = Written([*text.tokens[:place], swap], text.distributions[: place + 1])
-        rare = limits.rare > 0 and exp(text.distributions[place].get(swap, -inf)) < limits.rare
-        if not rare and swap not in ends:
-            rest: Written = yield Write(prompt + changed.tokens, max(1, longest - place - 1), top)
-            changed = Written(changed.tokens + rest.tokens, changed.distributions + rest.distributions)
-        if not rare and quest.answer(changed.tokens) == reference:
-            swaps.append(place)
-            text = changed
-            guesses[place + 1 :] = yield Guess(prompt + text.tokens, len(prompt) + place + 1)
-        else:
-            matters.append(changed.tokens[: place + 1])
-        if swap in ends:  # as published: the search stops here, also where the end was refused
-            break
-        place = _mismatch(text.tokens[:longest], guesses, place + 1)
+    swaps: list[int] = []
+    matters: list[list[int]] = []
+
+    def mismatch(left: int) -> int | None:
+        """The first place from `left` on where the drafter, as far as it can read, would not write what stands there,
+        and which is tried."""
+        found = range(left, min(len(text.tokens), longest, len(guesses)))
+        return next((i for i in found if guesses[i] != text.tokens[i] and limits.tries(quest.name, i)), None)
+
+    try:
+        guesses: list[int] = list((yield Guess(prompt + text.tokens, len(prompt))))
+        place = mismatch(0)
+        while place is not None:
+            swap = guesses[place]
+            changed = Written([*text.tokens[:place], swap], text.distributions[: place + 1])
+            rare = limits.rare > 0 and exp(text.distributions[place].get(swap, -inf)) < limits.rare
+            if not rare and swap not in ends:
+                rest: Written = yield Write(prompt + changed.tokens, max(1, longest - place - 1), top)
+                changed = Written(changed.tokens + rest.tokens, changed.distributions + rest.distributions)
+            if not rare and (yield Mark(quest.answer, changed.tokens)) == reference:
+                swaps.append(place)
+                text = changed
+                guesses[place + 1 :] = yield Guess(prompt + text.tokens, len(prompt) + place + 1)
+            else:
+                matters.append(changed.tokens[: place + 1])
+            if swap in ends:  # as published: the search stops here, also where the end was refused
+                break
+            place = mismatch(place + 1)
+    except Over:
+        pass  # every decision so far stands by itself
     return _records(quest, text.tokens, swaps, matters)
-
-
-def _mismatch(text: Sequence[int], guesses: Sequence[int], left: int) -> int | None:
-    """The first place from `left` on where the drafter, as far as it can read, would not write what stands there."""
-    return next((i for i in range(left, min(len(text), len(guesses))) if guesses[i] != text[i]), None)
 
 
 def _records(quest: Quest, text: list[int], swaps: list[int], matters: list[list[int]]) -> list[LabelledText]:
@@ -127,8 +153,8 @@ def _records(quest: Quest, text: list[int], swaps: list[int], matters: list[list
     if swaps:
         chosen = set(swaps)
         labels = [RIGHT if i in chosen else UNCOUNTED for i in range(len(text))]
-        found.append(LabelledText(quest.domain, quest.group, quest.prompt, tuple(text), tuple(labels), "mined"))
+        found.append(LabelledText(quest.domain, quest.group, quest.prompt, tuple(text), tuple(labels), MINED))
     for wrong in matters:
         labels = [UNCOUNTED] * (len(wrong) - 1) + [WRONG]
-        found.append(LabelledText(quest.domain, quest.group, quest.prompt, tuple(wrong), tuple(labels), "mined"))
+        found.append(LabelledText(quest.domain, quest.group, quest.prompt, tuple(wrong), tuple(labels), MINED))
     return found

@@ -52,6 +52,11 @@ class EngineTarget:
             found.append((number, Written(request.sequence.output, request.logprobs)))
         return found
 
+    def forget(self) -> None:
+        for _, request in self._running.values():
+            self.llm.engine.cancel(request)
+        self._running, self._ready = {}, []
+
 
 class ExecutorDrafter:
     """A model that reads texts and says at every place what it would have written, all places of a text in one pass."""

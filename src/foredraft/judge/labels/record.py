@@ -15,6 +15,7 @@ from ...errors import ForedraftError
 from ...jsonl import read_lines, write_lines
 
 RIGHT, WRONG, UNCOUNTED = 1, 0, -1
+MINED = "mined"  # source of labels that compare drafter and target, and are about their mismatches alone
 
 
 @dataclass(frozen=True, slots=True)
