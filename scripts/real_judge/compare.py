@@ -34,6 +34,7 @@ FREE = {
 JUDGES = {"judge": ("", 6), "paper": ("paper", 3), "state": ("target", 3), "likelihood": ("evidence", 3)}
 HOPELESS = 0.08  # points of accuracy lost, after which a family's looser settings are not tried
 CLOSE, LOOSE = 0.01, 0.03
+LITTLE = 100  # seconds: settings that were cut off after less go on in the next call, before any table
 WORTH = (
     "judge",
     "typical",
@@ -52,8 +53,8 @@ def family_of(arm: str) -> str:
     return "mixture" if name == "ensemble" else name
 
 
-def judged(arms: EvalArms, name: str, folder: Path, threshold: float) -> Arm:
-    own = replace(arms, judge=str(folder), loaded=[])
+def judged(job: Job, name: str, folder: Path, threshold: float) -> Arm:
+    own = job.arms(job.asked.batch, folder)
     return replace(own.judged(threshold), name=f"{name}:{threshold:.9g}")
 
 
@@ -64,7 +65,7 @@ def families(job: Job, arms: EvalArms) -> Iterator[tuple[str, list[Arm]]]:
         if is_judge(folder):
             ladder = read_spec(folder).ladder
             steps = ladder[:: max(1, -(-len(ladder) // most))]
-            yield name, [judged(arms, name, folder, step) for step in steps]
+            yield name, [judged(job, name, folder, step) for step in steps]
     for name, spelled in FREE.items():
         yield name, [arms.arm(rule, rule) for rule in spelled]
 
@@ -80,7 +81,7 @@ def about(job: Job) -> dict[str, Any]:
 
 def settings(job: Job, seconds: float) -> dict[str, Any]:
     """Every setting of every family on the questions that are there for it."""
-    begun, arms = time.monotonic(), job.arms(job.llm(job.asked.batch))
+    begun, arms = time.monotonic(), job.arms(job.asked.batch)
     ask, log = harness(job, arms), OutcomeLog(job.out / "settings.jsonl", about(job))
     problems = scored(parts(job.asked.data, job.sizes)["settings"])
     target = log.answer(ask, arms.target(), 0, problems)
@@ -99,7 +100,8 @@ def settings(job: Job, seconds: float) -> dict[str, Any]:
               for name, points in (("close", CLOSE), ("loose", LOOSE))}  # fmt: skip
     record = {"target": own, "problems": len(problems), "settings": [asdict(s) for s in found], "left": left, **chosen}
     write_json(job.out / "settings.json", record | {"provenance": provenance()})
-    return {"target": own, "close": {name: each["arm"] for name, each in chosen["close"].items()}}
+    close = {name: each["arm"] for name, each in chosen["close"].items()}
+    return {"target": own, "close": close, "left": left if seconds < LITTLE else []}
 
 
 def chosen_arms(job: Job, arms: EvalArms, which: str) -> list[Arm]:
@@ -109,7 +111,7 @@ def chosen_arms(job: Job, arms: EvalArms, which: str) -> list[Arm]:
     for family, setting in found.items():
         if family in JUDGES:
             threshold = float(setting["arm"].rpartition(":")[2])
-            made.append(judged(arms, family, job.judge(JUDGES[family][0]), threshold))
+            made.append(judged(job, family, job.judge(JUDGES[family][0]), threshold))
         elif family in FREE:
             made.append(arms.arm(setting["arm"], setting["arm"]))
     return made
@@ -117,7 +119,7 @@ def chosen_arms(job: Job, arms: EvalArms, which: str) -> list[Arm]:
 
 def certify(job: Job, seconds: float) -> dict[str, Any]:
     """The promise that the judge's chosen threshold can keep, on questions that nothing else has seen."""
-    arms, folder = job.arms(job.llm(job.asked.batch)), job.judge("certified")
+    folder = job.judge("certified")
     if not folder.exists():
         shutil.copytree(job.judge(), folder)
     found = json.loads((job.out / "settings.json").read_text(encoding="utf-8"))
@@ -135,7 +137,7 @@ def certify(job: Job, seconds: float) -> dict[str, Any]:
         at_once=len(problems),
     )
     try:
-        said = run_calibration(order, replace(arms, judge=str(folder), loaded=[]), problems)
+        said = run_calibration(order, job.arms(job.asked.batch, folder), problems)
     except UsageError as error:  # such as a target that solves too little
         print(f"  {error}", flush=True)
         return {"refused": str(error)}
@@ -150,7 +152,7 @@ def test_arms(job: Job, arms: EvalArms) -> list[list[Arm]]:
     at = next((float(arm.name.rpartition(":")[2]) for arm in main if arm.name.startswith("judge:")), None)
     for task in OTHER:
         if at is not None and is_judge(job.judge(task)):
-            main.append(judged(arms, f"only-{task}", job.judge(task), same_rung(job, at, task)))
+            main.append(judged(job, f"only-{task}", job.judge(task), same_rung(job, at, task)))
     main += [arms.drafter_alone(), arms.arm("exact-5", length=5)]
     return [main, [arm for arm in chosen_arms(job, arms, "loose") if arm.name not in known]]
 
@@ -164,7 +166,7 @@ def same_rung(job: Job, threshold: float, task: str) -> float:
 
 def tables(job: Job, seconds: float) -> dict[str, Any]:
     """Slice after slice of the test questions by all arms; after half of them the looser settings, then the rest."""
-    begun, arms = time.monotonic(), job.arms(job.llm(job.asked.batch))
+    begun, arms = time.monotonic(), job.arms(job.asked.batch)
     ask, log = harness(job, arms), OutcomeLog(job.out / "tables.jsonl", about(job))
     slices = deal(tests(job.asked.data, job.sizes), job.sizes.slices)
     main, loose = test_arms(job, arms)
@@ -193,12 +195,12 @@ def write_tables(job: Job, log: OutcomeLog, names: list[str]) -> dict[str, Any]:
 
 def speed(job: Job, seconds: float) -> dict[str, Any]:
     """One request at a time: tokens a second of the target, of exact drafts of several lengths, and of the judge."""
-    begun, arms = time.monotonic(), job.arms(job.llm(1))
+    arms, begun = job.arms(1), time.monotonic()
     ask, found = harness(job, arms), {}
     problems = scored(parts(job.asked.data, job.sizes)["settings"])[::24][:8]
     record = json.loads((job.out / "settings.json").read_text(encoding="utf-8"))
     threshold = float(record["close"]["judge"]["arm"].rpartition(":")[2])
-    own = replace(arms, judge=str(job.judge()), loaded=[])
+    own = job.arms(1, job.judge())
     every = [("target", arms.target())]
     for length in (3, 5, 8, 12, job.asked.length):
         every += [(f"exact {length}", arms.arm("exact", length=length))]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from foredraft.cli.judge.mining_tasks import Questions
 from foredraft.judge.eval.eval_arms import EvalArms
@@ -20,7 +24,7 @@ from foredraft.judge.labels.record import RIGHT, WRONG, read_records
 from foredraft.models.judges import read_spec
 from foredraft.provenance import write_json
 from foredraft.recipes import LLM
-from foredraft.recipes.loading import Place, load
+from foredraft.recipes.loading import Loaded, Place, load
 from foredraft.recipes.trained import decoder_of, identity
 from foredraft.train.corpus import load_corpus
 from foredraft.train.kinds import read_stages
@@ -42,13 +46,36 @@ class Job:
     asked: Any  # the command's options
     out: Path
     sizes: Any
+    kept: dict[Any, Any] = field(default_factory=dict)  # models that the next stage may use again, and their arms
+
+    def loaded(self) -> Loaded:
+        """The target as training reads it."""
+        a = self.asked
+        return self._kept("plain", lambda: load(a.target, Place(a.dtype, a.device, 8, 2048, packed=False)))
 
     def llm(self, batch: int) -> LLM:
         a = self.asked
-        return LLM(a.target, "plain", dtype=a.dtype, device=a.device, batch_size=batch, max_length=a.room)
+        return self._kept(
+            batch, lambda: LLM(a.target, "plain", dtype=a.dtype, device=a.device, batch_size=batch, max_length=a.room)
+        )
 
-    def arms(self, llm: LLM) -> EvalArms:
-        return EvalArms.of(llm, str(self.drafter), None, "fastdraft", self.asked.length)
+    def arms(self, batch: int, judge: Path | None = None) -> EvalArms:
+        """Arms of one drafter; those of a judge share its head, so that its thresholds share CUDA graphs."""
+        llm = self.llm(batch)
+        own = self.kept.setdefault("arms", EvalArms.of(llm, str(self.drafter), None, "fastdraft", self.asked.length))
+        if judge is None:
+            return own
+        return self.kept.setdefault(judge, replace(own, judge=str(judge), loaded=[]))
+
+    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """One model at a time."""
+        if key not in self.kept:
+            self.kept.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.kept[key] = make()
+        return self.kept[key]
 
     @property
     def drafter(self) -> Path:
@@ -60,8 +87,7 @@ class Job:
 
 def corpus(job: Job, seconds: float) -> dict[str, Any]:
     """The target answers the corpus' questions; a corpus that is there already joins, less what is held out."""
-    a = job.asked
-    loaded = load(a.target, Place(a.dtype, a.device, slots=8, max_length=2048, packed=False))
+    a, loaded = job.asked, job.loaded()
     mine = parts(a.data, job.sizes)
     prompts = write_prompts(job.out / "prompts.jsonl", mine["corpus"])
     order = DataOrder(
@@ -80,8 +106,7 @@ def tell_rows(done: int, total: int, tokens: int) -> None:
 
 def drafter(job: Job, seconds: float) -> dict[str, Any]:
     """FastDraft: some of the target's layers, aligned with its distributions."""
-    a = job.asked
-    loaded = load(a.target, Place(a.dtype, a.device, slots=8, max_length=2048, packed=False))
+    a, loaded = job.asked, job.loaded()
     folder, general = job.out / "corpus", job.out / "corpus" / "general.npz"
     own = folder / "corpus.npz"
     texts = load_corpus((own, own, general) if general.exists() else (own,), loaded.tokenizer)
@@ -118,7 +143,7 @@ def labels(job: Job, seconds: float) -> dict[str, Any]:
     """AutoJudge's substitution on training questions, by both models through the engine."""
     a, found = job.asked, {}
     llm = job.llm(a.mining_batch)
-    arms = job.arms(llm)
+    arms = job.arms(a.mining_batch)
     models = EngineTarget(llm), ExecutorDrafter(arms.drafter_alone().engine.executor)
     limits = Limits(a.max_new, stretch=1.5, share=a.share)
     mine = parts(a.data, job.sizes)["labels"]
@@ -141,7 +166,7 @@ def tell_quests(done: int, total: int, unit: str) -> None:
 def judges(job: Job, seconds: float) -> dict[str, Any]:
     """All heads on the labels of both tasks, and the best kind on those of each task alone."""
     a = job.asked
-    llm = job.llm(a.reading_batch)
+    llm = job.llm(a.mining_batch)
     files = tuple(path for task in TASKS if (path := job.out / f"labels-{task}.jsonl").exists())
     reads = (("target",), ("evidence",), ("target", "evidence"))
     order = JudgeOrder(files, reads=reads, tap=a.taps, each=True)
