@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from foredraft.bench.peers import compare, llama_process
-from foredraft.bench.peers.base import Absent, Answer, Job, require
-from foredraft.bench.peers.compare import PeerOrder, run_peers
+from foredraft.bench.peers.base import Absent, Answer, Job, interpreter, require
+from foredraft.bench.peers.compare import PeerOrder, best_of, run_peers
 from foredraft.bench.peers.llama_binding import abilities
 from foredraft.bench.peers.llama_loop import decode, standing
-from foredraft.bench.peers.vllm_process import interpreter
+from foredraft.bench.peers.llama_process import ServerPeer
 from foredraft.bench.peers.worker import Died, Worker, WorkerPeer
 from foredraft.bench.pipeline import Listener, Order
 from foredraft.bench.results.record_log import RecordLog
@@ -100,7 +100,7 @@ def test_sampling_and_unknown_engines_are_refused(asked: PeerOrder) -> None:
     with pytest.raises(UsageError, match="temperature 0"):
         run_peers(replace(asked, order=replace(asked.order, temperature=0.5)))
     with pytest.raises(UsageError, match=r"did you mean 'llama.cpp'"):
-        run_peers(replace(asked, engines="llama"))
+        run_peers(replace(asked, engines="llama.cp"))
 
 
 def test_absent_packages_are_told_by_name() -> None:
@@ -108,10 +108,11 @@ def test_absent_packages_are_told_by_name() -> None:
         require("no-such-engine")
 
 
-def test_an_interpreter_without_vllm_is_told(asked: PeerOrder) -> None:
-    job: Any = type("J", (), {"vllm_python": "/nonexistent/python"})
-    with pytest.raises(Absent, match="cannot be started"):
-        interpreter(job)
+def test_an_interpreter_without_a_package_is_told() -> None:
+    with pytest.raises(Absent, match="--vllm-python /nonexistent/python cannot be started"):
+        interpreter("/nonexistent/python", "vllm", "--vllm-python")
+    with pytest.raises(Absent, match="no_such is not installed here; name an interpreter"):
+        interpreter(None, "no_such", "--no-python")
 
 
 def test_a_model_without_gguf_leaves_out_who_needs_one(asked: PeerOrder) -> None:
@@ -244,3 +245,34 @@ def test_an_engine_that_fails_names_itself(asked: PeerOrder, monkeypatch: pytest
     monkeypatch.setattr(compare, "ENGINES", {"a": lambda job: [Broken("broken", 2)]})
     with pytest.raises(ForedraftError, match="broken failed: out of order"):
         run_peers(replace(asked, engines="a"))
+
+
+def test_the_best_way_of_an_engine_is_its_quickest() -> None:
+    speeds = {"plain": 9.0, "llama.cpp": 3.0, "llama.cpp-lookup": 4.0, "llama.cpp-native": 8.0, "xllamacpp-draft": 2.0}
+    rows = [{"method": name, "task": "all", "tokens_per_second": speed} for name, speed in speeds.items()]
+    rows.append({"method": "llama.cpp", "task": "qa", "tokens_per_second": 99.0})
+    best = {"llama.cpp": "llama.cpp-lookup", "llama.cpp-native": "llama.cpp-native", "xllamacpp": "xllamacpp-draft"}
+    assert best_of(rows) == best
+
+
+class EchoWorker:
+    """Says what llama.cpp's server would: text, its number of tokens, times."""
+
+    def __init__(self, text: str, count: int) -> None:
+        self.said = {"text": text, "count": count, "times": [[0.1, 1], [0.3, count - 1]], "stopped": True}
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.said | ({"ids": [5] * self.said["count"]} if request.get("named") else {})  # type: ignore[operator]
+
+
+class Letters:
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+@pytest.mark.parametrize(("count", "ids"), [(3, [97, 98, 2]), (2, [5, 5])])
+def test_a_servers_text_becomes_its_ids(count: int, ids: list[int]) -> None:
+    """By our tokenizer where that gives as many as there were; else the server is asked again, off the clock."""
+    peer = ServerPeer("x", "1", cast(Any, EchoWorker("ab", count)), {}, cast(Any, Letters()), frozenset((2,)))
+    answer = peer.answer([1])
+    assert answer.ids == ids and answer.times == [(0.1, 1), (0.3, count - 1)]

@@ -31,6 +31,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -39,6 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2": ("qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 16}),
+    "phi3": ("phi3", {"sliding_window": None, "pad_token_id": 0}),
+    "mixtral": ("mixtral", {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3 moe": ("qwen3_moe", {"head_dim": 16} | QWEN_EXPERTS),
+    "qwen3 moe normed": ("qwen3_moe", {"head_dim": 16, "norm_topk_prob": True} | QWEN_EXPERTS),
 }
 
 

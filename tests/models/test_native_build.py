@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from foredraft.models.native import build, compiled
-from foredraft.models.native.levels import Level
+from foredraft.models import native
+from foredraft.models.layers.linear import Linear, TiledLinear
+from foredraft.models.native import Compiled, build, compiled
+from foredraft.models.native.levels import Level, possible
 
 KEY = "0123456789abcdef"
 
@@ -112,3 +115,32 @@ def test_two_first_starts_at_once(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert build.built(level) == both[0] == both[1]
     assert log.read_text().count("begun") == 1
     assert not [path for path in folder.iterdir() if path.is_dir()]  # no work is left over
+
+
+def test_without_a_system_compiler_the_wheels_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(OSError, match="foredraft\\[compiler\\]"):
+        build.find_compiler()
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name == "ziglang")
+    assert build.find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
+    assert build._for_zig(("-march=x86-64-v4", "-mavx512vnni")) == ("-mcpu=x86_64_v4+avx512vnni",)
+    (tmp_path / "g++").write_text("#!/bin/sh", encoding="utf-8")
+    (tmp_path / "g++").chmod(0o700)
+    assert build.find_compiler() == [str(tmp_path / "g++")]
+
+
+@pytest.mark.slow
+def test_the_wheels_compiler_builds_a_library_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """g++ hidden; the library of the best level here multiplies as torch does."""
+    pytest.importorskip("ziglang")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path / "home"))
+    found = Compiled(build.built(possible()[0]), possible()[0])
+    monkeypatch.setattr(native, "compiled", lambda: found)
+    plain = Linear(64, 32, torch.float32, "cpu").requires_grad_(False)
+    plain.weight.copy_(torch.randint(-127, 128, (32, 64)) / 64)
+    x = torch.randn(9, 64).bfloat16()
+    assert torch.allclose(TiledLinear(plain, wide=True)(x), x.float() @ plain.weight.T, rtol=1e-3, atol=1e-3)

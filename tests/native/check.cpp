@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "attention_fma.h"
+#include "floats.h"
 #include "largest.h"
 #include "pool.h"
-#include "words.h"
 
 static int failures = 0;
 static void expect(bool right, const char* what) {
@@ -22,25 +22,36 @@ static float half(const uint8_t* at, int i) {
     const float size = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(float(fraction), -24);
     return bits >> 15 ? -size : size;
 }
+struct Told { int bits, center, groups, minima; };  // center -1: on the curve; minima 1: in one byte with the scale
+static constexpr Told TOLD[] = {{4, 0, 0, 1}, {4, 8, 0, 0}, {5, 16, 0, 0}, {5, 0, 0, 1}, {4, -1, 0, 0}, {2, 0, 16, 1},
+                                {3, 4, 16, 0}, {4, 0, 8, 2}, {5, 0, 8, 2}, {6, 32, 16, 0}, {4, -1, 8, 0}};
 static double number(const Weight& w, int column, int k) {
     const int block = column / 16, c = column % 16, blocks = w.depth / 32, kb = k / 32, pair = k % 32 / 2, lane = 2 * c + k % 2;
     const long at = long(block) * blocks + kb;
-    auto nibble = [&] {
-        uint16_t word;
-        std::memcpy(&word, w.codes + at * 256 + pair / 4 * 64 + lane * 2, 2);
-        return word >> 4 * (pair % 4) & 15;
-    };
-    const int eight = int8_t(w.codes[at * 512 + pair * 32 + lane]);
     const uint8_t* scales = w.scales + at * 64;
     if (w.format == BF16) return widen(((const bf16*)w.codes)[at * 512 + pair * 32 + lane]);
-    if (w.format == GRID8) return double(((const float*)scales)[c]) * eight;
-    if (w.format == NIBBLES) return double(half(scales, c)) * nibble() + half(scales + 32, c);
-    if (w.format == SUPER4) {
-        scales = w.scales + (long(block) * blocks / 8 + kb / 8) * 320;
-        return double(half(scales, c)) * scales[64 + kb % 8 * 32 + c] * nibble() - double(half(scales + 32, c)) * scales[80 + kb % 8 * 32 + c];
+    if (w.format == GRID8) return double(((const float*)scales)[c]) * int8_t(w.codes[at * 512 + pair * 32 + lane]);
+    const Told told = TOLD[w.format - NIBBLES];
+    const uint8_t* line = w.codes + at * 64 * told.bits;
+    int code = 0, up = 0;
+    for (int width = told.bits >= 4 ? 4 : 2; up < told.bits; up += width, width = told.bits - up) {  // fields, lowest first
+        uint16_t word;
+        std::memcpy(&word, line + pair / (16 / width) * 64 + lane * 2, 2);
+        code |= (word >> pair % (16 / width) * width & ((1 << width) - 1)) << up;
+        line += width * 64;
     }
-    scales = w.scales + (long(block) * blocks / 8 + kb / 8) * 288;
-    return double(half(scales, c)) * int8_t(scales[32 + (kb % 8 * 2 + k % 32 / 16) * 16 + c]) * eight;
+    const double x = told.center < 0 ? CURVE_VALUES[code] : code - told.center;
+    if (!told.groups) {
+        scales = w.scales + at * (told.minima ? 64 : 32);
+        return half(scales, c) * x + (told.minima ? half(scales + 32, c) : 0);
+    }
+    const int head = told.minima ? 64 : 32, fields = told.minima == 2 ? 2 : 1;
+    scales = w.scales + (long(block) * blocks / 8 + kb / 8) * (head + told.groups * fields * 16);
+    const uint8_t* fine = scales + head + k % 256 / (256 / told.groups) * fields * 16;
+    const double d = half(scales, c);
+    if (!told.minima) return d * int8_t(fine[c]) * x;
+    const int s = told.minima == 1 ? fine[c] & 15 : fine[c], m = told.minima == 1 ? fine[c] >> 4 : fine[16 + c];
+    return d * s * x - double(half(scales + 32, c)) * m;
 }
 
 static void check_products(int format) {
@@ -72,6 +83,11 @@ static void check_products(int format) {
             worst = std::fmax(worst, std::fabs(sum - together[r][c])), most = std::fmax(most, std::fabs(sum));
         }
     expect(worst < 1e-4 * most, "a product");
+    for (int c = 0; c < COLUMNS_ && by_words(format); c++) {
+        bf16 row[DEPTH_];
+        write_row(w, c, row);
+        for (int k = 0; k < DEPTH_; k++) expect(std::fabs(widen(row[k]) - number(w, c, k)) <= 4e-3 * std::fabs(number(w, c, k)) + 1e-12, "a row");
+    }
 }
 
 static void check_lanes() {
@@ -137,22 +153,25 @@ static void check_attention() {
 static void check_pool() {
     std::vector<std::atomic<int>> taken(1000);
     Shares shares;
-    Pool::own().run(3, [&](int) {
+    Pool::own().run(3, [&] {
         shares.take(1000, 4, 3, [&](int begin, int end) {
             for (int i = begin; i < end; i++) taken[i]++;
         });
     });
     for (const auto& times : taken) expect(times == 1, "shares");
-    std::atomic<int> sum{0};
     for (int round = 0; round < 200; round++) {
-        Barrier barrier{3};
-        Pool::own().run(3, [&](int me) { sum += me, barrier.wait(), sum += 1; });
+        std::atomic<int> first{0};
+        Shares one, two;
+        Pool::own().run(3, [&] {
+            one.each_of(6, 3, [&](int) { first++; });
+            two.each_of(6, 3, [&](int) { expect(first == 6, "a work begins when the one before has ended"); });
+        });
     }
-    expect(sum == 200 * 6, "the pool");
 }
 
 int main() {
-    for (int format : {BF16, GRID8, NIBBLES, SUPER4, SUPER8}) check_products(format);
+    for (int format = BF16; format <= CURVED4_SUPER; format++)
+        if (format == BF16 || by_words(format)) check_products(format);
     check_lanes(), check_attention(), check_pool();
     std::printf("%s\n", failures ? "failed" : "products, attention, lanes and threads are right");
     return failures != 0;

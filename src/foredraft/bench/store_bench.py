@@ -47,7 +47,7 @@ class StoreOrder:
 
 def run_store_bench(order: StoreOrder, tell: Tell) -> dict[str, Any]:
     """Measure every size; the document that was written to `out`."""
-    tokenizer = Tokenizer.from_folder(resolve(order.model))
+    tokenizer = Tokenizer.from_folder(resolve(order.model, weights=False))
     order.out.mkdir(parents=True, exist_ok=True)
     files = _distinct(find_files(list(order.files), order.suffixes))
     if len(files) <= HELD_OUT:

@@ -203,7 +203,7 @@ def peers(
     methods: Methods = "prompt-lookup,suffix",
     engines: Annotated[
         str, typer.Option(help="Other engines to measure.")
-    ] = "transformers,llama.cpp,llama.cpp-native,openvino,vllm",
+    ] = "transformers,llama.cpp,llama.cpp-native,xllamacpp,openvino,vllm",
     tasks: Tasks = "",
     data: Data = None,
     limit: Limit = None,
@@ -212,6 +212,10 @@ def peers(
     device: o.Device = "auto",
     draft_layers: Annotated[int, typer.Option(help="Layers of the small model of assisted decoding; 0 = a third.")] = 0,
     vllm_python: Annotated[str | None, typer.Option(help="Interpreter of an environment that has vLLM.")] = None,
+    llama_python: Annotated[str | None, typer.Option(help="The same with xllamacpp.")] = None,
+    llama_draft: Annotated[
+        Path | None, typer.Option(help="GGUF draft model for it (foredraft export fastdraft --to llama.cpp).")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> int:
@@ -224,7 +228,7 @@ def peers(
         dtype=dtype, device=device,
     )  # fmt: skip
     with listening() as listener:
-        document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python), listener)
+        document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python, llama_python, llama_draft), listener)
     if not as_json:
         show(document, f"{model} {document['settings']['dtype']}")
     return finish(document)

@@ -32,6 +32,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
     draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
     max_new_tokens: o.MaxNewTokens = 512,
@@ -50,8 +51,8 @@ def chat(
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-            words=words, stop=stop, length=length, store=store, dtype=dtype, device=device, draft_device=draft_device,
-            max_length=max_length, progress=bar,
+            words=words, stop=stop, length=length, store=store, dtype=dtype, device=device, quantize=quantize,
+            draft_device=draft_device, max_length=max_length, progress=bar,
         )  # fmt: skip
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"model {model!r} has no chat template; use 'foredraft generate --raw'")

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ..bench.peers.base import Absent, Job
+from ..bench.peers.base import Absent, Job, require
 from ..engine import Method
 from ..errors import ForedraftError
+from ..models import resolve
 from ..recipes import LLM
 from ..recipes.loading import fastest_in_torch
 from ..types import Completion, SamplingParams
@@ -73,7 +74,8 @@ def transformers_speed(llm: LLM, ids: list[int], max_new_tokens: int) -> dict[st
     device, dtype = str(target.device), fastest_in_torch() if target.device.type == "cpu" else target.dtype
     context, stops = len(ids) + max_new_tokens, target.eos_ids
     try:
-        job = Job(target.name, target.folder, gguf, dtype, device, 0, context, max_new_tokens, stops, 1)
+        require("transformers")  # before its weights are written
+        job = Job(target.name, resolve(target.name), gguf, dtype, device, 0, context, max_new_tokens, stops, 1)
         answer = Transformers(job).generate(ids).cut(stops, max_new_tokens)
     except (ForedraftError, ImportError, OSError, ValueError) as error:  # not installed, or a model that it cannot read
         log.info("transformers was left out: %s", error)

@@ -38,6 +38,7 @@ def generate(
     chat: Chat = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
     draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
     batch_size: Annotated[int, typer.Option(help="Prompts that run at a time.")] = 1,
@@ -73,7 +74,7 @@ def generate(
     with o.LoadingBar() as bar:
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-            words=words, stop=stop_rule, length=length, store=store, dtype=dtype, device=device,
+            words=words, stop=stop_rule, length=length, store=store, dtype=dtype, device=device, quantize=quantize,
             draft_device=draft_device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
             max_length=max_length, guidance=guidance, share=True, progress=bar,
         )  # fmt: skip

@@ -68,6 +68,7 @@ def serve(
     judge: o.Judge = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
     draft_device: o.DraftDevice = None,
     words: o.Words = None,
     store: Stores = None,
@@ -107,12 +108,11 @@ def serve(
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
     policy = (open_metrics, numbers("--key-weights", key_weights), listen.allowed_hosts(host, allow_host), warm_up)
     settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy)
-    stores = served_stores(store or [], settings)
 
     load = partial(
         loaded, model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-        words=words, stop=stop, length=length, store=stores, dtype=dtype, device=device,
-        draft_device=draft_device, batch_size=slots, max_length=max_length,
+        words=words, stop=stop, length=length, store=served_stores(store or [], settings), dtype=dtype, device=device,
+        quantize=quantize, draft_device=draft_device, batch_size=slots, max_length=max_length,
     )  # fmt: skip
     return listen.run(Service(load, settings), host, port, access_log)
 

@@ -1,6 +1,6 @@
 """The shape of a decoder: `ModelConfig`, read from a Hugging Face config.json.
 
-It knows four families (llama, mistral, qwen2, qwen3) and says of any other model why our decoder cannot run it.
+It knows some families (`FAMILIES`) and says of any other model why our decoder cannot run it.
 It refuses to know weights and where files come from.
 """
 
@@ -14,10 +14,12 @@ from typing import Any
 
 from ..errors import ForedraftError, UsageError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = ("mixtral", "qwen3_moe")  # families whose MLPs are mixtures of experts
+FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", *EXPERTS)
+SLIDING = ("mistral", "mixtral", "phi3")  # families that heed `sliding_window` without being told to
 ROPE_TYPES = ("default", "linear", "llama3")
 QKV_BIAS = {"qwen2"}  # families whose q, k and v projections always carry a bias
-QK_NORM = {"qwen3"}  # families that normalise every q and k head
+QK_NORM = {"qwen3", "qwen3_moe"}  # families that normalise every q and k head
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class ModelConfig:
     tied_head: bool = False  # the embedding matrix is the LM head too
     qkv_bias: bool = False
     qk_norm: bool = False
+    num_experts: int = 0  # 0 = one MLP for all; else `intermediate_size` is that of one expert
+    experts_per_token: int = 0
+    norm_routing: bool = True  # whether the shares of a token's experts are made to sum to 1
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -54,7 +59,8 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        mlps = max(1, self.num_experts) * 3 * self.intermediate_size + self.num_experts
+        layer = attention + mlps * self.hidden_size + 2 * self.hidden_size
         vocabularies = 1 if self.tied_head else 2
         return self.num_layers * layer + vocabularies * self.vocab_size * self.hidden_size + self.hidden_size
 
@@ -91,12 +97,16 @@ def why_foreign(raw: Mapping[str, Any]) -> str | None:
     if family not in FAMILIES:
         return f"model type {family!r} is not one of {', '.join(FAMILIES)}"
     rope = _rope(raw)
-    sliding = raw.get("sliding_window") if raw.get("use_sliding_window", family == "mistral") else None
+    sliding = raw.get("sliding_window") if raw.get("use_sliding_window", family in SLIDING) else None
     checks = (
         (raw.get("hidden_act", "silu") in ("silu", "swish"), f"activation {raw.get('hidden_act')!r}"),
         (rope["rope_type"] in ROPE_TYPES, f"rope type {rope['rope_type']!r}"),
         (rope.get("partial_rotary_factor", 1.0) == 1.0, "partial rotary positions"),
-        (not raw.get("num_experts") and not raw.get("num_local_experts"), "mixture of experts"),
+        (family in EXPERTS or not (raw.get("num_experts") or raw.get("num_local_experts")), "mixture of experts"),
+        (
+            not raw.get("mlp_only_layers") and raw.get("decoder_sparse_step", 1) == 1,
+            "layers without experts among others",
+        ),
         (not raw.get("attention_bias") or family == "qwen2", "biased attention projections"),
         (not raw.get("mlp_bias"), "biased MLP"),
         (not sliding or sliding >= raw.get("max_position_embeddings", 0), f"sliding window of {sliding}"),
@@ -133,6 +143,14 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
+def _experts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    if raw["model_type"] not in EXPERTS:
+        return {}
+    count = int(raw.get("num_local_experts") or raw["num_experts"])
+    normed = raw["model_type"] == "mixtral" or bool(raw.get("norm_topk_prob", False))
+    return {"num_experts": count, "experts_per_token": int(raw["num_experts_per_tok"]), "norm_routing": normed}
+
+
 def _read(raw: Mapping[str, Any]) -> ModelConfig:
     family, heads, rope = str(raw["model_type"]), int(raw["num_attention_heads"]), _rope(raw)
     max_position = int(raw.get("max_position_embeddings", 2048))
@@ -150,7 +168,7 @@ def _read(raw: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
-        intermediate_size=int(raw["intermediate_size"]),
+        intermediate_size=int(raw["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"]),
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope["rope_theta"]),
         rope_scaling=scaling,
@@ -158,6 +176,7 @@ def _read(raw: Mapping[str, Any]) -> ModelConfig:
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=family in QKV_BIAS,
         qk_norm=family in QK_NORM,
+        **_experts(raw),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         bos_token_id=raw.get("bos_token_id"),
     )

@@ -7,8 +7,9 @@ Shapes: T tokens, d hidden, H heads, Hkv key/value heads, D channels per head, V
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -51,8 +52,12 @@ class Layer(nn.Module):
         self.k_norm = _weight(c.head_dim, dtype, device) if c.qk_norm else None
         self.out = Linear(width, c.hidden_size, dtype, device)
         self.mlp_norm = _weight(c.hidden_size, dtype, device)
-        self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, dtype, device)
-        self.down = Linear(c.intermediate_size, c.hidden_size, dtype, device)
+        self.make_mlp(config, dtype, device)
+
+    def make_mlp(self, config: ModelConfig, dtype: torch.dtype, device: Device) -> None:
+        """The weights of `mlp`; a mixture of experts has others."""
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, dtype, device)
+        self.down = Linear(config.intermediate_size, config.hidden_size, dtype, device)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, index: int) -> Tensor:
         """x plus the attention half; `index` is what `attend` is given."""
@@ -126,15 +131,24 @@ class Decoder(nn.Module):
         self.register_buffer("rotations", rotations, persistent=False)  # [max_position, 2, D]
 
     @classmethod
-    def empty(cls, config: ModelConfig, dtype: torch.dtype = torch.float32, device: Device = "cpu") -> Decoder:
-        """A decoder with uninitialised weights, for loaders."""
+    def empty(
+        cls,
+        config: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        device: Device = "cpu",
+        rotations: Tensor | None = None,
+    ) -> Decoder:
+        """A decoder with uninitialised weights, for loaders; `rotations` where they are known already."""
         embedding = _weight((config.vocab_size, config.hidden_size), dtype, device)
         place = "meta" if config.tied_head else device
         head = Linear(config.hidden_size, config.vocab_size, dtype, place)
         if config.tied_head:
             head.weight = embedding
-        layers = [Layer(config, dtype, device) for _ in range(config.num_layers)]
-        rotations = rotation_table(config, dtype, device)
+        from .experts import ExpertLayer
+
+        kind = ExpertLayer if config.num_experts else Layer
+        layers = [kind(config, dtype, device) for _ in range(config.num_layers)]
+        rotations = rotation_table(config, dtype, device) if rotations is None else rotations
         return cls(config, embedding, layers, _weight(config.hidden_size, dtype, device), head, rotations)
 
     @property
@@ -220,18 +234,21 @@ def shallow(decoder: Decoder, k: int) -> Decoder:
     return Decoder(config, decoder.embedding, layers, decoder.norm, decoder.head, decoder.rotations)
 
 
-def pack(decoder: Decoder, dtype: torch.dtype) -> bool:
+def pack(decoder: Decoder, dtype: torch.dtype, bits: int | None = None) -> bool:
     """Bring a decoder to its precision for inference, in place, with quick products; says whether it has them.
 
     Quick products exist in bf16 alone. Weights that still have float32 precision may be stored in fewer bytes. Without
-    our library an untied head stays plain, since drafters look its rows up.
+    our library an untied head stays plain, since drafters look its rows up. `bits`: products rounded to as many, where
+    our library runs.
     """
     if dtype == torch.bfloat16 and can_tile(decoder):
-        replace_products(decoder.layers, TiledLinear)
+        replace_products(decoder.layers, partial(TiledLinear, bits=bits))
         if isinstance(decoder.head, Linear):
-            decoder.head = TiledLinear(decoder.head, wide=True)
+            decoder.head = TiledLinear(decoder.head, wide=True, bits=bits)
         decoder.to(dtype)
         return True
+    if bits is not None:
+        raise UsageError("only the native executor quantises weights on request: it wants --device cpu and bf16")
     decoder.to(dtype)
     if can_stream(decoder.norm):
         replace_products(decoder.layers, StreamedLinear)
@@ -244,7 +261,7 @@ def pack(decoder: Decoder, dtype: torch.dtype) -> bool:
     return True
 
 
-def replace_products(module: nn.Module, kind: type[PackedLinear | TiledLinear | StreamedLinear]) -> None:
+def replace_products(module: nn.Module, kind: Callable[[Linear], nn.Module]) -> None:
     """Put quick products in the place of every plain one inside a module."""
     for part in list(module.modules()):
         for name, child in list(part.named_children()):

@@ -59,6 +59,7 @@ class LLM:
         device: str = "auto",
         batch_size: int = 1,
         max_length: int | None = None,
+        quantize: str | None = None,
         guidance: float | None = None,
         share: bool = False,
         progress: Progress | None = None,
@@ -67,6 +68,9 @@ class LLM:
         method may hold the others (`eagle3:shape=eagle2:nodes=64`). `length`: a length rule, or a number of tokens.
 
         `draft_device`: where a draft model or a head runs (cpu, cuda, cuda:1); None = where the target does.
+
+        `quantize`: "int8" or "int4" rounds the weights of a Hugging Face folder, on CPUs: less memory and time, and
+        other texts than the unrounded model's; speculation is exact for the rounded one.
 
         `share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
@@ -77,13 +81,13 @@ class LLM:
             Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device, store)
         )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
-        place = Place(dtype, device, batch_size, max_length, guidance=guidance)
+        place = Place(dtype, device, batch_size, max_length, quantize=quantize, guidance=guidance)
         self.target = model if isinstance(model, Loaded) else load(model, place, progress)
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
             self.engine.share(Sharing(usual_piece(self.target.device), True, BudgetPlanner(costs_of(self.target))))
-        self.factory = PartsFactory(self.target, place)
+        self.factory = PartsFactory(self.target, replace(place, quantize=None))  # a drafter's weights are its own
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}

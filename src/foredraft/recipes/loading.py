@@ -26,16 +26,17 @@ from ..models import (
     runs_natively,
     source_file,
 )
-from ..models.config import read_json
+from ..models.config import EXPERTS, read_json, why_foreign
 from ..models.heads.delta import load_tuned
+from ..models.load.folders import silent
 from ..models.load.names import tuned_folder
-from ..models.load.quantised import FILE as TILES
 from ..models.load.quantised import load_quantised
 from ..models.load.shared_weights import shared_decoder, why_apart
 from ..runtime import Executor, executor_for
 from ..runtime.guided import Guidance, GuidedExecutor
 
 log = logging.getLogger("foredraft")
+BITS = {"int8": 8, "int4": 4}  # of `quantize`
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -61,6 +62,9 @@ class Place:
     slots: int = 1
     max_length: int | None = None
     packed: bool = True  # whether products may be packed for speed; training needs the plain weights
+    quantize: str | None = (
+        None  # a name of BITS: the target's products rounded to as many, which changes what it writes
+    )
     guidance: float | None = None  # scale of classifier-free guidance, for models that have it; None = the model's own
 
     def torch_device(self) -> torch.device:
@@ -70,6 +74,11 @@ class Place:
             except RuntimeError:
                 raise unknown_name("device", self.device, ("cpu", "cuda")) from None
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def bits(self) -> int | None:
+        if self.quantize is not None and self.quantize not in BITS:
+            raise unknown_name("quantization", self.quantize, BITS)
+        return None if self.quantize is None else BITS[self.quantize]
 
     def dtype_name(self) -> str:
         if self.dtype == "auto":
@@ -113,7 +122,10 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     """Fetch (once), read and place a model."""
-    folder = resolve(name) if progress is None else resolve(name, progress)
+    progress, bits = progress or silent, place.bits()
+    if bits is not None and gguf_source(name, progress) is not None:
+        raise UsageError(f"{name} is a GGUF file, quantised as it is; --quantize is for Hugging Face folders")
+    folder = resolve(name, progress, weights=False)
     device, dtype = place.torch_device(), place.dtype_name()
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ForedraftError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
@@ -121,15 +133,24 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         raise UsageError("the batch size must be at least 1")
     executor: Executor
     raw = read_json(folder / "config.json")
-    if place.dtype == "auto" and device.type == "cpu" and not runs_natively(raw):
-        dtype = fastest_in_torch()  # the model runs through its own torch code
+    if device.type == "cpu" and raw.get("model_type") in EXPERTS:
+        log.info("%s is a mixture of experts, which the native executor does not know: passes run in torch", name)
+    if place.dtype == "auto" and device.type == "cpu" and not (runs_natively(raw) and raw["model_type"] not in EXPERTS):
+        dtype = fastest_in_torch()  # the model runs through torch code
     if runs_natively(raw):
-        decoder = _decoder(name, folder, raw, DTYPES[dtype], device, place.packed)
+        decoder = _decoder(name, folder, raw, DTYPES[dtype], device, place, progress)
         executor = _executor(decoder, raw, place)
+    elif bits is not None:
+        raise UsageError(f"{name} runs through its own torch code, which is not quantised: {why_foreign(raw)}")
     else:
         from ..runtime.hf.executor import HFExecutor
 
         executor = HFExecutor.from_folder(folder, DTYPES[dtype], device, place.slots, place.max_length)
+    if place.quantize is not None:
+        dtype = f"{dtype}-{place.quantize}"
+        log.warning(
+            "%s: weights are rounded to %s on request: its texts are not the unrounded model's", name, place.quantize
+        )
     log.info("%s: %s passes by %s%s", name, dtype, executor.name, " (chosen)" if place.dtype == "auto" else "")
     tokenizer = Tokenizer.from_folder(folder)
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
@@ -178,30 +199,36 @@ def _executor(decoder: Decoder, raw: Mapping[str, Any], place: Place) -> Executo
 
 
 def _decoder(
-    name: str, folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, packed: bool
+    name: str,
+    folder: Path,
+    raw: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    place: Place,
+    progress: Progress,
 ) -> Decoder:
     """Our own decoder with a folder's weights; packed for inference if so asked."""
+    packed = place.packed
     tuned, stored = tuned_folder(name), raw.get("torch_dtype", raw.get("dtype"))
-    if packed and tuned is None and dtype == torch.bfloat16 and device.type == "cpu" and stored == "bfloat16":
-        quantised = load_quantised(folder, _gguf_source(name, folder))
+    if packed and tuned is None and dtype == torch.bfloat16 and device.type == "cpu":
+        quantised = load_quantised(folder, lambda: gguf_source(name, progress), progress)
         if quantised is not None:
             return quantised
+    resolve(name, progress)  # from here on the weights are wanted as numbers
     precision = torch.float32 if packed and stored == "float32" else dtype  # packing looks at what the file holds
     if tuned is None:
         decoder = load_decoder(folder, precision, device)
     else:
         decoder = load_tuned(folder, tuned / "target", precision, device)
     if packed:
-        pack(decoder, dtype)
+        pack(decoder, dtype, place.bits())
     return decoder
 
 
-def _gguf_source(name: str, folder: Path) -> Path | None:
-    """The GGUF file that a folder was converted from, where its tiles still have to be written."""
-    if (folder / TILES).exists():
-        return None
+def gguf_source(name: str, progress: Progress) -> Path | None:
+    """The GGUF file of a name, if it has one."""
     if name in MODELS:
-        return source_file(name) if MODELS[name].format == "gguf" else None
+        return source_file(name, progress) if MODELS[name].format == "gguf" else None
     path = Path(name).expanduser()
     return path if path.is_file() else None
 

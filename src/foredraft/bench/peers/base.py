@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -35,6 +37,8 @@ class Job:
     stop_ids: frozenset[int]
     draft_layers: int  # of the target, as the small model of assisted decoding
     vllm_python: str | None = None  # interpreter of an environment with vLLM; None = this one
+    llama_python: str | None = None  # the same with xllamacpp
+    llama_draft: Path | None = None  # a draft model for it, as GGUF
 
 
 @dataclass(slots=True)
@@ -87,6 +91,19 @@ class Peer(Protocol):
 
     def close(self) -> None:
         """Give back what it holds."""
+
+
+def interpreter(python: str | None, package: str, option: str) -> str:
+    """The Python that has a package: the one that an option names, else this one; raises `Absent` where it has not."""
+    probe = f"from importlib.util import find_spec; raise SystemExit(find_spec({package!r}) is None)"
+    python = python or sys.executable
+    try:
+        found = subprocess.run([python, "-c", probe], capture_output=True, timeout=60, check=False).returncode == 0
+    except OSError as error:
+        raise Absent(f"{option} {python} cannot be started: {error.strerror}") from None
+    if not found:
+        raise Absent(f"{package} is not installed here; name an interpreter that has it with {option}")
+    return python
 
 
 def require(package: str, install: str = "") -> str:

@@ -16,7 +16,7 @@ import torch
 
 from ...core.repetition import find_loop
 from ...errors import ForedraftError, UsageError, unknown_name
-from ...models import MODELS, source_file
+from ...models import MODELS, resolve, source_file
 from ...provenance import PACKAGES, provenance, write_json
 from ...recipes import LLM
 from ..conditions import Settings
@@ -29,7 +29,7 @@ from ..pipeline import Listener, Order
 from ..results import folder as files
 from ..results.record_log import RecordLog
 from ..results.records import Key, Record
-from ..results.rows import table
+from ..results.rows import ALL, table
 from . import hugging_face, llama_process, llamacpp, open_vino, vllm_process
 from .base import Absent, Answer, Job, Peer
 from .ours import OwnPeer
@@ -40,6 +40,7 @@ ENGINES: dict[str, Callable[[Job], Any]] = {
     "transformers": hugging_face.peers,
     "llama.cpp": llamacpp.peers,
     llama_process.NAME: llama_process.peers,
+    llama_process.SERVER: llama_process.server_peers,
     "openvino": open_vino.peers,
     "vllm": vllm_process.peers,
 }
@@ -55,6 +56,8 @@ class PeerOrder:
     engines: str = ",".join(ENGINES)
     draft_layers: int = 0  # 0 = a third of the target's
     vllm_python: str | None = None
+    llama_python: str | None = None
+    llama_draft: Path | None = None
 
     def names(self) -> list[str]:
         found = [name.strip() for name in self.engines.split(",") if name.strip()]
@@ -90,8 +93,10 @@ def run_peers(asked: PeerOrder, listener: Listener | None = None) -> dict[str, A
         for peer in peers:
             peer.close()
     baseline = BASELINE if any(peer.name == BASELINE for peer in peers) else peers[0].name
+    rows = table(records, baseline=baseline)
     document = {
-        "rows": table(records, baseline=baseline),
+        "rows": rows,
+        "best": best_of(rows),
         "baseline": baseline,
         "engines": labels,
         "missing": missing,
@@ -100,6 +105,19 @@ def run_peers(asked: PeerOrder, listener: Listener | None = None) -> dict[str, A
     }
     write_json(folder / files.SUMMARY, document)
     return document
+
+
+def best_of(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Of every engine that was measured in several ways: its quickest, over all tasks."""
+    whole = {row["method"]: row["tokens_per_second"] for row in rows if row["task"] == ALL}
+    ways = {engine: [name for name in whole if _is_way(name, engine)] for engine in ENGINES}
+    return {engine: max(names, key=lambda name: whole[name]) for engine, names in ways.items() if names}
+
+
+def _is_way(name: str, engine: str) -> bool:
+    """llama.cpp-lookup is a way of llama.cpp; llama.cpp-native is another engine."""
+    longer = [other for other in ENGINES if other != engine and other.startswith(engine)]
+    return name.startswith(engine) and not any(name.startswith(other) for other in longer)
 
 
 def _prompts(llm: LLM, tasks: list[Loaded], settings: Settings) -> list[tuple[Question, list[int]]]:
@@ -125,7 +143,7 @@ def _job(asked: PeerOrder, llm: LLM, settings: Settings, longest: int) -> Job:
 
     return Job(
         model=model,
-        folder=llm.target.folder,
+        folder=resolve(model),  # with weights as numbers
         gguf=gguf,
         dtype=settings.dtype,
         device=settings.device,
@@ -135,6 +153,8 @@ def _job(asked: PeerOrder, llm: LLM, settings: Settings, longest: int) -> Job:
         stop_ids=llm.target.eos_ids,
         draft_layers=asked.draft_layers or max(1, llm.target.executor.num_layers // 3),
         vllm_python=asked.vllm_python,
+        llama_python=asked.llama_python,
+        llama_draft=asked.llama_draft,
     )
 
 

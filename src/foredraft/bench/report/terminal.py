@@ -84,6 +84,8 @@ def peer_table(document: Mapping[str, Any]) -> Table:
             cells += [f"{row['tokens_per_second']:.1f}", f"{row['decode_tokens_per_second']:.1f}"]
             cells += [f"{row['ttft_ms']:.0f} ms", f"{row['tokens_per_step']:.2f}", percent(row["looped_share"])]
             table.add_row(*cells)
+    best = [name for name in document.get("best", {}).values()]
+    table.caption = f"the quickest way of each engine: {', '.join(best)}" if best else None
     return table
 
 

@@ -252,7 +252,7 @@ def annotate(
         raise UsageError(f"{file} is no file; give JSON lines with `question` and `answer`")
     if page:
         return _serve_page(file, model, port)
-    session = Annotator(file, Tokenizer.from_folder(resolve(model)), Console(), input)
+    session = Annotator(file, Tokenizer.from_folder(resolve(model, weights=False)), Console(), input)
     marked = session.run()
     left = sum(not note.labelled for note in session.notes)
     print(f"{marked} labelled, {left} left in {file}")
@@ -263,7 +263,7 @@ def _serve_page(file: Path, model: str, port: int) -> int:
     from ...judge.sources.annotation_page import Annotations, serve_page
     from ...models import Tokenizer, resolve
 
-    annotations = Annotations(file, Tokenizer.from_folder(resolve(model)))
+    annotations = Annotations(file, Tokenizer.from_folder(resolve(model, weights=False)))
     server, address = serve_page(annotations, port)
     print(f"open {address} and press Ctrl-C here when you are done; every label is in {file} at once", flush=True)
     try:

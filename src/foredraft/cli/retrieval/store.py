@@ -39,7 +39,7 @@ def build(
     as_json: Json = False,
 ) -> int:
     """A datastore of texts, in the tokens of a model."""
-    tokenizer = Tokenizer.from_folder(resolve(model))
+    tokenizer = Tokenizer.from_folder(resolve(model, weights=False))
     return fill(
         Datastore.create(out, tokenizer.vocab_hash(), tokenizer.vocab_size), tokenizer, files, suffix, most, as_json
     )
@@ -55,7 +55,7 @@ def add(
     as_json: Json = False,
 ) -> int:
     """Append texts to a datastore; what is there already stays as it is."""
-    tokenizer = Tokenizer.from_folder(resolve(model))
+    tokenizer = Tokenizer.from_folder(resolve(model, weights=False))
     return fill(Datastore(folder, tokenizer.vocab_hash()), tokenizer, files, suffix, most, as_json)
 
 

@@ -62,19 +62,21 @@ class TiledLinear(nn.Module):
     """A Linear whose weight lies in tiles for our library; takes and gives bf16. A row's result is its own affair.
 
     The weight may come in float32: only there can it be seen to lie on a grid, which saves bytes and changes nothing.
+    `bits`: 8 or 4, to put it on one, which changes it.
     """
 
     rest: tuple[native.Tiles, ...] = ()  # further columns, in another format
     held: list[native.Weight]  # what addresses in `struct` point at
 
-    def __init__(self, linear: Linear, wide: bool = False) -> None:
+    def __init__(self, linear: Linear, wide: bool = False, bits: int | None = None) -> None:
         super().__init__()
         code = native.compiled()
         assert code is not None
         self.code, self.wide = code, wide  # wide: results in float32, for logits
         self.bias = None if linear.bias is None else linear.bias.detach().to(torch.bfloat16)
-        level = code.level
-        self.tiles = native.Tiles.of(linear.weight, not level.bf16_products, level.rounds)
+        how = not code.level.bf16_products, code.level.rounds
+        weight, kind = linear.weight, native.Tiles
+        self.tiles = kind.of(weight, *how) if bits is None else kind.rounded(weight, bits, *how)
         self.struct = self.tiles.struct
 
     @classmethod

@@ -20,6 +20,7 @@ except ImportError:  # no such locks on this system
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 FORMAT = 1  # of the folders that our converters write; a higher number makes older ones be converted again
+SINGLE = "model.safetensors"  # the weights of a folder, where they are not cut into shards
 STORED = "model.json"  # the config of a model that comes with the package
 MARK = "foredraft.json"  # the last file of a converted folder: its format, and what it was made from
 STALE_SECONDS = 24 * 3600  # a working folder this old belongs to a process that was killed

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ForedraftError
-from ..config import ModelConfig
+from ..config import ModelConfig, read_json
 from ..layers.rope import frequencies
-from .folders import Progress, appearing, mark, silent
+from .folders import SINGLE, Progress, appearing, mark, silent, working
 from .intact import intact
 from .tensorfile import TensorWriter
 from .vocabulary import Vocabulary, write_tokenizer
@@ -51,8 +51,11 @@ class GgufFile:
         return found
 
 
-def convert_gguf(path: Path | str, out_folder: Path | str, progress: Progress = silent) -> Path:
-    """Write the model of a GGUF file as a Hugging Face folder, which appears whole or not at all."""
+def convert_gguf(path: Path | str, out_folder: Path | str, progress: Progress = silent, weights: bool = True) -> Path:
+    """Write the model of a GGUF file as a Hugging Face folder, which appears whole or not at all.
+
+    Without `weights`: for whoever reads them out of the file; `widen_gguf` adds them later.
+    """
     path, out_folder = Path(path), Path(out_folder)
     file = open_gguf(path)
     with intact(path, "GGUF file"):
@@ -61,7 +64,10 @@ def convert_gguf(path: Path | str, out_folder: Path | str, progress: Progress = 
         config = ModelConfig.from_hf(raw)
     dtype = torch.float32 if config.num_parameters < FP32_BELOW else torch.bfloat16
     with intact(path, "GGUF file"), appearing(out_folder) as folder:
-        _write_weights(file, config, dtype, folder, progress)
+        if weights:
+            _write_weights(file, config, dtype, folder / SINGLE, progress)
+        else:
+            _sources(file, config)
         write_tokenizer(vocabulary(file), folder)
         raw["torch_dtype"] = str(dtype).removeprefix("torch.")
         generation = {k: raw[k] for k in ("bos_token_id", "eos_token_id") if k in raw}
@@ -69,6 +75,15 @@ def convert_gguf(path: Path | str, out_folder: Path | str, progress: Progress = 
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
         mark(folder, path)
     return out_folder
+
+
+def widen_gguf(path: Path, folder: Path, progress: Progress = silent) -> None:
+    """Add the weights to a folder that was written without them."""
+    raw = read_json(folder / "config.json")
+    dtype = torch.float32 if raw["torch_dtype"] == "float32" else torch.bfloat16
+    with intact(path, "GGUF file"), working(folder / ".widened") as place:
+        _write_weights(open_gguf(path), ModelConfig.from_hf(raw), dtype, place / SINGLE, progress)
+        (place / SINGLE).replace(folder / SINGLE)
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -165,7 +180,8 @@ def vocabulary(file: GgufFile) -> Vocabulary:
     )
 
 
-def _write_weights(file: GgufFile, config: ModelConfig, dtype: torch.dtype, folder: Path, progress: Progress) -> None:
+def _sources(file: GgufFile, config: ModelConfig) -> dict[str, Any]:
+    """The file's tensors by their Hugging Face names: those that the config wants, no others."""
     wanted = slots(config)
     sources = {hf: t for name, t in file.tensors.items() if name != ROPE_FACTORS and (hf := gguf_to_hf(name))}
     strange = [name for name in file.tensors if name != ROPE_FACTORS and gguf_to_hf(name) not in wanted]
@@ -173,10 +189,15 @@ def _write_weights(file: GgufFile, config: ModelConfig, dtype: torch.dtype, fold
     if strange or missing:
         problem = f"unknown tensor {strange[0]}" if strange else f"no tensor for {missing[0]}"
         raise ForedraftError(f"{file.path}: {problem}; this variant of {file.architecture} is not supported")
+    return sources
+
+
+def _write_weights(file: GgufFile, config: ModelConfig, dtype: torch.dtype, path: Path, progress: Progress) -> None:
+    wanted, sources = slots(config), _sources(file, config)
     announced = [(name, tuple(int(n) for n in reversed(sources[name].shape))) for name in wanted]
     total = sum(int(sources[name].n_elements) for name in wanted)
     done = 0
-    with TensorWriter(folder / "model.safetensors", announced, dtype) as writer:
+    with TensorWriter(path, announced, dtype) as writer:
         for name in wanted:
             progress(f"converting {file.path.name}", done, total)
             writer.add(name, _blocks(file, name, sources[name], config))

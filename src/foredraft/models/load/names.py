@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import ForedraftError, UsageError, unknown_name
 from .fetch import Package, Source, fetch, file_hash
-from .folders import STORED, Progress, cache_home, is_ready, locked, silent
+from .folders import SINGLE, STORED, Progress, cache_home, is_ready, locked, silent
 
 DEFAULT = "smollm2"
 
@@ -134,18 +134,21 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
-def resolve(name: str, progress: Progress = silent) -> Path:
-    """The ready Hugging Face folder of a model argument; fetches and converts what is not in the cache yet."""
+def resolve(name: str, progress: Progress = silent, weights: bool = True) -> Path:
+    """The ready Hugging Face folder of a model argument; fetches and converts what is not in the cache yet.
+
+    Without `weights` that of a GGUF file need hold none: whoever asks so reads them from the file, or wants none.
+    """
     if name in MODELS:
-        return _short_name(MODELS[name], progress)
+        return _short_name(MODELS[name], progress, weights)
     if name in TUNED:
         tuned_folder(name)  # a missing delta should not cost a download
-        return resolve(TUNED[name], progress)
+        return resolve(TUNED[name], progress, weights)
     if name in VISUAL:
         return _unpacked(name)
     path = Path(name).expanduser()
     if path.is_file():
-        return _gguf_file(path, progress)
+        return _gguf_file(path, progress, weights)
     if path.is_dir():
         if not (path / "config.json").exists():
             raise UsageError(f"{path} has no config.json; a model folder is one written by save_pretrained")
@@ -191,12 +194,16 @@ def source_file(name: str, progress: Progress = silent) -> Path:
     return fetch(MODELS[name].source, cache_home() / "downloads", progress)
 
 
-def _short_name(model: Model, progress: Progress) -> Path:
+def _short_name(model: Model, progress: Progress, weights: bool) -> Path:
     folder = cache_home() / "models" / model.name
-    if is_ready(folder):
+    if _has(folder, weights):
         return folder
     file = source_file(model.name, progress)
-    return _convert(file, folder, model.format, progress)
+    return _convert(file, folder, model.format, progress, weights)
+
+
+def _has(folder: Path, weights: bool) -> bool:
+    return is_ready(folder) and (not weights or (folder / SINGLE).exists())
 
 
 def _unpacked(name: str) -> Path:
@@ -210,35 +217,40 @@ def _unpacked(name: str) -> Path:
         return folder if is_ready(folder) else unpack_stored(source, folder)
 
 
-def _gguf_file(path: Path, progress: Progress) -> Path:
+def _gguf_file(path: Path, progress: Progress, weights: bool) -> Path:
     """The converted folder is named by the file's content; size and time of the file save hashing it every time."""
     if path.suffix != ".gguf":
         raise UsageError(f"{path} is a file but no .gguf; a model is a folder, a .gguf file, a hub id or a short name")
     stat = path.stat()
     key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
     note = cache_home() / "seen" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    if note.exists() and is_ready(folder := cache_home() / "models" / note.read_text()):
+    if note.exists() and _has(folder := cache_home() / "models" / note.read_text(), weights):
         return folder
     progress(f"checking {path.name}", 0, stat.st_size)
     digest = file_hash(path)
     folder = cache_home() / "models" / f"gguf-{digest[:16]}"
-    if not is_ready(folder):
-        _convert(path, folder, "gguf", progress)
+    if not _has(folder, weights):
+        _convert(path, folder, "gguf", progress, weights)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(folder.name)
     return folder
 
 
-def _convert(file: Path, folder: Path, form: str, progress: Progress) -> Path:
+def _convert(file: Path, folder: Path, form: str, progress: Progress, weights: bool) -> Path:
     """Imports late: a start from the cache needs no converter. Two first starts do not disturb one another."""
     with locked(folder):
-        if is_ready(folder):  # another process has made it meanwhile, and may be reading it
+        if _has(folder, weights):  # another process has made it meanwhile, and may be reading it
+            return folder
+        if is_ready(folder):
+            from .gguf import widen_gguf
+
+            widen_gguf(file, folder, progress)
             return folder
         shutil.rmtree(folder, ignore_errors=True)  # one of an older format, if any
         if form == "gguf":
             from .gguf import convert_gguf
 
-            return convert_gguf(file, folder, progress)
+            return convert_gguf(file, folder, progress, weights)
         from .llama2c import convert_llama2c
 
         return convert_llama2c(file, folder, progress)

@@ -17,9 +17,8 @@ from ..config import ModelConfig, read_json
 from ..decoder import Decoder, Device
 from ..heads.artefact import read_tensors, stored
 from .fetch import file_hash
-from .folders import STORED, appearing, mark
+from .folders import SINGLE, STORED, appearing, mark
 from .weight_names import slots
-from .weights import SINGLE
 
 WEIGHTS, TOKENIZER = "weights.safetensors", "tokenizer.json"
 

@@ -1,7 +1,7 @@
 """Weight names: Hugging Face tensors -> rows of our merged parameters, and GGUF tensors -> Hugging Face names.
 
-The four families spell their tensors alike and differ only in the optional ones, which the config tells. Everything
-here is names and row ranges; no file is opened.
+The families spell most tensors alike; phi3 stores merged ones, and mixtures of experts have names of their own.
+Everything here is names and row ranges; no file is opened.
 """
 
 from __future__ import annotations
@@ -41,10 +41,19 @@ def _layer_slots(c: ModelConfig) -> dict[str, Slot]:
         "input_layernorm.weight": Slot("attn_norm"),
         "post_attention_layernorm.weight": Slot("mlp_norm"),
         "self_attn.o_proj.weight": Slot("out.weight"),
-        "mlp.gate_proj.weight": Slot("gate_up.weight", 0, inner),
-        "mlp.up_proj.weight": Slot("gate_up.weight", inner, 2 * inner),
-        "mlp.down_proj.weight": Slot("down.weight"),
     }
+    if c.family == "phi3":  # merged as ours are
+        merged_names = {"self_attn.qkv_proj": "qkv", "mlp.gate_up_proj": "gate_up", "mlp.down_proj": "down"}
+        return found | {f"{name}.weight": Slot(f"{ours}.weight") for name, ours in merged_names.items()}
+    found |= (
+        _expert_slots(c)
+        if c.num_experts
+        else {
+            "mlp.gate_proj.weight": Slot("gate_up.weight", 0, inner),
+            "mlp.up_proj.weight": Slot("gate_up.weight", inner, 2 * inner),
+            "mlp.down_proj.weight": Slot("down.weight"),
+        }
+    )
     for letter, rows in merged.items():
         found[f"self_attn.{letter}_proj.weight"] = Slot("qkv.weight", *rows)
         if c.qkv_bias:
@@ -52,6 +61,24 @@ def _layer_slots(c: ModelConfig) -> dict[str, Slot]:
     if c.qk_norm:
         found["self_attn.q_norm.weight"] = Slot("q_norm")
         found["self_attn.k_norm.weight"] = Slot("k_norm")
+    return found
+
+
+EXPERT_NAMES = {  # of the room in front of them; of gate, up and down
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+def _expert_slots(c: ModelConfig) -> dict[str, Slot]:
+    room, gate, up, down = EXPERT_NAMES[c.family]
+    d, inner = c.hidden_size, c.intermediate_size
+    found = {f"{room}.gate.weight": Slot("router")}
+    for e in range(c.num_experts):
+        first, stem = 2 * inner * e, f"{room}.experts.{e}"
+        found[f"{stem}.{gate}.weight"] = Slot("experts_gate_up", first, first + inner)
+        found[f"{stem}.{up}.weight"] = Slot("experts_gate_up", first + inner, first + 2 * inner)
+        found[f"{stem}.{down}.weight"] = Slot("experts_down", d * e, d * (e + 1))
     return found
 
 

@@ -13,10 +13,11 @@ import torch
 from ...errors import ForedraftError
 from ..config import ModelConfig, read_json
 from ..decoder import Decoder, Device
+from .folders import SINGLE
 from .tensorfile import TensorFile
 from .weight_names import ignorable, slots
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def load_decoder(folder: Path | str, dtype: torch.dtype = torch.float32, device: Device = "cpu") -> Decoder:

@@ -52,7 +52,7 @@ def find_compiler() -> list[str]:
             return [path]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]
-    raise OSError("no C++ compiler; install g++ or clang++, or pip install ziglang")
+    raise OSError("no C++ compiler; install g++ or clang++, or pip install 'foredraft[compiler]'")
 
 
 def _for_zig(flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@
 #include "product.h"
 #else
 #include "attention_fma.h"
-#include "words.h"
+#include "floats.h"
 #endif
 
 template <class From, class To> static void norm(const From* x, const bf16* gain, float eps, int size, To* to) {
@@ -69,7 +69,9 @@ struct Runner {
             if (layer.enter == BARE) convert(to, x, d);
             if (layer.enter == NORMED) norm(x, layer.attn_norm, p.eps, d, to);
             if (layer.enter == PAIRED) {
-                norm(p.token.at(r), layer.token_norm, p.eps, d, to);
+                static thread_local Line<bf16> row;
+                row.reserve(d);
+                norm(p.token.at(r, row.data), layer.token_norm, p.eps, d, to);
                 norm(x, layer.attn_norm, p.eps, d, to + d);
             }
         });
@@ -315,7 +317,10 @@ extern "C" int fd_layers(const Pass* pass) {
                                  {&b.gated, size_t(p.inner)}, {&b.turned, size_t(p.hidden)}})
         buffer->reserve(rows * width);
     if (const auto [places, most] = Runner::parts(p); most > 1) b.parts.reserve(size_t(places) * most * Runner::part_size(p));
-    for (int r = 0; r < p.rows; r++) std::memcpy(&b.stream[r * p.hidden], p.stream.at(r), p.hidden * 2);
+    for (int r = 0; r < p.rows; r++) {
+        bf16* to = &b.stream[r * p.hidden];
+        if (const bf16* row = p.stream.at(r, to); row != to) std::memcpy(to, row, p.hidden * 2);
+    }
     constexpr int OF_A_LAYER = 9;  // four products, two norms, rotations, attention and its parts put together
     constexpr int OF_A_TAIL = 7;   // two copies of the stream, norm, turn and its copy, logits, likeliest words
     std::vector<Shares> shares(OF_A_LAYER * (p.last_layer - p.first_layer) + OF_A_TAIL);

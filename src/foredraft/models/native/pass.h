@@ -1,7 +1,6 @@
 // What Python hands over for a pass; structs.py declares the same.
 #pragma once
-#include "formats.h"
-#include "vec.h"
+#include "forms.h"
 
 enum Enter : int32_t { NORMED = 0, BARE = 1, PAIRED = 2, SKIPPED = 3 };  // Layer, EagleLayer, Eagle3Layer, no attention
 
@@ -15,12 +14,17 @@ struct Span {  // the new rows of one slot
     int32_t none;
     const int32_t* parent;  // of every scratch row of the slot, -1 = committed text; null = a chain
 };
-struct Source {  // rows of bf16 numbers: those of a table that `row` names, or one after another
+struct Source {  // rows of bf16 numbers: those of a table or of a quantised weight that `row` names, or one after another
     const bf16* data;
     const int64_t* row;
     int64_t stride, count;
+    const Weight* weight;  // null = a table
     bool inside(int r) const { return !row || (row[r] >= 0 && row[r] < count); }
-    const bf16* at(int r) const { return data + (row ? row[r] : r) * stride; }
+    const bf16* at(int r, bf16* room) const {  // room for a row that has to be written out
+        if (!weight) return data + (row ? row[r] : r) * stride;
+        write_row(*weight, row[r], room);
+        return room;
+    }
 };
 struct Tail {  // what comes behind the last layer
     const bf16* norm;

@@ -1,8 +1,10 @@
-// Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers.
+// Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers; weights in
+// other formats go by words of 16 bits (words.h), whatever the number of rows.
 #pragma once
 #include "eight.h"
 #include "line.h"
 #include "tile.h"
+#include "words.h"
 
 constexpr int CODE_BYTES[] = {2 * TILE, TILE, TILE / 2, TILE}, SCALE_BYTES[] = {0, 4 * COLUMNS, 4 * COLUMNS, 4 * COLUMNS};
 constexpr int LAG = 2;     // k-blocks between unpacking and multiplying, which go on side by side
@@ -74,6 +76,7 @@ struct alignas(64) Room {
     float sums[4][ROWS][COLUMNS];
     Line<bf16> tiles[4];
     Rounded rounded;
+    WordRows words;
     bool rounds = true;  // whether rows are rounded where a weight allows it
 };
 
@@ -105,15 +108,21 @@ template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* 
 
 constexpr int UNIT = 4;  // blocks of columns that are best taken together
 
+inline bool by_tiles(int format) { return format < NIBBLES; }  // the rest by words: nothing is unpacked to bf16 for them
+
 // Bring rows to the form that products with `w` want; done once, before products with any of its columns.
 inline void prepare(const bf16* a, long lda, int rows, const Weight& w, Room& room) {
-    if (w.format == EIGHT && room.rounds) room.rounded.take(a, lda, rows, w.depth);
+    bool words = false;
+    for (const Weight* part = &w; part; part = part->more) {
+        if (part->format == EIGHT && room.rounds) room.rounded.take(a, lda, rows, w.depth);
+        words = words || !by_tiles(part->format);
+    }
+    if (words) room.words.take(a, lda, rows, w.depth);
 }
 
-// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end; `prepare` has been called.
-// emit(row, j, 16 sums) is called once for each; a holds whole tiles of rows, those beyond `rows` may be anything.
+// As `product`, for weights of one format that tiles multiply; a holds whole tiles of rows, those beyond `rows` may be anything.
 template <class Block, class Emit>
-void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
+void product_by_tiles(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
     if (w.format == EIGHT && room.rounds)
         return product_eight(room.rounded, rows, w.depth, w.codes, (const float*)w.scales, begin, end, block, emit);
     const bool triple = rows > 2 * ROWS && rows <= 3 * ROWS;
@@ -147,4 +156,14 @@ void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int 
             }
         }
     }
+}
+
+// Columns of a [rows, depth] times weight' for the blocks that `block(j)` names, j in begin .. end; `prepare` has been called.
+// emit(row, j, 16 sums) is called once for each.
+template <class Block, class Emit>
+void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
+    by_parts(w, begin, end, block, emit, [&](const Weight& part, int from, int upto, auto which, auto to) {
+        if (by_tiles(part.format)) return product_by_tiles(a, lda, rows, part, from, upto, which, room, to);
+        product_of_words(room.words, rows, part, from, upto, which, to);
+    });
 }

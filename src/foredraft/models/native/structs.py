@@ -32,12 +32,20 @@ class Span(ctypes.Structure):
 
 
 class Source(ctypes.Structure):
-    _fields_ = [*_fields("", "data row"), ("stride", ctypes.c_int64), ("count", ctypes.c_int64)]
+    _fields_ = [*_fields("", "data row"), ("stride", ctypes.c_int64), ("count", ctypes.c_int64), ("weight", _pointer)]
 
     @classmethod
     def of(cls, table: Tensor, row: Tensor | None = None) -> Source:
         """Rows of a table [N, d] of bf16, each in one piece: those that `row` [T] names, or all as they lie."""
-        return cls(table.data_ptr(), None if row is None else row.data_ptr(), table.stride(0), len(table))
+        return cls.at(table, None if row is None else row.data_ptr())
+
+    @classmethod
+    def at(cls, table: Tensor, row: int | None) -> Source:
+        """The same with the address of `row`."""
+        struct = getattr(table, "struct", None)  # of a table that is quantised
+        if struct is not None:
+            return cls(None, row, table.stride(0), len(table), ctypes.addressof(struct))
+        return cls(table.data_ptr(), row, table.stride(0), len(table))
 
 
 class Tail(ctypes.Structure):

@@ -16,12 +16,46 @@ from torch import Tensor
 from .structs import Weight
 
 if TYPE_CHECKING:
-    from .super_blocks import SuperBlocks
+    from .blocks import Blocks
 
 COLUMNS, DEPTH = 16, 32  # of a tile
-_SHIFTS = torch.tensor([[0], [4], [8], [12]], dtype=torch.int16)
-BF16, GRID8, GRID4, EIGHT, NIBBLES, SUPER4, SUPER8 = range(7)
-LANES = (torch.bfloat16, torch.int8, torch.uint8, torch.uint8, torch.int16, torch.int16, torch.int8)  # by format
+BF16, GRID8, GRID4, EIGHT, NIBBLES = range(5)
+CENTERED4, CENTERED5, FLAT5, CURVED4, SUPER2, SUPER3, SUPER4, SUPER5, SUPER6, CURVED4_SUPER = range(5, 15)
+LANES = (torch.bfloat16, torch.int8, torch.uint8, torch.uint8)  # of the first four
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A format of GGUF: `bits` a code; see formats.h for the rest."""
+
+    bits: int
+    center: int = 0
+    curved: bool = False
+    least: bool = False
+    groups: int = 0  # scales of a super-block of 256; 0 = none, a scale for every 32
+    joined: bool = False  # scale and least value of a group in one byte
+
+
+LAYOUTS = {
+    NIBBLES: Layout(4, least=True),
+    CENTERED4: Layout(4, 8),
+    CENTERED5: Layout(5, 16),
+    FLAT5: Layout(5, least=True),
+    CURVED4: Layout(4, curved=True),
+    SUPER2: Layout(2, least=True, groups=16, joined=True),
+    SUPER3: Layout(3, 4, groups=16),
+    SUPER4: Layout(4, least=True, groups=8),
+    SUPER5: Layout(5, least=True, groups=8),
+    SUPER6: Layout(6, 32, groups=16),
+    CURVED4_SUPER: Layout(4, curved=True, groups=8),
+}
+LINES = {
+    2: (2,),
+    3: (2, 1),
+    4: (4,),
+    5: (4, 1),
+    6: (4, 2),
+}  # fields that codes are cut into, lowest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +85,16 @@ class Tiles:
         none = torch.empty((*plain.shape[:2], 0, COLUMNS))
         return cls(BF16, len(weight), weight.shape[1], plain.flatten(2).view(torch.uint8), none)
 
+    @classmethod
+    def rounded(cls, weight: Tensor, bits: int, words: bool = False, rounds: bool = True) -> Tiles:
+        """The nearest numbers on a grid of 8 or 4 bits, a step (and a least value) for every 32: lossy."""
+        blocks = weight.detach().to(torch.float32).reshape(len(weight), -1, DEPTH)
+        if bits == 8:
+            return replace(_tiles8(blocks, (blocks.abs().amax(dim=2) / 127).half().float()), rounds=rounds)
+        least, most = blocks.aminmax(dim=2)
+        least = least.half().float()
+        return _tiles4(blocks, ((most - least) / 15).half().float(), least, words)
+
     @property
     def struct(self) -> Weight:
         sizes = self.format, self.columns, self.depth, self.columns
@@ -58,23 +102,27 @@ class Tiles:
 
     def dense(self) -> Tensor:
         """[columns, depth] in bf16, from the stored form alone."""
-        if self.format in (SUPER4, SUPER8):
-            return self._blocks(torch.arange(self.columns)).dense().to(torch.bfloat16)
-        codes, scales = self._picked(torch.arange(self.columns))
+        return torch.cat([self.rows(part) for part in torch.arange(self.columns).chunk(-(-self.columns // 4096))])
+
+    def rows(self, columns: Tensor) -> Tensor:
+        """[n, depth], some of these."""
+        if self.format in LAYOUTS:
+            return self._blocks(columns).dense().to(torch.bfloat16)
+        codes, scales = self._picked(columns)
         scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
         if self.format in (GRID8, EIGHT):
             codes = (codes * scales[:, :, 0]).to(torch.bfloat16)
-        elif self.format in (GRID4, NIBBLES):
+        elif self.format == GRID4:
             codes = (codes * scales[:, :, 0] + scales[:, :, 1]).to(torch.bfloat16)
-        return codes.reshape(self.columns, self.depth)
+        return codes.reshape(len(columns), self.depth)
 
     def chosen(self, columns: Tensor) -> Tiles:
         """Some columns, in whole blocks of 16, stored as here."""
-        if self.format in (SUPER4, SUPER8):
+        if self.format in LAYOUTS:
             return self._blocks(columns).tiles()
         picked, scales = self._picked(columns)
         codes, blocks = in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
-        pack = {GRID4: _halves, NIBBLES: pack_nibbles}.get(self.format, pack_bytes)
+        pack = pack_halves if self.format == GRID4 else pack_bytes
         form = GRID8 if self.format == EIGHT else self.format
         scales = blocks.permute(0, 2, 3, 1).contiguous()
         found = Tiles(form, len(columns), self.depth, pack(codes), scales, self.rounds)
@@ -94,6 +142,8 @@ class Tiles:
     def lanes(self, columns: Tensor) -> Tensor:
         """Numbers of columns as they are stored, [n, k-blocks, 32]."""
         block, own = columns // COLUMNS, columns % COLUMNS
+        if self.format in LAYOUTS:
+            return self._codes(block, own)
         lanes = self.codes.view(LANES[self.format])
         if self.format == EIGHT:
             fours = lanes.view(*lanes.shape[:2], DEPTH // 4, COLUMNS, 4)[block, :, :, own]
@@ -101,21 +151,30 @@ class Tiles:
         elif self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
             both = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS // 2, 2)[block, :, :, own % (COLUMNS // 2)]
             pairs = both >> (own // (COLUMNS // 2) * 4).to(torch.uint8)[:, None, None, None] & 15
-        elif self.format in (NIBBLES, SUPER4):
-            lines = lanes.view(*lanes.shape[:2], 4, 1, COLUMNS, 2)[block, :, :, :, own]
-            pairs = (lines >> _SHIFTS) & 15  # [n, k-blocks, line, nibble, 2]
         else:
             pairs = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS, 2)[block, :, :, own]
         return pairs.reshape(len(columns), -1, DEPTH)
+
+    def _codes(self, block: Tensor, own: Tensor) -> Tensor:
+        """Codes that lie in lines, [n, k-blocks, 32] uint8."""
+        words, at, up = self.codes.view(torch.int16), 0, 0
+        words = words.view(*words.shape[:2], -1, COLUMNS, 2)
+        codes = torch.zeros((len(block), words.shape[1], DEPTH), dtype=torch.uint8)
+        for width in LINES[LAYOUTS[self.format].bits]:
+            lines = words[:, :, at : at + width][block, :, :, own][:, :, :, None]  # [n, k-blocks, line, 1, 2]
+            found = (lines >> _shifts(width)) & (1 << width) - 1  # [n, k-blocks, line, place in it, 2]
+            codes |= found.to(torch.uint8).reshape(codes.shape) << up
+            at, up = at + width, up + width
+        return codes
 
     def _picked(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and their scales [n, k-blocks, kinds]."""
         return self.lanes(columns), self.scales[columns // COLUMNS, :, :, columns % COLUMNS]
 
-    def _blocks(self, columns: Tensor) -> SuperBlocks:
-        from .super_blocks import SuperBlocks
+    def _blocks(self, columns: Tensor) -> Blocks:
+        from .blocks import Blocks
 
-        return SuperBlocks.of(self, columns)
+        return Blocks.of(self, columns)
 
 
 def fits(weight: Tensor) -> bool:
@@ -134,14 +193,23 @@ def pack_bytes(order: Tensor) -> Tensor:
     return order.flatten(2).view(torch.uint8)
 
 
-def pack_nibbles(order: Tensor) -> Tensor:
-    """Codes from 0 to 15 in order, four a word: pairs 4 q .. 4 q + 3 of line q."""
-    lines = order.to(torch.int32).view(*order.shape[:2], 4, 4, COLUMNS, 2)
-    words = (lines << _SHIFTS[..., None, :].to(torch.int32)).sum(dim=3, dtype=torch.int32)
-    return words.to(torch.int16).flatten(2).view(torch.uint8)
+def pack_lines(order: Tensor, bits: int) -> Tensor:
+    """Codes from 0 on in order, cut into fields of 4, 2 or 1 bits: lines of 32 words hold 16 / width pairs each."""
+    found, rest = [], order.to(torch.int32)
+    for width in LINES[bits]:
+        lines = (rest & (1 << width) - 1).view(*order.shape[:2], width, 16 // width, COLUMNS, 2)
+        words = (lines << _shifts(width)[..., None, :]).sum(dim=3, dtype=torch.int32)
+        found.append(words.to(torch.int16).flatten(2))
+        rest = rest >> width
+    return torch.cat(found, dim=2).view(torch.uint8)
 
 
-def _halves(order: Tensor) -> Tensor:
+def _shifts(width: int) -> Tensor:
+    """[places in a word, 1] of fields of this width."""
+    return torch.arange(0, 16, width, dtype=torch.int32)[:, None]
+
+
+def pack_halves(order: Tensor) -> Tensor:
     """Codes from 0 to 15 in order, two a byte."""
     low, high = order.flatten(3).chunk(2, dim=3)
     return (low | high << 4).flatten(2)
@@ -156,11 +224,18 @@ def _grid8(blocks: Tensor) -> Tiles | None:
     """step * code with codes from -127 to 127 and a step for every 32 weights, or the same step for a whole column."""
     most = blocks.abs().amax(dim=2)
     for step in ((most / 127).half().float(), (most.amax(dim=1, keepdim=True) / 127).expand_as(most).contiguous()):
-        codes = (blocks / step.clamp(min=1e-30)[..., None]).round().clamp_(-127, 127)
-        if _same(codes * step[..., None], blocks):
-            order = in_order(codes.to(torch.int8)).flatten(2).view(torch.uint8)
-            return Tiles(GRID8, len(blocks), blocks[0].numel(), order, _beside(step)[:, :, None])
+        if _same(_codes8(blocks, step) * step[..., None], blocks):
+            return _tiles8(blocks, step)
     return None
+
+
+def _codes8(blocks: Tensor, step: Tensor) -> Tensor:
+    return (blocks / step.clamp(min=1e-30)[..., None]).round().clamp_(-127, 127)
+
+
+def _tiles8(blocks: Tensor, step: Tensor) -> Tiles:
+    order = pack_bytes(in_order(_codes8(blocks, step).to(torch.int8)))
+    return Tiles(GRID8, len(blocks), blocks[0].numel(), order, _beside(step)[:, :, None])
 
 
 def _grid4(blocks: Tensor, words: bool) -> Tiles | None:
@@ -169,12 +244,18 @@ def _grid4(blocks: Tensor, words: bool) -> Tiles | None:
     step = ((most - least) / 15).half().float()
     if not torch.equal(least.half().float(), least):
         return None
-    codes = ((blocks - least[..., None]) / step.clamp(min=1e-30)[..., None]).round_().clamp_(0, 15)
-    if not _same(codes * step[..., None] + least[..., None], blocks):
-        return None
-    order = in_order(codes.to(torch.uint8))
+    same = _same(_codes4(blocks, step, least) * step[..., None] + least[..., None], blocks)
+    return _tiles4(blocks, step, least, words) if same else None
+
+
+def _codes4(blocks: Tensor, step: Tensor, least: Tensor) -> Tensor:
+    return ((blocks - least[..., None]) / step.clamp(min=1e-30)[..., None]).round_().clamp_(0, 15)
+
+
+def _tiles4(blocks: Tensor, step: Tensor, least: Tensor, words: bool) -> Tiles:
+    order = in_order(_codes4(blocks, step, least).to(torch.uint8))
     scales = torch.stack((_beside(step), _beside(least)), dim=2).half()
-    form, packed = (NIBBLES, pack_nibbles(order)) if words else (GRID4, _halves(order))
+    form, packed = (NIBBLES, pack_lines(order, 4)) if words else (GRID4, pack_halves(order))
     return Tiles(form, len(blocks), blocks[0].numel(), packed, scales)
 
 

@@ -88,7 +88,15 @@ inline void store_words(int16_t* to, Ints a) { _mm256_storeu_si256((__m256i*)to,
 inline Words load_words(const int16_t* x) { return _mm512_loadu_si512(x); }
 inline Words words_of_bytes(const uint8_t* x) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)x)); }
 template <int BITS> inline Words down(Words a) { return _mm512_srli_epi16(a, BITS); }
+template <int BITS> inline Words up(Words a) { return _mm512_slli_epi16(a, BITS); }
 inline Words masked(Words a, int16_t mask) { return _mm512_and_si512(a, _mm512_set1_epi16(mask)); }
+inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
+inline Words less(Words a, int16_t by) { return _mm512_sub_epi16(a, _mm512_set1_epi16(by)); }
+inline Words looked_up(Words places, const int8_t* table) {  // of 16 values
+    const __m256i values = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)table));
+    return _mm512_permutexvar_epi16(places, _mm512_castsi256_si512(values));
+}
+inline void keep_words(int16_t* to, Words a) { _mm512_storeu_si512(to, a); }
 using Pair = __m512i;  // two numbers x of 16 bits, for all lanes
 inline Pair all_pairs(int32_t both) { return _mm512_set1_epi32(both); }
 // Lane c: sum + w[2 c] * x[0] + w[2 c + 1] * x[1].
@@ -211,6 +219,20 @@ template <int BITS> inline Words down(Words x) { return {_mm256_srli_epi16(x.a, 
 inline Words masked(Words x, int16_t mask) {
     const __m256i by = _mm256_set1_epi16(mask);
     return {_mm256_and_si256(x.a, by), _mm256_and_si256(x.b, by)};
+}
+template <int BITS> inline Words up(Words x) { return {_mm256_slli_epi16(x.a, BITS), _mm256_slli_epi16(x.b, BITS)}; }
+inline Words either(Words x, Words y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline Words less(Words x, int16_t by) {
+    const __m256i all16 = _mm256_set1_epi16(by);
+    return {_mm256_sub_epi16(x.a, all16), _mm256_sub_epi16(x.b, all16)};
+}
+inline Words looked_up(Words places, const int8_t* table) {  // of 16 values; the low byte of a word is its place
+    const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    auto half = [&](__m256i x) { return _mm256_srai_epi16(_mm256_slli_epi16(_mm256_shuffle_epi8(values, x), 8), 8); };
+    return {half(places.a), half(places.b)};
+}
+inline void keep_words(int16_t* to, Words x) {
+    _mm256_storeu_si256((__m256i*)to, x.a), _mm256_storeu_si256((__m256i*)(to + 16), x.b);
 }
 using Pair = __m256i;
 inline Pair all_pairs(int32_t both) { return _mm256_set1_epi32(both); }

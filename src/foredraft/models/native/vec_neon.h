@@ -96,6 +96,19 @@ template <int BITS> inline Words down(Words a) {
     return each_word([&](int i) { return vreinterpretq_s16_u16(vshrq_n_u16(vreinterpretq_u16_s16(a.v[i]), BITS)); });
 }
 inline Words masked(Words a, int16_t mask) { return each_word([&](int i) { return vandq_s16(a.v[i], vdupq_n_s16(mask)); }); }
+template <int BITS> inline Words up(Words a) { return each_word([&](int i) { return vshlq_n_s16(a.v[i], BITS); }); }
+inline Words either(Words a, Words b) { return each_word([&](int i) { return vorrq_s16(a.v[i], b.v[i]); }); }
+inline Words less(Words a, int16_t by) { return each_word([&](int i) { return vsubq_s16(a.v[i], vdupq_n_s16(by)); }); }
+inline Words looked_up(Words places, const int8_t* table) {  // of 16 values; the low byte of a word is its place
+    const int8x16_t values = vld1q_s8(table);
+    return each_word([&](int i) {
+        const int16x8_t found = vreinterpretq_s16_s8(vqtbl1q_s8(values, vreinterpretq_u8_s16(places.v[i])));
+        return vshrq_n_s16(vshlq_n_s16(found, 8), 8);
+    });
+}
+inline void keep_words(int16_t* to, Words a) {
+    for (int i = 0; i < 4; i++) vst1q_s16(to + 8 * i, a.v[i]);
+}
 using Pair = int16x8_t;
 inline Pair all_pairs(int32_t both) { return vreinterpretq_s16_s32(vdupq_n_s32(both)); }
 inline Ints add_pairs(Ints sum, Words w, Pair x) {

@@ -200,7 +200,8 @@ class NativeExecutor(TorchExecutor):
         tail: native.Tail | None = None,
         skip: Skip = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        assert token.data or layers.start or not self._paired, "a head of pairs reads tokens beside its features"
+        given = token.data or token.weight
+        assert given or layers.start or not self._paired, "a head of pairs reads tokens beside its features"
         spans: Spans = placement.attend
         out = torch.empty((len(spans.position), self.hidden_size), dtype=torch.bfloat16)
         tapped = {tap: torch.empty_like(out) for tap in taps if layers.start <= tap <= layers.stop}

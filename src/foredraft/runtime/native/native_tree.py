@@ -52,7 +52,7 @@ class Levels:
     def _tell(self) -> None:
         """The addresses of all that does not move."""
         order, tail, embedding = self._order, self._tail, self.executor.decoder.embedding
-        order.token = native.Source(embedding.data_ptr(), self._token.ctypes.data, embedding.stride(0), len(embedding))
+        order.token = native.Source.at(embedding, self._token.ctypes.data)
         order.position, order.span = self._position.ctypes.data, ctypes.addressof(self._spans)
         order.taps, order.tail = ctypes.addressof(self._taps), ctypes.addressof(tail)
         order.spans, tail.rows, tail.features = self._batch, self._batch, self._features.data_ptr()

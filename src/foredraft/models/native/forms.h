@@ -1,0 +1,146 @@
+// Weights on a grid (formats.h), by k-block: scales as floats, a quarter of the codes (four pairs of k for every column) as
+// words of 16 bits, and one column written out. GROUPS: scales that a k-block has.
+#pragma once
+#include <type_traits>
+#include <utility>
+
+#include "formats.h"
+#include "vec.h"
+
+// f(0), f(1), .. f(N - 1), each known when compiling.
+template <int N, class F> inline void each(F f) {
+    [&]<int... i>(std::integer_sequence<int, i...>) { (f(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, N>());
+}
+// Down by BITS, up where these are negative.
+template <int BITS> inline Words moved(Words x) {
+    if constexpr (BITS > 0) return down<BITS>(x);
+    if constexpr (BITS < 0) return up<-BITS>(x);
+    return x;
+}
+// The bits of a line that belong to quarter Q, WIDTH each, brought to bit AT.
+template <int WIDTH, int AT, int Q, int M> inline Words field(const uint8_t* lines) {
+    constexpr int PER = 16 / WIDTH, PAIR = 4 * Q + M;  // pairs in a line
+    const Words line = load_words((const int16_t*)lines + PAIR / PER * 32);
+    return masked(moved<PAIR % PER * WIDTH - AT>(line), ((1 << WIDTH) - 1) << AT);
+}
+
+constexpr int LINE = 64;  // bytes
+template <int BITS> struct Codes {
+    static constexpr int BYTES = TILE * BITS / 8;
+    template <int Q, int M> static Words word(const uint8_t* codes) {
+        if constexpr (BITS == 2) return field<2, 0, Q, M>(codes);
+        if constexpr (BITS == 3) return either(field<2, 0, Q, M>(codes), field<1, 2, Q, M>(codes + 2 * LINE));
+        if constexpr (BITS == 4) return field<4, 0, Q, M>(codes);
+        if constexpr (BITS == 5) return either(field<4, 0, Q, M>(codes), field<1, 4, Q, M>(codes + 4 * LINE));
+        if constexpr (BITS == 6) return either(field<4, 0, Q, M>(codes), field<2, 4, Q, M>(codes + 4 * LINE));
+    }
+};
+
+constexpr int CURVE = -1;  // in the place of a center
+alignas(16) constexpr int8_t CURVE_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+template <int BITS_, int CENTER> struct Numbers {
+    static constexpr int CODES = Codes<BITS_>::BYTES, BITS = BITS_;
+    template <int Q> static void widen(const uint8_t* codes, Words (&w)[4]) {
+        each<4>([&](auto m) {
+            w[m] = Codes<BITS>::template word<Q, m>(codes);
+            if constexpr (CENTER == CURVE) w[m] = looked_up(w[m], CURVE_VALUES);
+            if constexpr (CENTER > 0) w[m] = less(w[m], CENTER);
+        });
+    }
+};
+template <int BITS, int CENTER, bool LEAST> struct Flat : Numbers<BITS, CENTER> {
+    static constexpr int GROUPS = 1, KINDS = LEAST ? 2 : 1;
+    static constexpr bool HAS_LEAST = LEAST;
+    static long scale_bytes(int blocks) { return blocks * 32L * KINDS; }
+    static Floats step(const uint8_t* scales, int k, int) { return halves(scales + k * 32 * KINDS); }
+    static Floats least(const uint8_t* scales, int k, int) { return halves(scales + k * 32 * KINDS + 32); }
+};
+// Two halves of bytes as floats.
+struct Twins {
+    Floats low, high;
+    explicit Twins(Floats byte) : high(round(sub(mul(byte, all(0.0625f)), all(0.46875f)))) { low = fnma(high, all(16.0f), byte); }
+};
+enum Fine { PLAIN, SIGNED, MINIMA, TWINS };  // bytes of a group: s; s with a sign; s and m; s and m in one
+template <int BITS, int CENTER, int GROUPS_, Fine FINE> struct Super : Numbers<BITS, CENTER> {
+    static constexpr int GROUPS = GROUPS_, FIELDS = FINE == MINIMA ? 2 : 1;
+    static constexpr bool HAS_LEAST = FINE == MINIMA || FINE == TWINS;
+    static constexpr int HEAD = HAS_LEAST ? 64 : 32, SIZE = HEAD + 8 * GROUPS * FIELDS * 16;
+    static long scale_bytes(int blocks) { return blocks / 8 * long(SIZE); }
+    static const uint8_t* group_at(const uint8_t* super, int k, int group) { return super + HEAD + (k % 8 * GROUPS + group) * FIELDS * 16; }
+    static Floats step(const uint8_t* scales, int k, int group) {
+        const uint8_t *super = scales + k / 8 * SIZE, *at = group_at(super, k, group);
+        return mul(halves(super), FINE == SIGNED ? signed_bytes(at) : FINE == TWINS ? Twins(bytes(at)).low : bytes(at));
+    }
+    static Floats least(const uint8_t* scales, int k, int group) {
+        const uint8_t *super = scales + k / 8 * SIZE, *at = group_at(super, k, group);
+        return sub(all(0.0f), mul(halves(super + 32), FINE == TWINS ? Twins(bytes(at)).high : bytes(at + 16)));
+    }
+};
+struct Grid8 {
+    static constexpr int CODES = TILE, GROUPS = 1, BITS = 8;
+    static constexpr bool HAS_LEAST = false;
+    static long scale_bytes(int blocks) { return blocks * 64L; }
+    static Floats step(const uint8_t* scales, int k, int) { return load((const float*)(scales + k * 64)); }
+    static Floats least(const uint8_t*, int, int) { return all(0.0f); }
+    template <int Q> static void widen(const uint8_t* codes, Words (&w)[4]) {
+        for (int m = 0; m < 4; m++) w[m] = words_of_bytes(codes + (4 * Q + m) * 32);
+    }
+};
+
+// f(form) for the form of a format that words.h multiplies; nothing for others.
+template <class F> inline void by_form(int format, F f) {
+    switch (format) {
+    case GRID8: return f(Grid8());
+    case NIBBLES: return f(Flat<4, 0, true>());
+    case CENTERED4: return f(Flat<4, 8, false>());
+    case CENTERED5: return f(Flat<5, 16, false>());
+    case FLAT5: return f(Flat<5, 0, true>());
+    case CURVED4: return f(Flat<4, CURVE, false>());
+    case SUPER2: return f(Super<2, 0, 2, TWINS>());
+    case SUPER3: return f(Super<3, 4, 2, SIGNED>());
+    case SUPER4: return f(Super<4, 0, 1, MINIMA>());
+    case SUPER5: return f(Super<5, 0, 1, MINIMA>());
+    case SUPER6: return f(Super<6, 32, 2, SIGNED>());
+    case CURVED4_SUPER: return f(Super<4, CURVE, 1, SIGNED>());
+    }
+}
+
+// Column c of the 16 columns whose codes and scales these are, in bf16.
+template <class Form> void write_column(const uint8_t* codes, const uint8_t* scales, int c, int blocks, bf16* to) {
+    alignas(64) float step[2][16], least[2][16], out[16];
+    alignas(64) int16_t word[4][32];
+    for (int k = 0; k < blocks; k++, codes += Form::CODES)
+        each<4>([&](auto q) {
+            constexpr int GROUP = Form::GROUPS == 1 ? 0 : q / 2;
+            Words w[4];
+            Form::template widen<q>(codes, w);
+            for (int m = 0; m < 4; m++) keep_words(word[m], w[m]);
+            store(step[GROUP], Form::step(scales, k, GROUP)), store(least[GROUP], Form::least(scales, k, GROUP));
+            for (int i = 0; i < 8; i++) out[q % 2 * 8 + i] = step[GROUP][c] * word[i / 2][2 * c + i % 2] + (Form::HAS_LEAST ? least[GROUP][c] : 0.0f);
+            if (q % 2) narrow16(to + k * DEPTH + q / 2 * 16, load(out));
+        });
+}
+// Two codes a byte, as bf16 tiles want them: GRID4 of formats.h.
+inline void write_column_of_grid4(const uint8_t* codes, const uint8_t* scales, int c, int blocks, bf16* to) {
+    alignas(64) float step[16], least[16], out[DEPTH];
+    for (int k = 0; k < blocks; k++, codes += TILE / 2, scales += 64, to += DEPTH) {
+        store(step, halves(scales)), store(least, halves(scales + 32));
+        for (int i = 0; i < DEPTH; i++) {
+            const int lane = 2 * c + i % 2;
+            out[i] = step[c] * (codes[i / 2 * 16 + lane % 16] >> lane / 16 * 4 & 15) + least[c];
+        }
+        narrow16(to, load(out)), narrow16(to + 16, load(out + 16));
+    }
+}
+// Row `column` of a weight [columns, depth]: what a token's embedding is where the table is quantised.
+inline void write_row(const Weight& w, long column, bf16* to) {
+    const int blocks = w.depth / DEPTH;
+    const long block = column / COLUMNS;
+    const int c = column % COLUMNS;
+    if (w.format == GRID4) write_column_of_grid4(w.codes + block * blocks * (TILE / 2), w.scales + block * blocks * 64, c, blocks, to);
+    by_form(w.format, [&](auto form) {
+        using Form = decltype(form);
+        write_column<Form>(w.codes + block * blocks * Form::CODES, w.scales + block * Form::scale_bytes(blocks), c, blocks, to);
+    });
+}
