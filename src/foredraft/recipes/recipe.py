@@ -40,7 +40,17 @@ from .profiles.calibration_texts import calibration_prompts
 from .profiles.drafter_profiles import drafter_mark, stored_ranks
 from .shape_table import SHAPES, deepest
 from .stop_table import STOPS
-from .trained import Ready, best_kind, decision_model, trained, weights_of, with_accept_head, with_length_head
+from .trained import (
+    Ready,
+    Trained,
+    best_kind,
+    decision_model,
+    learnable,
+    trained,
+    weights_of,
+    with_accept_head,
+    with_length_head,
+)
 
 LENGTH_RULES = PartTable("length rule", LENGTHS)
 PACED = 12  # longest draft where a length rule decides and no draft length is given
@@ -161,6 +171,10 @@ class PartsFactory:
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         """A trained head for the target: the one in the folder `named`, or one that comes with the package."""
         return trained(kind, self.target, named, words, self.draft_place if self.elsewhere() else None)
+
+    def learnable(self, kind: str, named: str | None, words: int | None = None) -> tuple[Trained, dict[str, Tensor]]:
+        """The same head with its weights in float32, for methods that change them."""
+        return learnable(kind, self.target, named, words, self.draft_place if self.elsewhere() else None)
 
     def grouped(self, executor: Executor, size: int) -> Executor:
         """A draft model whose layers run in groups of this size while it drafts."""

@@ -27,6 +27,7 @@ from .cost_profiles import costs_of
 from .methods.batch_sharing import TETRIS
 from .methods.cascades import CASCADE
 from .methods.judged import JUDGE
+from .methods.online import ONLINE
 from .methods.other_tokenizers import foreign_model
 from .methods.target_init import TARGET_INIT
 from .methods.trained_heads import CHAIN_OF_5, DRAFT_AND_VERIFY, TRAINED, TREE_OF_6
@@ -267,6 +268,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         DRAFT_AND_VERIFY,
         *TRAINED,
+        ONLINE,
         *BESIDE,
     )
 }

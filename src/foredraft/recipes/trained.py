@@ -40,14 +40,18 @@ from ..models.heads import (
     SdsatHead,
     SortedDraft,
     by_frequency,
+    fill,
     load_head,
     read_spec,
+    settle,
     weights_digest,
 )
 from ..models.heads.artefact import CONFIG
 from ..models.heads.decision import PROBABILITIES
+from ..models.heads.delta import whole_weights
 from ..models.heads.layer_skip import KIND as LAYER_SKIP
 from ..models.heads.layer_skip import skip_spec, usual_skips
+from ..models.heads.loader import BUILDERS
 from ..models.heads.published import is_head, published_kind
 from ..models.layers.linear import TiledLinear
 from ..models.load.names import TUNED, VISUAL, shipped_folder, tuned_folder
@@ -106,6 +110,13 @@ class Trained:
             return LayerSkipDrafter(self.target, shape, self.head.skip, name)
         executor = executor_for(cast(Decoder, self.head), slots, length, shape.reads)
         return ModelDrafter(executor, shape, self.target.vocab_size, name, self.vocabulary)
+
+    def rebuilt(self, weights: dict[str, torch.Tensor]) -> nn.Module:
+        """The same head with other weights, in float32: quick products are made of them again."""
+        head = BUILDERS[self.spec.kind](self.lender, self.spec, self.vocabulary.ids)
+        fill(head, weights, self.spec.kind)
+        settle(head, self.lender.dtype)
+        return head.eval()
 
     def _draft_vocab(self, shape: Shape) -> DraftVocab | None:
         """A draft vocabulary that follows the texts, for CHOSEN drafts on the native kernels; else None."""
@@ -198,6 +209,17 @@ def trained(
         lender = lent_to(lender, place.torch_device(), DTYPES[place.dtype_name()])
     head, spec = load_head(find_head(kind, target, named), kind, lender, identity(target), words)
     return attach(head, spec, target, words, lender)
+
+
+def learnable(
+    kind: str, target: Loaded, named: str | None, words: int | None = None, place: Place | None = None
+) -> tuple[Trained, dict[str, torch.Tensor]]:
+    """A head together with its weights in float32, which go on learning."""
+    ready, folder = trained(kind, target, named, words, place), find_head(kind, target, named)
+    if published_kind(folder) is not None:
+        raise UsageError(f"{folder} was published in another form; online goes on with heads of `foredraft train`")
+    weights = whole_weights(folder, ready.spec)
+    return ready, {name: value.to(ready.lender.device) for name, value in weights.items() if name != "ids"}
 
 
 def attach(

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,13 +29,13 @@ from ...draft.store.stores import EVERYBODY
 from ...engine import Engine, Method, Request
 from ...errors import ForedraftError
 from ...models import Decoder
-from ...models.heads import BUILDERS, HeadSpec
+from ...models.heads import BUILDERS, HeadSpec, own_parameters
 from ...models.visual.codebook_rules import Codes
 from ...recipes import Options, find_recipe
 from ...recipes.loading import Loaded, Place
 from ...recipes.recipe import PartsFactory, Recipe
 from ...recipes.shape_table import SHAPES
-from ...recipes.trained import Ready, attach
+from ...recipes.trained import Ready, Trained, attach
 from ...runtime import Executor, TorchExecutor
 from ...types import Kind, SamplingParams, Sequence, Topology
 from ..mutation import exact_finding
@@ -146,6 +146,11 @@ class _TableFactory(PartsFactory):
 
     def head(self, kind: str, named: str | None, words: int | None = None) -> Ready:
         return attach(*self._tiny(kind), self.target)
+
+    def learnable(self, kind: str, named: str | None, words: int | None = None) -> tuple[Trained, dict[str, Tensor]]:
+        head, spec = self._tiny(kind)
+        weights = {name: value.detach().clone() for name, value in own_parameters(cast(Any, head)).items()}
+        return attach(head, spec, self.target), weights
 
     def _tiny(self, kind: str) -> tuple[nn.Module, HeadSpec]:
         decoder = self.target.executor.decoder

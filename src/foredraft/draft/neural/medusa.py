@@ -33,25 +33,39 @@ class MedusaDrafter(Drafter):
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         for sequence, states in zip(sequences, hidden, strict=True):
             if len(states[self.head.taps[0]]):
-                self._state[sequence.id] = self.head.feature([self._here(states[tap][-1]) for tap in self.head.taps])
+                self._state[sequence.id] = self.kept([self._here(states[tap][-1]) for tap in self.head.taps])
+
+    def kept(self, states: list[Tensor]) -> Tensor:
+        """What is remembered of the target's states by tap, [.., d] each."""
+        return self.head.feature(states)
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        if not all(s.id in self._state for s in sequences):  # a prompt of one token has no state yet
+        state = self.states_of(sequences)
+        if state is None:
             return empty_drafts(len(sequences), self.vocabulary.ids.device)
-        state = torch.stack([self._state[s.id] for s in sequences])
+        return self.grow(self.head, sequences, state, rng)
+
+    def states_of(self, sequences: Seq[Sequence]) -> Tensor | None:
+        """What was kept for each sequence; None = a prompt of one token has no state yet."""
+        if not all(s.id in self._state for s in sequences):
+            return None
+        return torch.stack([self._state[s.id] for s in sequences])
+
+    def grow(self, head: RecurrentHead, sequences: Seq[Sequence], state: Tensor, rng: Rng) -> DraftBatch:
+        """Drafts of a head that starts from these features."""
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=state.device)
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
         ids = tuple(s.id for s in sequences)
-        stepper = MedusaStepper(self.head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
+        stepper = MedusaStepper(head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(state.device))
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         rows, counts = accepted_rows(round)
         last = rows[torch.tensor(counts, device=rows.device).cumsum(0) - 1]
-        newest = self.head.feature([self._here(round.out.hidden[tap][last]) for tap in self.head.taps])
+        newest = self.kept([self._here(round.out.hidden[tap][last]) for tap in self.head.taps])
         self._state |= {s.id: state for s, state in zip(round.sequences, newest, strict=True)}
 
     def _here(self, states: Tensor) -> Tensor:
