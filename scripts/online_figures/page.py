@@ -20,7 +20,7 @@ def write(folder: Path, record: dict[str, Any]) -> None:
         "",
         f"`{record['method']}` against the same head frozen, greedy, {record['requests']} requests a topic of up to "
         f"{record['tokens']} tokens, {record['executor']}, {record['threads']} threads. Acceptance is the share of "
-        "drafted tokens that were accepted among those that were tested (all before them in their chain had been accepted). "
+        "drafted tokens that were accepted among those that were tested: all before them in their chain had been. "
         f"Answers that differ between the two: {record['different']}. Made by `scripts/measure-online`.",
         "",
         "![Acceptance over time](online.png)",

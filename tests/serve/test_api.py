@@ -184,7 +184,7 @@ def test_usage_tells_speculation(server: Running) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     off = server.post("chat/completions", **body, speculation={"off": True}).json()["usage"]["speculation"]
     plain = {"method": "plain", "rule": "sample-and-match"}
-    assert off == plain | {"drafted": 0, "accepted": 0, "judged": 0, "steps": 30}
+    assert off == plain | {"drafted": 0, "accepted": 0, "judged": 0, "steps": 30, "forced": 0}
     _, documents = streamed(server, "chat/completions", **body, stream_options={"include_usage": True})
     assert documents[-1]["choices"] == []
     assert documents[-1]["usage"]["completion_tokens"] == 30

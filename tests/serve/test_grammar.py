@@ -18,7 +18,7 @@ from foredraft.core.distributions.masks import RowMasks, pack_bits
 from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.core.verify import RULES, default_rule
 from foredraft.engine import Engine, Method
-from foredraft.serve.api.json_grammar import ANY_OBJECT, JsonGrammars
+from foredraft.serve.grammars.json_grammar import ANY_OBJECT, JsonGrammars
 from tests.engine.runs import finish, one, request
 from tests.engine.test_joint_distribution import DRAFTERS, TARGET, TOKENS, pairs
 from tests.kit.executor import TableExecutor

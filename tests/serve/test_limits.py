@@ -358,9 +358,8 @@ def test_the_end_is_seen_even_if_ending_raises(tiny: Path) -> None:
     "field",
     [
         {"grammar": "root ::= 'a'"},
-        {"guided_regex": "a+"},
-        {"guided_choice": ["a", "b"]},
-        {"structured_outputs": {"regex": "a+"}},
+        {"structural_tag": {"a": "b"}},
+        {"structured_outputs": {"structural_tag": "a"}},
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"allowed_token_ids": [1]},

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from foredraft import LLM, SamplingParams
-from foredraft.serve.api.json_grammar import JsonGrammars
+from foredraft.serve.grammars.json_grammar import JsonGrammars
 
 from .process import Process, serve
 

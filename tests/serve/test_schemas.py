@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from foredraft.errors import UsageError
-from foredraft.serve.api import schema_compiler, schema_probe
 from foredraft.serve.api.api_errors import ApiError
-from foredraft.serve.api.schema_probe import SchemaProbe
+from foredraft.serve.grammars import schema_compiler, schema_probe
+from foredraft.serve.grammars.schema_probe import SchemaProbe
 
 
 class Known(SchemaProbe):

@@ -18,13 +18,17 @@ from starlette.responses import Response
 
 from .api.api_errors import install_handlers
 from .api.call import answer
+from .api.responses_body import ResponsesBody
 from .api.schema import Body, ChatBody, CompletionBody
 from .api.suggestions import SuggestionBody, suggest_for
+from .api.token_calls import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from .engine_thread import State
 from .page import page
 from .service import Service
+from .upkeep.request_ids import RequestIds
 
 Document = dict[str, Any]
+BODIES = (ChatBody, CompletionBody, ResponsesBody, SuggestionBody, TokenizeBody, DetokenizeBody)
 JOIN_SECONDS = 2.0  # for the engine's last step
 _REF = "#/components/schemas/{model}"
 _FAILURES = {
@@ -55,7 +59,9 @@ def create_app(service: Service) -> FastAPI:
     install_handlers(app, lambda status: service.metrics.refusals.labels(str(status)).inc())
     if service.settings.hosts:  # a page whose name was rebound to this address must not be believed
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(service.settings.hosts), www_redirect=False)
+    app.add_middleware(RequestIds)
     app.include_router(api(service))
+    app.include_router(tokens(service))
     app.include_router(operations(service))
     app.include_router(page(service))
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
@@ -79,6 +85,10 @@ def api(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         return await answer(service, request, CompletionBody)
 
+    @router.post("/responses", openapi_extra=_body(ResponsesBody))
+    async def responses(request: Request) -> Response:
+        return await answer(service, request, ResponsesBody)
+
     @router.post("/suggestions", openapi_extra=_body(SuggestionBody))
     async def suggestions(request: Request) -> Document:
         return await suggest_for(service, request)
@@ -94,6 +104,25 @@ def api(service: Service) -> APIRouter:
 
     def card() -> Document:
         return {"id": service.settings.model_name, "object": "model", "created": born, "owned_by": "foredraft"}
+
+    return router
+
+
+def tokens(service: Service) -> APIRouter:
+    """Text to ids and back, at the paths that vLLM has for them; needs a key where keys are set."""
+
+    def check_key(request: Request) -> None:
+        request.state.client = service.keys.check(request.headers.get("authorization"))
+
+    router = APIRouter(dependencies=[Depends(check_key)], responses=_failures())
+
+    @router.post("/tokenize", openapi_extra=_body(TokenizeBody))
+    async def to_ids(request: Request) -> Document:
+        return await tokenize(service, request)
+
+    @router.post("/detokenize", openapi_extra=_body(DetokenizeBody))
+    async def to_text(request: Request) -> Document:
+        return await detokenize(service, request)
 
     return router
 
@@ -120,7 +149,7 @@ def openapi(app: FastAPI) -> Document:
     """FastAPI's document with the bodies that we read ourselves, so that size and types are ours to refuse."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        kinds = [(each, "validation") for each in (ChatBody, CompletionBody, SuggestionBody)]
+        kinds = [(each, "validation") for each in BODIES]
         _, definitions = models_json_schema(kinds, ref_template=_REF)  # type: ignore[arg-type]
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         app.openapi_schema = document

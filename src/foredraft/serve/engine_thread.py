@@ -78,6 +78,7 @@ class Worker:
         self.finished = self.cut = 0  # answers that draining has completed, and given up
         self.on_change: Callable[[State], None] = lambda state: None
         self.on_warm_up: Callable[[], None] = lambda: None
+        self.on_methods: Callable[[ServedMethods], None] = lambda methods: None
         self._load, self._settings, self._metrics, self._admission = load, settings, metrics, admission
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._active: dict[int, ActiveRequest] = {}
@@ -169,6 +170,7 @@ class Worker:
         self.engine.share(self._sharing())
         allowed, lossy = self._settings.allow_methods, self._settings.allow_lossy
         self.methods = ServedMethods(self.llm, allowed, lossy, self._on_loss)
+        self.on_methods(self.methods)
         if self._settings.warm_up:
             warm_up(self.llm, self.methods)
             self.engine.share(self._sharing())  # what passes cost that compile something says nothing of later ones

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cached_property
+from importlib.metadata import version
 
 from ..engine import Request
 from ..engine.validation import check_request
 from ..recipes import LLM
 from .admission import Admission, BodyBudget
 from .api.api_errors import ApiError, bad_request
-from .api.json_grammar import JsonGrammars
-from .api.schema_probe import SchemaProbe
 from .engine_thread import State, Worker
+from .grammars.json_grammar import JsonGrammars
+from .grammars.schema_probe import SchemaProbe
 from .job import Job
 from .keys import KeyRing
 from .metrics import Metrics
 from .settings import Limits, Settings
+from .upkeep.learning_thread import LearningThread
 
 __all__ = ["Limits", "Service", "Settings"]
 
@@ -31,6 +34,8 @@ class Service:
         self.bodies = BodyBudget(settings.limits, len(settings.weights))
         self.worker = Worker(load, settings, self.metrics, self.admission)
         self.worker.on_warm_up = lambda: self.grammars.warm_up()
+        self.learning = LearningThread(lambda: bool(self.worker.engine.scheduler.running), self.metrics)
+        self.worker.on_methods = lambda methods: self.learning.teach(methods.online)
 
     @property
     def state(self) -> State:
@@ -85,7 +90,15 @@ class Service:
         probe = SchemaProbe(limits.schema_seconds, limits.schema_megabytes)
         return JsonGrammars(llm.tokenizer, llm.engine.executor.vocab_size, llm.target.eos_ids, probe)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """What a seed's text depends on: model, precision, executor, version."""
+        target = self.worker.llm.target
+        parts = (target.name, target.dtype, target.executor.name, version("foredraft"))
+        return "fp_" + hashlib.sha256("/".join(parts).encode()).hexdigest()[:12]
+
     def close(self) -> None:
         """End what was started beside the engine."""
+        self.learning.close()
         if "grammars" in self.__dict__:
             self.grammars.close()

@@ -2,7 +2,7 @@
 
 from .distributions import Distribution, Distributions
 from .drafts import Budget, DraftBatch, DraftTree, Kind, Topology
-from .grammar import Constraint, Grammar
+from .grammar import Constraint, ForcingConstraint, Grammar
 from .params import SamplingParams
 from .results import Completion, Event, Stats
 from .sequence import Sequence
@@ -18,6 +18,7 @@ __all__ = [
     "DraftBatch",
     "DraftTree",
     "Event",
+    "ForcingConstraint",
     "Grammar",
     "Kind",
     "Reason",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,6 +16,15 @@ class Constraint(Protocol):
         bits: [N + 1, ceil(V / 32)] int32 on the host, all ones at first; token t is bit t % 32 of word t // 32. Rows
         below a node that is itself forbidden, or that ends the text, are never asked and may stay as they are.
         """
+
+
+@runtime_checkable
+class ForcingConstraint(Constraint, Protocol):
+    """A constraint that knows which text it leaves no choice about."""
+
+    def forced(self, output: list[int]) -> list[int]:
+        """The tokens that must follow the output, as their text is usually cut into tokens; none where there is a
+        choice. Called with growing outputs, on a constraint that nobody asks to `fill`."""
 
 
 class Grammar(Protocol):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .drafts import NO_BUDGET, Budget
 from .params import SamplingParams
+
+
+@dataclass(slots=True)
+class Given:
+    """Drafted tokens that came with the request itself: counted apart from what drafters guess."""
+
+    forced: int = 0  # accepted ones that its grammar left hardly a choice about
+    predicted: int = 0  # accepted ones of the text that its sender expects
+    mispredicted: int = 0  # drafted ones of that text that were not accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +30,8 @@ class Sequence:
     round: int = 0  # verification rounds so far: part of the key of the rng
     budget: Budget = NO_BUDGET  # what it may draft this round, set by the scheduler
     namespace: str | None = ""  # requests of one namespace may use each other's texts and K/V; None = nobody may
+    expected: tuple[int, ...] = ()  # the output that the sender expects, as a source of drafts
+    given: Given = field(default_factory=Given)
 
     @property
     def output(self) -> list[int]:

@@ -93,10 +93,10 @@ class OnlineHead:
         learnt = self._copy.weights()
         found = {"serving": self._copy.accepts(self._serving, held_out)}  # named first: it wins a tie
         for name, weights in (("first", self._first), ("learnt", learnt)):
-            pause()
-            same = weights is self._serving
-            found[name] = found["serving"] if same else self._copy.accepts(weights, held_out)
-        self.progress.first, self.progress.serving = found["first"], found["serving"]
+            if weights is not self._serving:
+                pause()
+                found[name] = self._copy.accepts(weights, held_out)
+        self.progress.serving, self.progress.first = found["serving"], found.get("first", found["serving"])
         best = max(found, key=lambda name: found[name] - (0.0 if name == "serving" else self._margin))
         if math.isnan(found["serving"]):  # nothing to judge by
             best = "serving"
@@ -104,7 +104,7 @@ class OnlineHead:
         if best == "first" or self._vain >= PATIENCE:
             self._copy.load(self._first if best == "first" else self._serving)
             self.progress.reverts, self._vain = self.progress.reverts + 1, 0
-        if found[best] <= found["serving"] or best == "serving":
+        if best == "serving":
             return False
         self.progress.swaps += best == "learnt"
         self.progress.serving = found[best]

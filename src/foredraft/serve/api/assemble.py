@@ -10,6 +10,7 @@ from ...engine import Request
 from ...models import Tokenizer
 from ...recipes.stop_strings import StreamedText
 from ...types import Event, Reason, Stats
+from .tools import CallDelta, CallParser
 from .trace_json import Tracer, token_text
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -33,20 +34,28 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)  # traces, if asked for
+    calls: list[CallDelta] = field(default_factory=list)  # what was added to tool calls
     finish_reason: str | None = None
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.text or self.finish_reason or self.scores or self.steps or self.calls)
 
     def add(self, other: Piece) -> None:
         self.text += other.text
         self.token_ids += other.token_ids
         self.scores += other.scores
         self.steps += other.steps
+        self.calls += other.calls
         self.finish_reason = other.finish_reason
 
 
 class ChoiceAssembler:
     """One choice of an answer."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, calls: bool = False) -> None:
+        """`calls`: whether it may call tools."""
+        self._calls, self._called = CallParser() if calls else None, False
         self.index, self._request, self._tokenizer = index, request, tokenizer
         self._text = StreamedText(tokenizer, request.sequence.params.stop)
         self._before = request.sequence.tokens[request.sequence.prompt_length - 1]
@@ -55,7 +64,13 @@ class ChoiceAssembler:
     def push(self, event: Event) -> Piece:
         text = self._text.push(event.token_ids, event.finish_reason is not None)
         scores, steps = list(self._scores(event)), self._tracer.push(event)
-        return Piece(self.index, text, list(event.token_ids), scores, steps, event.finish_reason)
+        piece = Piece(self.index, text, list(event.token_ids), scores, steps, [], event.finish_reason)
+        if self._calls is not None:
+            piece.text, piece.calls = self._calls.push(text, event.finish_reason is not None)
+            self._called = self._called or bool(piece.calls)
+            if self._called and event.finish_reason == "stop":
+                piece.finish_reason = "tool_calls"
+        return piece
 
     def _scores(self, event: Event) -> Iterator[TokenScore]:
         top = self._request.sequence.params.logprobs
@@ -84,9 +99,19 @@ def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, An
         speculation |= {"drafted": total.drafted, "accepted": total.accepted, "judged": judged, "steps": total.steps}
         if method.rule.second_chance is not None and method.rule.second_chance.abstains:
             speculation["abstained"] = abstained
+    given = [request.sequence.given for request in requests]
+    if counters:
+        speculation["forced"] = sum(each.forced for each in given)
     return {
         "prompt_tokens": read,
         "completion_tokens": total.emitted,
         "total_tokens": read + total.emitted,
+        "prompt_tokens_details": {"cached_tokens": total.reused if counters else 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(each.predicted for each in given),
+            "rejected_prediction_tokens": sum(each.mispredicted for each in given),
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+        },
         "speculation": speculation,
     }

@@ -12,21 +12,27 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from ...engine import Request
+from ...models import Tokenizer
+from ..grammars.structure import wanted_schema
 from ..service import Service
 from .api_errors import ApiError, bad_request
 from .assemble import ChoiceAssembler, Piece, usage
 from .body import CLOSE, check_type, parse, read_body
-from .parse import build_requests, count_answers, echoes, wanted_schema
+from .parse import build_requests, count_answers, echoes
 from .responses import ChatResponse, CompletionResponse
+from .responses_api import ResponsesResponse
+from .responses_body import ResponsesBody, ResponsesChat
 from .schema import ChatBody, CompletionBody
 from .sse import LAST_EVENT, ClientGoneError, EventStream, event, unless_gone
+from .tools import wanted_tools
 
 AnyBody = ChatBody | CompletionBody
+Asked = type[ChatBody] | type[CompletionBody] | type[ResponsesBody]
 DELIVERY = 30.0  # seconds beyond a job's own time in which a reader may fetch what is ready
 CLIENT_CLOSED = 499  # for the log alone
 
 
-async def answer(service: Service, http: HttpRequest, kind: type[ChatBody] | type[CompletionBody]) -> Response:
+async def answer(service: Service, http: HttpRequest, kind: Asked) -> Response:
     """Read, check, queue, and reply whole or in a stream."""
     arrived, client = time.monotonic(), http.state.client
     body = await receive(service, http, kind)
@@ -51,7 +57,7 @@ async def answer(service: Service, http: HttpRequest, kind: type[ChatBody] | typ
         call.close()
 
 
-async def receive(service: Service, http: HttpRequest, kind: type[ChatBody] | type[CompletionBody]) -> AnyBody:
+async def receive(service: Service, http: HttpRequest, kind: Asked) -> AnyBody:
     """The checked body of a call that could be admitted; nothing costly is done before that is known."""
     service.ready()
     check_type(http)
@@ -61,7 +67,8 @@ async def receive(service: Service, http: HttpRequest, kind: type[ChatBody] | ty
         error.headers |= CLOSE  # its body is not read
         raise
     data = await read_body(http, service.limits, service.bodies)
-    body: AnyBody = await run_in_threadpool(parse, kind, data, service.limits.body_bytes)
+    parsed = await run_in_threadpool(parse, kind, data, service.limits.body_bytes)
+    body: AnyBody = parsed.as_chat() if isinstance(parsed, ResponsesBody) else parsed
     service.check_model(body.model)
     check_sense(body)
     service.admission.check(count_answers(body), http.state.client)
@@ -75,6 +82,9 @@ def check_sense(body: AnyBody) -> None:
     if isinstance(body, ChatBody):
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        if body.continue_final_message and (body.add_generation_prompt or body.messages[-1].role != "assistant"):
+            message = "an assistant's last message can be continued, without add_generation_prompt"
+            raise bad_request(message, "continue_final_message")
         return
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("this server does not rank answers; leave best_of out", "best_of")
@@ -88,10 +98,9 @@ class Call:
     def __init__(self, service: Service, body: AnyBody, requests: list[Request], client: str, arrived: float) -> None:
         self._service, self._body, self._requests = service, body, requests
         tokenizer = service.ready().tokenizer
-        self._response = (
-            ChatResponse(body) if isinstance(body, ChatBody) else CompletionResponse(body, echoes(body, tokenizer))
-        )
-        self._assemblers = [ChoiceAssembler(index, request, tokenizer) for index, request in enumerate(requests)]
+        self._response = response_to(body, tokenizer, service.fingerprint)
+        calls = isinstance(body, ChatBody) and bool(wanted_tools(body))
+        self._assemblers = [ChoiceAssembler(i, request, tokenizer, calls) for i, request in enumerate(requests)]
         self.job = service.admit(requests, client, arrived)
 
     def close(self) -> None:
@@ -104,6 +113,10 @@ class Call:
         return self._response.whole(answers, self._usage())
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
+        if isinstance(self._response, ResponsesResponse):
+            async for part in self._response.stream(self._pieces(), self._usage):
+                yield part
+            return
         wants_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
         extra = {"usage": None} if wants_usage else {}
         opened: set[int] = set()
@@ -113,7 +126,7 @@ class Call:
                 opening = self._response.opening(piece.index)
                 if opening is not None:
                     yield event(opening | extra)
-            if piece.text or piece.finish_reason or piece.scores or piece.steps or self._body.return_token_ids:
+            if piece.says_something or self._body.return_token_ids:
                 yield event(self._response.chunk(piece) | extra)
         if wants_usage:
             yield event(self._response.closing(self._usage()))
@@ -128,6 +141,17 @@ class Call:
     def _usage(self) -> dict[str, Any]:
         prompts = len(self._requests) // (self._body.n or 1)
         return usage(self._requests, prompts, self._service.settings.traces)
+
+
+def response_to(
+    body: AnyBody, tokenizer: Tokenizer, fingerprint: str
+) -> ChatResponse | CompletionResponse | ResponsesResponse:
+    """The form in which a body is answered."""
+    if isinstance(body, ResponsesChat):
+        return ResponsesResponse(body)
+    if isinstance(body, ChatBody):
+        return ChatResponse(body, fingerprint)
+    return CompletionResponse(body, echoes(body, tokenizer), fingerprint)
 
 
 def failure(request: Request, reason: str | None, seconds: float) -> ApiError:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 from ...engine import Request
 from ...models import Tokenizer
 from ...types import Grammar, SamplingParams
+from ..grammars.min_tokens import MinTokens
+from ..grammars.structure import wanted_schema
 from ..service import Service
 from .api_errors import ApiError, bad_request
-from .json_grammar import ANY_OBJECT
-from .min_tokens import MinTokens
-from .schema import ChatBody, CompletionBody, Generation
+from .schema import ChatBody, CompletionBody, Generation, text_of
+from .tools import wanted_tools, with_tools
 
 LEAST_MASS = 1e-9  # top_p = 0 means the top token alone
 CHARACTERS = 8  # of a token, at most, in a text that is worth reading whole before its tokens are counted
@@ -27,11 +27,12 @@ def build_requests(service: Service, body: ChatBody | CompletionBody, client: st
     params = sampling(service, body)
     check_trace(service, body)
     method = service.worker.methods.choose(body.speculation, params.grammar is not None)
-    requests = []
+    requests, likely = [], expected(service, body)
     for ids in prompts:
         for choice in range(body.n or 1):
             request = llm.request(ids, replace(params, seed=seed_of(params.seed, choice)), method)
             request.trace = body.speculation is not None and bool(body.speculation.trace)
+            request.sequence.expected = likely
             request.sequence.namespace = service.settings.namespace(client, body.cache_salt)
             service.check_request(request)
             requests.append(request)
@@ -46,12 +47,24 @@ def check_trace(service: Service, body: Generation) -> None:
 
 def chat_ids(service: Service, body: ChatBody) -> list[int]:
     """The conversation through the model's template; a failing template is the messages' fault, as far as we know."""
-    messages = [message.plain() for message in body.messages]
+    tokenizer = service.worker.llm.tokenizer
+    messages, variables = with_tools(body.messages, wanted_tools(body), tokenizer.chat_template or "")
+    going_on = bool(body.continue_final_message)
     try:
-        text = service.worker.llm.tokenizer.chat(messages)
+        text = tokenizer.chat(messages, not going_on, **variables)
     except Exception as error:
         raise bad_request(f"the conversation cannot be rendered: {error}", "messages") from None
+    if going_on:
+        text = unfinished(text, str(messages[-1]["content"]))
     return encode(service, text, add_special=False)  # the template writes them itself
+
+
+def unfinished(text: str, last: str) -> str:
+    """A conversation without what its template writes after the last message, which is to be continued."""
+    end = text.rfind(last.strip())
+    if not last.strip() or end < 0:
+        raise bad_request("the last message holds nothing to continue", "continue_final_message")
+    return text[: end + len(last.strip())] + last[len(last.rstrip()) :]
 
 
 def completion_ids(service: Service, body: CompletionBody) -> list[list[int]]:
@@ -112,7 +125,7 @@ def sampling(service: Service, body: ChatBody | CompletionBody) -> SamplingParam
     )
 
 
-def grammar(service: Service, body: Generation) -> Grammar | None:
+def grammar(service: Service, body: ChatBody | CompletionBody) -> Grammar | None:
     schema = wanted_schema(body)
     if not body.min_tokens:
         return None if schema is None else service.grammars.of(schema)
@@ -123,22 +136,12 @@ def grammar(service: Service, body: Generation) -> Grammar | None:
     return MinTokens(body.min_tokens, ends) if ends else None
 
 
-def wanted_schema(body: Generation) -> dict[str, Any] | None:
-    """The schema that an answer is to be held to: OpenAI's `response_format`, or vLLM's names for the same."""
-    wanted, structured = body.response_format, body.structured_outputs
-    named = {"guided_json": body.guided_json}
-    if structured is not None:
-        named |= {"structured_outputs": structured.json_schema or (ANY_OBJECT if structured.json_object else None)}
-    if wanted is not None and wanted.type != "text":
-        if wanted.type == "json_schema" and wanted.json_schema is None:
-            raise bad_request("response_format: json_schema is missing", "response_format")
-        named["response_format"] = ANY_OBJECT if wanted.json_schema is None else wanted.json_schema.definition
-    found = {name: schema for name, schema in named.items() if schema is not None}
-    if len(found) > 1:
-        raise bad_request(f"{' and '.join(found)} ask for the same thing; give one of them", next(iter(found)))
-    if found and body.ignore_eos:
-        raise bad_request(f"a {next(iter(found))} ends the text; it cannot go with ignore_eos", "ignore_eos")
-    return next(iter(found.values()), None)
+def expected(service: Service, body: Generation) -> tuple[int, ...]:
+    """The ids of the text that the caller expects, which drafts are taken from; no more than an answer may have."""
+    if body.prediction is None:
+        return ()
+    text = text_of(body.prediction.content)[: CHARACTERS * service.longest_prompt]
+    return tuple(service.worker.llm.tokenizer.encode(text, add_special=False))
 
 
 def seed_of(seed: int | None, choice: int) -> int | None:

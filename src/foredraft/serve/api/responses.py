@@ -8,6 +8,7 @@ from typing import Any
 
 from .assemble import Piece, TokenScore
 from .schema import ChatBody, CompletionBody, Generation
+from .tools import whole_calls
 
 Document = dict[str, Any]
 
@@ -15,14 +16,16 @@ Document = dict[str, Any]
 class ChatResponse:
     """chat.completion and chat.completion.chunk"""
 
-    def __init__(self, body: ChatBody) -> None:
+    def __init__(self, body: ChatBody, fingerprint: str) -> None:
         self._body, self._scored = body, bool(body.logprobs)
-        self._head = _head(body.model, "chatcmpl")
+        self._head = _head(body.model, "chatcmpl", fingerprint)
 
     def whole(self, pieces: list[Piece], usage: Document) -> Document:
         choices = []
         for piece in pieces:
-            message = {"role": "assistant", "content": piece.text, "refusal": None}
+            message: Document = {"role": "assistant", "content": piece.text, "refusal": None}
+            if piece.calls:
+                message |= {"content": None, "tool_calls": whole_calls(piece.calls)}
             choices.append(self._choice(piece, {"message": message}))
         return self._head | {"object": "chat.completion", "choices": choices, "usage": usage}
 
@@ -32,7 +35,9 @@ class ChatResponse:
         return self._chunk([self._choice(piece, {"delta": {"role": "assistant", "content": ""}})])
 
     def chunk(self, piece: Piece) -> Document:
-        delta = {"content": piece.text} if piece.text else {}
+        delta: Document = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [call.as_json() for call in piece.calls]
         return self._chunk([self._choice(piece, {"delta": delta})])
 
     def closing(self, usage: Document) -> Document:
@@ -50,9 +55,9 @@ class ChatResponse:
 class CompletionResponse:
     """text_completion, the same whole or in chunks. `echo` holds the prompts' texts, choice by choice, if wanted."""
 
-    def __init__(self, body: CompletionBody, echo: list[str]) -> None:
+    def __init__(self, body: CompletionBody, echo: list[str], fingerprint: str) -> None:
         self._body, self._echo = body, echo
-        self._head = _head(body.model, "cmpl") | {"object": "text_completion"}
+        self._head = _head(body.model, "cmpl", fingerprint) | {"object": "text_completion"}
         self._alternatives = body.logprobs
         self._written: dict[int, int] = {}  # choice -> length of its scored tokens so far
 
@@ -98,8 +103,9 @@ class CompletionResponse:
         }
 
 
-def _head(model: str, prefix: str) -> Document:
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+def _head(model: str, prefix: str, fingerprint: str) -> Document:
+    head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    return head | {"system_fingerprint": fingerprint}
 
 
 def _extras(piece: Piece, body: Generation) -> Document:

@@ -63,22 +63,27 @@ def refuse(value: Any) -> None:
         raise ValueError("this server does not support it; leave it out")
 
 
-def refuse_tool_choice(value: Any) -> None:
-    if value not in (None, "none", "auto"):
-        raise ValueError("this server does not call tools; leave it out")
+def refuse_modalities(value: Any) -> None:
+    if value not in (None, ["text"]):
+        raise ValueError("this server writes text alone")
 
 
 Unsupported = Annotated[Any, AfterValidator(refuse)]
 
 
+MAX_GRAMMAR, MAX_TOOLS = 1 << 16, 128
+Expression = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
+Choices = Annotated[list[Expression], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+
+
 class StructuredOutputs(Body):
-    """vLLM's field; of its kinds, JSON."""
+    """vLLM's field."""
 
     json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
-    regex: Unsupported = None
-    choice: Unsupported = None
-    grammar: Unsupported = None
+    regex: Expression | None = None
+    choice: Choices | None = None
+    grammar: Expression | None = None
     structural_tag: Unsupported = None
 
 
@@ -86,9 +91,6 @@ class UnsupportedFields(Body):
     """Fields of other servers that would change the text: to ignore them in silence would be a wrong answer."""
 
     grammar: Unsupported = None
-    guided_grammar: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
     structural_tag: Unsupported = None
     logits_processors: Unsupported = None
     bad_words: Unsupported = None
@@ -97,10 +99,28 @@ class UnsupportedFields(Body):
     truncate_prompt_tokens: Unsupported = None
     prompt_logprobs: Unsupported = None
     include_stop_str_in_output: Unsupported = None
-    continue_final_message: Unsupported = None
     chat_template: Unsupported = None
     audio: Unsupported = None
-    tool_choice: Annotated[Any, AfterValidator(refuse_tool_choice)] = None
+    modalities: Annotated[Any, AfterValidator(refuse_modalities)] = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+def text_of(content: Content | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+class Prediction(Body):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: Content
 
 
 class Generation(UnsupportedFields):
@@ -128,7 +148,11 @@ class Generation(UnsupportedFields):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | None = Field(default=None, description="A schema, as in response_format.")
+    guided_regex: Expression | None = Field(default=None, description="An expression that the whole text matches.")
+    guided_choice: Choices | None = Field(default=None, description="The text is one of these.")
+    guided_grammar: Expression | None = Field(default=None, description="A grammar in the Lark form of llguidance.")
     structured_outputs: StructuredOutputs | None = None
+    prediction: Prediction | None = Field(default=None, description="The text that is expected: drafts from it.")
     speculation: Speculation | None = None
     cache_salt: str | None = Field(
         default=None, min_length=1, max_length=256, description="Share texts and prefixes within this name alone."
@@ -136,20 +160,53 @@ class Generation(UnsupportedFields):
     return_token_ids: bool | None = Field(default=None, description="Tell the ids of the tokens too, as in vLLM.")
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call in the history of a conversation."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates expect it; `developer` is the newer name of `system`."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
 class ChatBody(Generation):
@@ -159,15 +216,13 @@ class ChatBody(Generation):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-
-    @field_validator("tools", "functions")
-    @classmethod
-    def no_tools(cls, value: list[Any] | None) -> list[Any] | None:
-        if value:
-            raise ValueError("this server does not call tools")
-        return value
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    continue_final_message: bool | None = Field(default=None, description="Write on in the last message.")
+    add_generation_prompt: bool | None = None
 
     @property
     def new_tokens(self) -> int | None:
@@ -191,6 +246,8 @@ class CompletionBody(Generation):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = Field(default=None, ge=1, le=128)
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
 
     @field_validator("suffix")
     @classmethod

@@ -7,11 +7,15 @@ from dataclasses import replace
 from threading import Lock
 
 from ...core.verify import Rule, default_rule, find_rule
+from ...draft import Drafter, WrappedDrafter
+from ...draft.combine.given import GivenDrafter
 from ...draft.combine.guarded import GuardedDrafter, OnLoss
+from ...draft.online.online_drafter import OnlineDrafter
 from ...engine import Method
 from ...errors import UsageError, unknown_name
 from ...recipes import LLM, RECIPES, Options
 from ...recipes.spelling import one_spelling
+from ...types import Kind
 from ..api.api_errors import ApiError, bad_request
 from ..api.schema import Speculation
 from .judges import JUDGE, ServedJudge
@@ -40,11 +44,20 @@ class ServedMethods:
     def _guard(self, method: Method) -> Method:
         if method.drafter is None:
             return method
-        return replace(method, drafter=GuardedDrafter(method.drafter, self._on_loss))
+        drafter = method.drafter
+        if drafter.kinds == {Kind.CHOSEN}:
+            drafter = GivenDrafter(drafter)  # what a request brings itself goes first
+        return replace(method, drafter=GuardedDrafter(drafter, self._on_loss))
 
     @property
     def names(self) -> list[str]:
         return list(self._methods)
+
+    @property
+    def online(self) -> list[OnlineDrafter]:
+        """Drafters that learn, each once."""
+        inside = [_innermost(method.drafter) for method in self.methods]
+        return list({id(each): each for each in inside if isinstance(each, OnlineDrafter)}.values())
 
     @property
     def methods(self) -> list[Method]:
@@ -110,6 +123,12 @@ class ServedMethods:
             if len(self._variants) > _KEPT:
                 self._variants.popitem(last=False)
             return made
+
+
+def _innermost(drafter: Drafter | None) -> Drafter | None:
+    while isinstance(drafter, WrappedDrafter):
+        drafter = drafter.inner
+    return drafter
 
 
 def _written(threshold: float) -> str:

@@ -32,8 +32,17 @@ def load_tokens(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> LLTokeni
 
 
 def compile_schema(tokens: LLTokenizer, schema: str) -> LLMatcher:
-    """A matcher at the beginning of a document; ValueError says what is wrong with the schema."""
-    grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+    """A matcher at the beginning of a document; ValueError says what is wrong with the schema.
+
+    A line `regex` or `lark` before the text says that it is an expression or a grammar, not a JSON schema.
+    """
+    kind, found, text = schema.partition("\n")
+    if found and kind == "regex":
+        grammar = LLMatcher.grammar_from_regex(text)
+    elif found and kind == "lark":
+        grammar = LLMatcher.grammar_from_lark(text)
+    else:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=MASK_LIMITS)
     if matcher.is_error():
         raise ValueError((matcher.get_error().strip().splitlines() or ["no reason given"])[0])

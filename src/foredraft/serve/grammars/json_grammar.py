@@ -1,4 +1,7 @@
-"""JSON output by grammar: llguidance says which tokens may come next, at every row of a draft tree."""
+"""Output by grammar: llguidance says which tokens may come next, at every row of a draft tree.
+
+JSON schemas, expressions, choices and tool calls are all grammars here.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from ...types import Constraint
 from .schema_compiler import compile_schema, load_tokens
 from .schema_probe import SchemaProbe
 
+Schema = dict[str, Any] | str  # a JSON schema, or a grammar as `schema_compiler` reads it
 ANY_OBJECT = {"type": "object"}
 MAX_SCHEMA = 1 << 16  # characters; longer ones take seconds to compile
 KEPT_BYTES = 256 << 20  # of compiled schemas, as far as the probe measures it
@@ -39,13 +43,13 @@ class JsonGrammars:
         self._bytes: dict[str, int] = {}  # what compiled schemas take, where it is known
         self._lock = Lock()
 
-    async def check(self, schema: dict[str, Any], client: str) -> None:
+    async def check(self, schema: Schema, client: str) -> None:
         """Refuse a schema that cannot be obeyed in full, or would take too much to compile."""
         key = self._key(schema)
         if self._probe is not None and key not in self._made:
             self._bytes[key] = await self._probe.check(key, client, self._setup)
 
-    def of(self, schema: dict[str, Any]) -> JsonGrammar:
+    def of(self, schema: Schema) -> JsonGrammar:
         """The grammar of a schema; one that cannot be obeyed in full is refused."""
         key = self._key(schema)
         made = self._made.get(key) or JsonGrammar(self._compile(key), self._eos)
@@ -67,8 +71,9 @@ class JsonGrammars:
         if self._probe is not None:
             self._probe.close()
 
-    def _key(self, schema: dict[str, Any]) -> str:
-        key = json.dumps(schema)  # in its own order: properties are written in the order of the schema
+    def _key(self, schema: Schema) -> str:
+        # In its own order: properties are written in the order of the schema.
+        key = schema if isinstance(schema, str) else json.dumps(schema)
         if len(key) > MAX_SCHEMA:
             raise UsageError(f"the schema cannot be used: it has more than {MAX_SCHEMA} characters")
         if not self._eos:
@@ -122,6 +127,12 @@ class JsonConstraint:
         for node, parent in enumerate(parents):
             children[parent].append(node)
         self._visit(-1, tokens, children, bits)
+
+    def forced(self, output: list[int]) -> list[int]:
+        self._matcher.consume_tokens(output[self._read :])
+        self._read = len(output)
+        found: list[int] = [] if self._matcher.is_error() else self._matcher.compute_ff_tokens()
+        return found
 
     def _visit(self, node: int, tokens: list[int], children: dict[int, list[int]], bits: Tensor) -> None:
         """Write the row after a node and the rows below it; leaves the matcher as it was."""

@@ -1,0 +1,1 @@
+"""Grammars that answers are held to, compiled from what strangers send."""

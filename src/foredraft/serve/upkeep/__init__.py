@@ -1,0 +1,1 @@
+"""What keeps a server going beside its answers: names of requests, and heads that learn."""

@@ -1,0 +1,34 @@
+"""A name for every request in its reply's headers: the client's own, if it sent a sensible one, or a new one."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "x-request-id"
+SENSIBLE = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class RequestIds:
+    """ASGI middleware. The name is in `scope["state"]["request_id"]` too, for logs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(HEADER.encode(), b"").decode("latin-1")
+        name = given if SENSIBLE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = name
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = name
+            await send(message)
+
+        await self._app(scope, receive, named)

@@ -1,0 +1,119 @@
+"""Responses, tokens, names of requests and fingerprints: the calls beside chat and completions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from .kit import MODEL, Running
+
+
+@pytest.fixture
+def client(server: Running) -> Any:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_response_and_its_stream(client: openai.OpenAI, server: Running) -> None:
+    asked: Any = {"model": MODEL, "input": "Hi", "instructions": "Be brief.", "max_output_tokens": 6, "temperature": 0}
+    whole = client.responses.create(**asked)
+    chat = server.post(
+        "chat/completions", max_tokens=6, temperature=0,
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+    ).json()  # fmt: skip
+    assert whole.output_text == chat["choices"][0]["message"]["content"]
+    assert whole.status == "incomplete" and whole.usage.output_tokens == 6
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert [e.type for e in events][:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert events[-1].type == "response.incomplete" and events[-1].response.output_text == whole.output_text
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+
+
+TOOL = {"type": "function", "name": "f", "parameters": {
+    "type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False,
+}}  # fmt: skip
+
+
+def test_calls_of_a_response(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "x", "tools": [TOOL], "tool_choice": "required", "temperature": 0}
+    asked |= {"parallel_tool_calls": False, "max_output_tokens": 30}
+    call = client.responses.create(**asked).output[0]
+    assert call.type == "function_call" and call.name == "f" and json.loads(call.arguments)["x"] in (1, 2)
+    events = list(client.responses.create(**asked, stream=True))
+    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call.arguments
+    done = events[-1].response.output[0]
+    assert done.arguments == call.arguments and done.call_id.startswith("call_")
+
+
+def test_a_response_holds_to_a_schema(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    text = client.responses.create(model=MODEL, input="x", text=form, max_output_tokens=40).output_text  # type: ignore[call-overload]
+    assert json.loads(text) == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"previous_response_id": "resp_1"},
+        {"input": []},
+        {"input": [{"role": "judge", "content": "x"}]},
+        {"background": True},
+    ],
+)
+def test_responses_refuse_what_they_cannot_do(server: Running, more: dict[str, Any]) -> None:
+    response = server.post("responses", **{"input": "x", "max_output_tokens": 1} | more)
+    assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+def test_tokens_there_and_back(server: Running) -> None:
+    text = "Grüße, world!"
+    found = server.client.post("/tokenize", json={"prompt": text}).json()
+    assert found["tokens"] == server.llm.tokenizer.encode(text) and found["count"] == len(found["tokens"])
+    assert found["max_model_len"] == server.llm.engine.executor.max_length
+    assert server.client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = server.client.post("/tokenize", json={"messages": messages, "model": MODEL}).json()
+    assert chat["tokens"] == server.llm.tokenizer.encode_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, 400),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404),
+        ("/tokenize", {"prompt": "word " * 20000}, 400),
+        ("/detokenize", {"tokens": [1 << 40]}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": ["a"]}, 400),
+    ],
+)
+def test_tokens_refuse(server: Running, path: str, body: dict[str, Any], status: int) -> None:
+    assert server.client.post(path, json=body).status_code == status
+
+
+def test_replies_have_names(server: Running) -> None:
+    given = server.client.get("/health", headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    new = [
+        server.client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"]
+        for bad in ("", "a b", "x" * 200)
+    ]
+    assert all(name.startswith("req_") for name in new) and len(set(new)) == 3
+    refused = server.post("chat/completions", messages=[])
+    assert refused.status_code == 400 and refused.headers["x-request-id"].startswith("req_")
+
+
+def test_answers_tell_what_wrote_them_and_what_was_read_before(server: Running) -> None:
+    prompt = "A prompt that is long enough to be kept for another one, word by word by word"
+    first, second = (server.post("completions", prompt=prompt, max_tokens=1, seed=1).json() for _ in range(2))
+    assert first["system_fingerprint"] == second["system_fingerprint"] and first["system_fingerprint"].startswith("fp_")
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 4
