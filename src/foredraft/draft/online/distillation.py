@@ -79,18 +79,18 @@ class Distillation:
         if not any(pairs):
             return
         examples = self._here(Examples.of(texts, pairs))
-        for part in torch.randperm(len(examples.start), device=self.device).split(most):
+        for part in torch.split(torch.randperm(len(examples.start), device=self.device), most):
             loss = self._improve(examples, part)
             if loss is not None:
                 yield loss
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]  # engines draft without gradients
+    @torch.enable_grad()  # engines draft without gradients
     def _improve(self, examples: Examples, part: Tensor) -> float | None:
         """One step of the optimiser; its loss."""
         loss = self._loss(examples, part)
         if loss is None:
             return None
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._own.values(), CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -23,7 +23,7 @@ KEPT = 3  # heads of a namespace, to go back by hand
 EVERYBODY = "everybody"  # the folder of the namespace that all share
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Bare:
     """Weights by name as a head to be saved."""
 

@@ -27,7 +27,7 @@ from .online_head import OnlineHead
 from .recorder import Recorder
 
 MOST_LEARNERS = 8  # namespaces with a head of their own; with SmolLM2's each takes some 100 MB
-Learn = Callable[[str, OnlineHead], None]
+Learn = Callable[[str, OnlineHead], object]
 
 
 class OnlineDrafter(MedusaDrafter):
@@ -83,7 +83,7 @@ class OnlineDrafter(MedusaDrafter):
         states = self.states_of(sequences)
         if states is None:
             return empty_drafts(len(sequences), self.vocabulary.ids.device)
-        return self.grow(head, sequences, head.feature(states.split(self._sizes, dim=-1)), rng)
+        return self.grow(head, sequences, head.feature(torch.split(states, self._sizes, dim=-1)), rng)
 
     def observe(self, round: Round) -> None:
         super().observe(round)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from ...draft.online.distillation import Distillation
 from ...draft.online.kept_heads import KeptHeads
 from ...draft.online.online_drafter import OnlineDrafter
 from ...draft.online.online_head import OnlineHead
+from ...models.heads import RecurrentHead
 from ..recipe import Card, Options, Parts, PartsFactory, Recipe, stopped
 from .trained_heads import BY_LEVEL, TRAIN, TREE_OF_4
 
@@ -29,7 +31,7 @@ def online(
         save = lambda weights, figures: kept.save(namespace, weights, figures)  # noqa: E731
         return OnlineHead(copy, first, ready.rebuilt, kept.load(namespace), margin, on_swap=save)
 
-    head = ready.rebuilt(first)
+    head = cast(RecurrentHead, ready.rebuilt(first))
     return Parts(stopped(OnlineDrafter(head, shape, ready.vocabulary, "online", learner, every), shape))
 
 

@@ -79,7 +79,7 @@ class ResponsesResponse:
 
     def _text_event(self, name: str, **more: Any) -> bytes:
         place = {"item_id": self._message, "output_index": 0, "content_index": 0}
-        extra = {"logprobs": []} if name == "output_text.done" else {}
+        extra: Document = {"logprobs": []} if name == "output_text.done" else {}
         return self._event(f"response.{name}", **place, **extra, **more)
 
     def _event(self, kind: str, **more: Any) -> bytes:
