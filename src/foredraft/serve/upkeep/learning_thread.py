@@ -23,6 +23,10 @@ BUSY_SHARE = 0.02  # of the time, while answers are written
 LOWEST = 19  # a thread's nice value
 
 
+class _EndedError(Exception):
+    """The server ends."""
+
+
 class LearningThread:
     """`teach` drafters once, before the first request; without any, no thread is started."""
 
@@ -87,6 +91,8 @@ class LearningThread:
             self._began = time.monotonic()
             try:
                 head.update(self.pause)
+            except _EndedError:
+                return
             except Exception:
                 log.exception("an update of a head that learns has failed; it drafts as before")
 
@@ -99,5 +105,5 @@ class LearningThread:
             self._end.wait(slept)
             rest -= slept
         if self._end.is_set():
-            raise SystemExit  # the thread's own end; half an update is worth nothing
+            raise _EndedError  # half an update is worth nothing
         self._began = time.monotonic()
