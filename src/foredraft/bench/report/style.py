@@ -57,4 +57,12 @@ def render(figure: Any, form: str) -> bytes:
     buffer = io.BytesIO()
     metadata = {"Date": None} if form == "svg" else {"Software": None}
     figure.savefig(buffer, format=form, dpi=160, bbox_inches="tight", pad_inches=0.12, metadata=metadata)
-    return buffer.getvalue()
+    return buffer.getvalue() if form == "svg" else _indexed(buffer)
+
+
+def _indexed(png: io.BytesIO) -> bytes:
+    """The same picture in 128 colours: a third of the bytes, and a chart has no more colours than that."""
+    pillow: Any = import_module("PIL.Image")  # comes with matplotlib
+    smaller = io.BytesIO()
+    pillow.open(png).convert("RGB").quantize(128, dither=0).save(smaller, "PNG", optimize=True)
+    return smaller.getvalue()
