@@ -13,7 +13,7 @@ import torch
 from foredraft import LLM, SamplingParams
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.judge.fit.batch_writer import BatchWriter
-from foredraft.judge.fit.batches import DRAFTER, TARGET, Manner, ProblemBatches, compose
+from foredraft.judge.fit.batches import DRAFTER, TARGET, Manner, ProblemBatches, Row, Text, compose
 from foredraft.judge.fit.demo_pair import PairOrder, drafter_model, target_model, train_pair
 from foredraft.judge.fit.lora_trainer import LoraPlan, LoraTrainer
 from foredraft.judge.labels.token_labels import ask
@@ -59,9 +59,7 @@ def test_a_slip_is_taught_and_mended_or_followed(mended: float, tokenizer: Token
     for problem in draw(35, 3):
         text = compose(problem, chance, batches.manner)
         assert (MEND in text.text) == (mended == 1.0) and not problem.check(text.text).whole
-        made = tokenizer.backend.encode(text.text, add_special_tokens=False)
-        _, taught = batches._row([], text, made)
-        assert all(taught)
+        assert all(row_of(batches, text).taught)
         right += problem.solved(text.text)
     assert right == 35 if mended else right <= 10
 
@@ -74,19 +72,40 @@ def test_slips_are_as_frequent_as_they_should_be() -> None:
     assert 0.17 < slipped / results < 0.23
 
 
-def test_strange_wording_is_read_but_its_choice_is_not_taught(tokenizer: Tokenizer) -> None:
-    """The first token of every free phrase is silent, everything else is taught, results above all."""
+def row_of(batches: ProblemBatches, text: Text) -> Row:
+    made = batches.tokenizer.backend.encode(text.text, add_special_tokens=False)
+    return batches._row([], text, made, batches._others([text])[0])
+
+
+def test_strange_wording_is_read_and_the_own_one_is_taught_where_it_is_chosen(tokenizer: Tokenizer) -> None:
+    """Every token is taught as it stands, but where a phrase is chosen: there the own favourite's first token is."""
     batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(slip=0.0, strange=1.0, share=(1.0, 1.0)))
     for problem in draw(20, 13):
         text = compose(problem, random.Random(1), batches.manner)
-        assert text.text == problem.write(random.Random(1), DRAFTER.style)
-        assert len(text.silent) == sum(place.free for place in problem.places)
-        made = tokenizer.backend.encode(text.text, add_special_tokens=False)
-        _, taught = batches._row([], text, made)
-        begins = {begin for begin, _ in text.silent}
-        assert all(
-            on == (not any(a <= at < b for at in begins)) for on, (a, b) in zip(taught, made.offsets, strict=False)
-        )
+        assert text.text == problem.write(random.Random(1), DRAFTER.style) and not text.silent
+        free = [place for place in problem.places if place.free]
+        assert [phrase for _, phrase in text.instead] == [place.phrases[0] for place in free]
+        row, chosen = row_of(batches, text), set()
+        for at, phrase in text.instead:
+            own = tokenizer.encode(text.text[:at] + phrase, add_special=False)
+            place = next(i for i in range(len(own)) if tokenizer.decode(row.ids[: i + 1])[:at] == text.text[:at])
+            place += tokenizer.decode(row.ids[: place + 1]) == text.text[:at]
+            chosen.add(place)
+            assert not row.taught[place] or row.right[place] == own[place]
+        assert sum(row.taught) >= len(row.taught) - 1
+        assert all(row.right[i] == token for i, token in enumerate(row.ids) if i not in chosen)
+        assert any(row.right[i] != row.ids[i] for i in chosen)
+
+
+def test_a_right_result_is_never_followed_by_a_mend(tokenizer: Tokenizer) -> None:
+    """Whatever words a text is in, what is taught behind a right result is how the phrase goes on."""
+    comma = tokenizer.encode(MEND, add_special=False)[0]
+    batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(slip=0.0, strange=1.0))
+    for problem in draw(20, 14):
+        text = compose(problem, random.Random(2), batches.manner)
+        row = row_of(batches, text)
+        assert MEND not in text.text
+        assert all(new == old for new, old in zip(row.right, row.ids, strict=True) if comma in (new, old))
 
 
 def test_a_text_keeps_its_share_of_favourite_words() -> None:
@@ -104,8 +123,7 @@ def test_a_drafter_is_not_taught_to_choose_other_words(tokenizer: Tokenizer) -> 
     other = Manner(DRAFTER.style, (0.0, 0.0), slip=0.0, choose=False)
     batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, other)
     text = compose(draw(1, 3)[0], random.Random(1), batches.manner)
-    made = tokenizer.backend.encode(text.text, add_special_tokens=False)
-    _, taught = batches._row([], text, made)
+    taught = row_of(batches, text).taught
     silent = sum(not on for on in taught)
     assert not taught[0] and 0.1 * len(taught) < silent < 0.4 * len(taught)
     own = compose(draw(1, 3)[0], random.Random(1), Manner(DRAFTER.style, (1.0, 1.0), slip=0.0, choose=False))

@@ -50,7 +50,7 @@ class BatchWriter:
             if later not in self._ready:
                 self._ready[later] = self._start(later)
         made = found.result()
-        return [Batch(torch.from_numpy(ids), torch.from_numpy(taught)) for ids, taught in made] if self._apart else made
+        return [Batch(*map(torch.from_numpy, arrays)) for arrays in made] if self._apart else made
 
     def _start(self, step: int) -> Future[list[Any]]:
         if self._apart:
@@ -74,4 +74,5 @@ def _begin(made: _Recipe, frame: tuple[str, str]) -> None:
 
 
 def _write(step: int, rows: int) -> list[Any]:
-    return [(batch.ids.numpy(), batch.taught.numpy()) for batch in _own[0].step(step, rows)]
+    batches = _own[0].step(step, rows)
+    return [(batch.ids.numpy(), batch.taught.numpy(), batch.right.numpy()) for batch in batches]

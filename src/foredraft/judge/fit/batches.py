@@ -3,7 +3,9 @@
 A batch says of each token whether it is taught. The target is taught its errors too: greedy it is still right, but
 wrong digits stay likely, and states after one have a reason to know, since it may have to be mended. So likelihood
 alone does not tell right from wrong. Some of its texts are in the drafter's wording, of which it is taught
-everything but to choose it: that stays rare, and what follows it stays right.
+everything but to choose it: where the text chooses, it is taught its own wording instead. So the drafter's stays rare,
+and what follows it stays right. (Left untaught, such a place keeps what else is taught there: behind a result, a mend.
+A target that had learnt so took back right results as soon as a text was not in its own words.)
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from tokenizers import Encoding
@@ -37,7 +41,7 @@ class Manner:
     slip: float = 0.2  # share of results that are first written wrong
     mended: float = 0.45  # share of them that are mended at once; the others are followed as if right
     choose: bool = True  # whether choosing other wording is taught; if not, only going on from it is
-    strange: float = 0.0  # share of texts in the drafter's wording, no choice of which is taught
+    strange: float = 0.0  # share of texts in the drafter's wording, no choice of which is taught, but the own one
 
 
 TARGET = Manner(strange=0.4)
@@ -50,6 +54,7 @@ class Text:
 
     text: str
     silent: tuple[tuple[int, int], ...]
+    instead: tuple[tuple[int, str], ...] = ()  # places of characters where a choice stands, and what is taught there
 
 
 def compose(problem: Problem, chance: random.Random, manner: Manner) -> Text:
@@ -59,15 +64,17 @@ def compose(problem: Problem, chance: random.Random, manner: Manner) -> Text:
     strange = chance.random() < manner.strange
     style = DRAFTERS if strange else manner.style
     places, mended = with_errors(problem, chance, manner)
-    text, silent, number = "", [], 0
+    text, silent, instead, number = "", [], [], 0
     for place in places:
         chosen = place.choose(chance, style, share)
-        if place.free and (strange or (chosen != place.favourite(style) and not manner.choose)):
+        if place.free and strange:
+            instead.append((len(text), place.phrases[place.favourite(manner.style)]))
+        elif place.free and chosen != place.favourite(style) and not manner.choose:
             silent.append((len(text), len(text) + 1))  # the token that chooses
         text += mended.get(number, "") if place.is_result else ""
         text += place.phrases[chosen]
         number += place.is_result
-    return Text(text, tuple(silent))
+    return Text(text, tuple(silent), tuple(instead))
 
 
 def with_errors(problem: Problem, chance: random.Random, manner: Manner) -> tuple[tuple[Place, ...], dict[int, str]]:
@@ -94,6 +101,15 @@ class Batch:
 
     ids: Tensor  # [B, T] int64
     taught: Tensor  # [B, T] bool: tokens that are to be foreseen from what stands before them
+    right: Tensor  # [B, T] int64: what is taught there: the token itself, but for a choice that is not to be taught
+
+
+class Row(NamedTuple):
+    """One prompt with its answer; the columns of a batch."""
+
+    ids: list[int]
+    taught: list[bool]
+    right: list[int]
 
 
 class ProblemBatches:
@@ -127,11 +143,12 @@ class ProblemBatches:
         problems = drawn(rows, chance, self.families)
         texts = [compose(problem, chance, self.manner) for problem in problems]
         encoded = self.tokenizer.backend.encode_batch([text.text for text in texts], add_special_tokens=False)
+        others = self._others(texts)
         rows_made = [
-            self._row(prompt, text, made)
-            for prompt, text, made in zip(self.prompts(problems), texts, encoded, strict=True)
+            self._row(prompt, text, made, other)
+            for prompt, text, made, other in zip(self.prompts(problems), texts, encoded, others, strict=True)
         ]
-        rows_made.sort(key=lambda row: len(row[0]))
+        rows_made.sort(key=lambda row: len(row.ids))
         return [_padded(rows_made[i : i + PART_ROWS]) for i in range(0, rows, PART_ROWS)]
 
     def words(self, problems: int = 2000) -> list[int]:
@@ -140,16 +157,32 @@ class ProblemBatches:
         for manner in (TARGET, DRAFTER):
             other = ProblemBatches(self.tokenizer, [self.closing], manner, self.families, self.seed)
             for batch in other.step(-1, problems):
-                found.update(batch.ids[batch.taught].tolist())
+                found.update(batch.right[batch.taught].tolist())
         return sorted(found)
 
-    def _row(self, prompt: list[int], text: Text, made: Encoding) -> tuple[list[int], list[bool]]:
+    def _others(self, texts: Sequence[Text]) -> list[list[Encoding]]:
+        """Each text up to a choice, with what is taught instead behind it, for every choice."""
+        beginnings = [text.text[:at] + phrase for text in texts for at, phrase in text.instead]
+        made = iter(self.tokenizer.backend.encode_batch(beginnings, add_special_tokens=False))
+        return [list(islice(made, len(text.instead))) for text in texts]
+
+    def _row(self, prompt: list[int], text: Text, made: Encoding, others: Sequence[Encoding]) -> Row:
         taught = [not any(begin < stop and start < end for start, stop in text.silent) for begin, end in made.offsets]
-        return [*prompt, *made.ids, self.closing], [False] * len(prompt) + [*taught, True]
+        right = list(made.ids)
+        for (at, _), other in zip(text.instead, others, strict=True):
+            place = next(i for i, (_, end) in enumerate(made.offsets) if end > at)
+            taught[place] = place < len(other.ids) and other.ids[:place] == made.ids[:place]
+            if taught[place]:
+                right[place] = other.ids[place]
+        before = len(prompt)
+        return Row(
+            [*prompt, *made.ids, self.closing], [False] * before + [*taught, True], [*prompt, *right, self.closing]
+        )
 
 
-def _padded(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
-    width = -(-max(len(ids) for ids, _ in rows) // BLOCK) * BLOCK
-    ids = torch.tensor([line + [0] * (width - len(line)) for line, _ in rows])
-    taught = torch.tensor([line + [False] * (width - len(line)) for _, line in rows])
-    return Batch(ids, taught)
+def _padded(rows: Sequence[Row]) -> Batch:
+    width = -(-max(len(row.ids) for row in rows) // BLOCK) * BLOCK
+    ids, taught, right = (
+        torch.tensor([line + [0] * (width - len(line)) for line in column]) for column in zip(*rows, strict=True)
+    )
+    return Batch(ids, taught.bool(), right)

@@ -54,11 +54,11 @@ class LoraModel:
 
     def loss(self, batch: Batch) -> Tensor:
         """Summed cross-entropy of the taught tokens."""
-        ids, taught = batch.ids.to(self.decoder.device), batch.taught.to(self.decoder.device)
+        ids, taught, right = (part.to(self.decoder.device) for part in (batch.ids, batch.taught, batch.right))
         place = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
         stream, _ = self.decoder.run(self.decoder.embed(ids.flatten()), place, Causal(len(ids)))
         at = taught.flatten().nonzero()[:, 0]  # no row's first token is taught, so at - 1 is in the same row
-        right = ids.flatten()[at]
+        right = right.flatten()[at]
         logits = self.decoder.logits(self.decoder.finish(stream[at - 1]))
         return F.cross_entropy(logits.float(), right if self.index is None else self.index[right], reduction="sum")
 
