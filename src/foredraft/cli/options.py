@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..errors import UsageError
+from ..errors import UsageError, unknown_name
 from ..models import DEFAULT
 from ..recipes.stop_table import STOPS
 from ..recipes.table import DEFAULT_METHOD
@@ -83,6 +85,29 @@ Stop = Annotated[
 ]
 StopString = Annotated[list[str] | None, typer.Option(help="Stop before this string; may be given several times.")]
 
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Options from a TOML file, by their names; what the command line or the environment says goes first."""
+    if path is None:
+        return None
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} is no TOML file: {error}") from None
+    values = {name.replace("-", "_"): value for name, value in found.items()}
+    known = {str(each.name) for each in context.command.params} - {"config"}
+    for name in values.keys() - known:
+        raise unknown_name(f"option in {path}", name, known)
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(help="TOML file of options, by their names: port = 8001.", is_eager=True, callback=read_config),
+]
 DEFAULT_MODEL, DEFAULT_METHOD_NAME = DEFAULT, DEFAULT_METHOD
 
 

@@ -96,25 +96,31 @@ def serve(
     grace: Annotated[float, typer.Option(help="Seconds for what runs after SIGTERM.")] = 30.0,
     warm_up: WarmUp = True,
     access_log: Annotated[bool, typer.Option(help="Log every request.")] = False,
+    json_log: Annotated[bool, typer.Option(help="Log in JSON, a line a record, requests included.")] = False,
+    config: o.ConfigFile = None,
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
     check_extra()
     from ..serve import listen
     from ..serve.service import Limits, Service, Settings
 
-    read_method(method)  # a wrong name should not cost a model load
-    allowed = None if allow_methods is None else tuple(spec.label for spec in read_methods(allow_methods))
+    allowed = allowed_methods(method, allow_methods)
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
-    policy = (open_metrics, numbers("--key-weights", key_weights), listen.allowed_hosts(host, allow_host), warm_up)
+    policy = (open_metrics, numbers(key_weights), listen.allowed_hosts(host, allow_host), warm_up, json_log)
     settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy)
-
     load = partial(
         loaded, model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
         words=words, stop=stop, length=length, store=served_stores(store or [], settings), dtype=dtype, device=device,
         quantize=quantize, draft_device=draft_device, batch_size=slots, max_length=max_length,
     )  # fmt: skip
     return listen.run(Service(load, settings), host, port, access_log)
+
+
+def allowed_methods(served: str, others: str | None) -> tuple[str, ...] | None:
+    """The methods that clients may ask for; None = the usual ones. A wrong name should not cost a model load."""
+    read_method(served)
+    return None if others is None else tuple(spec.label for spec in read_methods(others))
 
 
 def loaded(model: str, method: str, **parts: Any) -> LLM:
@@ -153,7 +159,7 @@ def served_stores(given: list[str], settings: Settings) -> str | None:
     return ";".join(spelled) or None
 
 
-def numbers(name: str, text: str | None) -> tuple[float, ...]:
+def numbers(text: str | None, name: str = "--key-weights") -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in (text or "").split(",") if part.strip())
     except ValueError:

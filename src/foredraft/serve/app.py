@@ -59,7 +59,7 @@ def create_app(service: Service) -> FastAPI:
     install_handlers(app, lambda status: service.metrics.refusals.labels(str(status)).inc())
     if service.settings.hosts:  # a page whose name was rebound to this address must not be believed
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(service.settings.hosts), www_redirect=False)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, log=service.settings.json_log)
     app.include_router(api(service))
     app.include_router(tokens(service))
     app.include_router(operations(service))

@@ -22,6 +22,7 @@ from .connections import BACKLOG, limited
 from .engine_thread import State
 from .log_limit import limit_logs
 from .service import Service
+from .upkeep.json_log import log_as_json
 
 LAST_WORDS = 3  # seconds for replies to reach their readers once nothing runs any more
 MARGIN = 2.0  # seconds for the rest of the end
@@ -33,6 +34,8 @@ def run(service: Service, host: str, port: int, access_log: bool = False) -> int
     listener = listen(host, port)
     limit_logs()
     server = Server(configure(service, access_log), service, listener)
+    if service.settings.json_log:
+        log_as_json()
     with watched(service):
         server.run(sockets=[listener])
     worker = service.worker

@@ -64,6 +64,7 @@ class Settings:
     key_weights: tuple[float, ...] = ()  # how clients share slots and queue, one per key; none = equally
     hosts: tuple[str, ...] = ()  # names by which clients may call the server; none = any
     warm_up: bool = True  # whether every method writes something before the first client comes
+    json_log: bool = False  # whether logs are JSON documents, one for every request too
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):

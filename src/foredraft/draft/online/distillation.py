@@ -1,7 +1,7 @@
-"""The training of online speculative decoding: distil the target where drafts went wrong, and measure acceptance.
+"""The training of online speculative decoding: distil the target at places of heard texts, and measure acceptance.
 
 Heads without attention alone (Medusa, the MLP speculator): a state and the tokens after it are all that they read, so
-a corrected place is an example by itself. Knows no threads, files or requests.
+a place is an example by itself. Knows no threads, files or requests.
 """
 
 from __future__ import annotations
@@ -22,35 +22,39 @@ from .recorder import Heard
 
 Weights = dict[str, Tensor]
 BETAS, CLIP = (0.9, 0.95), 1.0
-PLACES = 384  # held-out places that acceptance is measured at
+MEASURED = 384  # held-out places that acceptance is measured at
+ALL, CORRECTED, DRAFTED = PLACES = ("all", "corrected", "drafted")  # drafted: up to the correction
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Examples of several texts: where each starts, and the step whose prediction was wrong."""
+    """Examples of several texts: where each starts, and how far it counts."""
 
     tokens: Tensor  # [M] of all texts, one after another
     states: dict[int, Tensor]  # tap -> [M, d]
     start: Tensor  # [N] places
-    wrong: Tensor  # [N] the step that went wrong: tokens that were accepted before
+    last: Tensor  # [N] the last step that counts; of a corrected place the one that went wrong
 
     @classmethod
     def of(cls, texts: Sequence[Heard], pairs: Sequence[Sequence[tuple[int, int]]]) -> Examples:
         """`pairs`: (place, step) of each text."""
-        begin, start, wrong = 0, [], []
+        begin, start, last = 0, [], []
         for text, own in zip(texts, pairs, strict=True):
             start += [begin + place for place, _ in own]
-            wrong += [step for _, step in own]
+            last += [step for _, step in own]
             begin += len(text)
         states = {tap: torch.cat([text.states[tap] for text in texts]) for tap in texts[0].states}
         tokens = torch.cat([text.tokens for text in texts])
-        return cls(tokens, states, torch.tensor(start), torch.tensor(wrong))
+        return cls(tokens, states, torch.tensor(start), torch.tensor(last))
 
 
 class Distillation:
     """A copy of a head in float32 with its optimiser. `weights` are what it has come to."""
 
-    def __init__(self, lender: Decoder, spec: HeadSpec, ids: Tensor, weights: Weights, lr: float) -> None:
+    def __init__(
+        self, lender: Decoder, spec: HeadSpec, ids: Tensor, weights: Weights, lr: float, places: str = ALL
+    ) -> None:
+        """`places`: what is learnt from, of PLACES."""
         made = BUILDERS[spec.kind](lender, spec, ids)
         self.head = cast(RecurrentHead, made)
         rows = lender.head_weight.detach()[ids.to(lender.device)].float()
@@ -59,6 +63,7 @@ class Distillation:
         self.head.head = words
         index = torch.full((spec.target.vocab_size,), -1, dtype=torch.int64)
         index[ids.cpu()] = torch.arange(len(ids))
+        self._places = places
         self._index, self._lr, self.device = index.to(lender.device), lr, lender.device
         self._own = own_parameters(cast(Any, self.head))
         self.load(weights)
@@ -74,8 +79,8 @@ class Distillation:
         return {name: parameter.detach().clone() for name, parameter in self._own.items()}
 
     def learn(self, texts: Sequence[Heard], most: int = 512) -> Iterator[float]:
-        """One pass over the corrected places, at most so many a step; yields the loss of each step."""
-        pairs = [[pair for pair in text.corrected if pair[1] < self.head.length] for text in texts]
+        """One pass over the texts, at most so many places a step; yields the loss of each step."""
+        pairs = [self._pairs(text) for text in texts]
         if not any(pairs):
             return
         examples = self._here(Examples.of(texts, pairs))
@@ -83,6 +88,13 @@ class Distillation:
             loss = self._improve(examples, part)
             if loss is not None:
                 yield loss
+
+    def _pairs(self, text: Heard) -> list[tuple[int, int]]:
+        """(place, last step that counts) of what is learnt from."""
+        most = self.head.length - 1
+        if self._places == ALL:
+            return [(place, min(most, len(text) - 2 - place)) for place in range(len(text) - 1)]
+        return [pair for pair in text.corrected if pair[1] <= most]
 
     @torch.enable_grad()  # engines draft without gradients
     def _improve(self, examples: Examples, part: Tensor) -> float | None:
@@ -97,13 +109,13 @@ class Distillation:
         return float(loss.detach())
 
     def _loss(self, examples: Examples, part: Tensor) -> Tensor | None:
-        """Mean of -sum p log q at the corrected places: the forward KL up to what nobody can change."""
-        start, wrong = examples.start[part], examples.wrong[part]
-        about = examples.tokens[start + wrong + 1]  # a word that the head lacks teaches it nothing
-        start, wrong = start[self._index[about] >= 0], wrong[self._index[about] >= 0]
+        """Mean of -sum p log q over the places: the forward KL up to what nobody can change."""
+        start, last = examples.start[part], examples.last[part]
         total, count = torch.zeros((), device=self.device), 0
         for step, feature, here in self._unroll(examples, start):
-            rows = (wrong[here] == step).nonzero()[:, 0]
+            counted = last[here] == step if self._places == CORRECTED else last[here] >= step
+            about = examples.tokens[start[here] + step + 1]  # a word that the head lacks teaches it nothing
+            rows = (counted & (self._index[about] >= 0)).nonzero()[:, 0]
             if len(rows):
                 target = examples.states[FINAL][start[here][rows] + 1 + step].float()
                 total = total + self._apart(feature[rows], target, step).sum()
@@ -146,7 +158,7 @@ class Distillation:
         if not any(pairs):
             return float("nan")
         examples = self._here(Examples.of(texts, pairs))
-        every = max(1, len(examples.start) // PLACES)
+        every = max(1, len(examples.start) // MEASURED)
         start = examples.start[::every]
         right = torch.ones(len(start), dtype=torch.bool, device=self.device)
         accepted = tested = 0
@@ -160,6 +172,5 @@ class Distillation:
 
     def _here(self, examples: Examples) -> Examples:
         states = {tap: state.to(self.device) for tap, state in examples.states.items()}
-        return Examples(
-            examples.tokens.to(self.device), states, examples.start.to(self.device), examples.wrong.to(self.device)
-        )
+        tokens, start, last = (x.to(self.device) for x in (examples.tokens, examples.start, examples.last))
+        return Examples(tokens, states, start, last)

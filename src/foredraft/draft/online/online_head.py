@@ -17,7 +17,7 @@ from .distillation import Distillation, Weights
 from .recorder import Heard
 from .traffic import Traffic
 
-PATIENCE = 4  # updates in a row that brought nothing, after which the copy starts again from what is drafted with
+PATIENCE = 16  # updates in a row that brought nothing, after which the copy starts again from what is drafted with
 
 
 @dataclass(slots=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from ...draft.online.distillation import Distillation
+from ...draft.online.distillation import ALL, PLACES, Distillation
 from ...draft.online.kept_heads import KeptHeads
 from ...draft.online.online_drafter import OnlineDrafter
 from ...draft.online.online_head import OnlineHead
+from ...errors import unknown_name
 from ...models.heads import RecurrentHead
 from ..recipe import Card, Options, Parts, PartsFactory, Recipe, stopped
 from .trained_heads import BY_LEVEL, TRAIN, TREE_OF_4
@@ -17,9 +18,19 @@ KINDS = ("mlp-speculator", "medusa", "koala-medusa")  # heads without attention,
 
 
 def online(
-    factory: PartsFactory, options: Options, *, keep: str = "", every: int = 8, lr: float = 1e-3, margin: float = 0.0
+    factory: PartsFactory,
+    options: Options,
+    *,
+    keep: str = "",
+    every: int = 8,
+    lr: float = 3e-4,
+    places: str = ALL,
+    margin: float = 0.0,
 ) -> Parts:
-    """keep: the folder for what was learnt; every: texts between updates; margin: by which a swap must pay."""
+    """keep: the folder for what was learnt; every: texts between updates; places: what is learnt from; margin: by which
+    a swap must pay."""
+    if places not in PLACES:
+        raise unknown_name("places to learn from", places, PLACES)
     kind = factory.best_head(KINDS, options.drafter) or KINDS[0]
     ready, first = factory.learnable(kind, options.drafter, options.words)
     shape = factory.shape(options, ready.longest, kind=kind)
@@ -27,7 +38,7 @@ def online(
     kept = KeptHeads(Path(keep).expanduser() if keep else None, ready.spec, ids)
 
     def learner(namespace: str) -> OnlineHead:
-        copy = Distillation(ready.lender, ready.spec, ids, first, lr)
+        copy = Distillation(ready.lender, ready.spec, ids, first, lr, places)
         save = lambda weights, figures: kept.save(namespace, weights, figures)  # noqa: E731
         return OnlineHead(copy, first, ready.rebuilt, kept.load(namespace), margin, on_swap=save)
 
