@@ -63,7 +63,7 @@ def ask(server: Running, name: str) -> None:
     assert server.client.post("/v1/completions", json=body, headers={"x-request-id": name}).status_code == 200
 
 
-def test_what_failed_is_told() -> None:
+def test_what_failed_is_in_the_line() -> None:
     try:
         raise ValueError("broken")
     except ValueError:

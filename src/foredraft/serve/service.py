@@ -25,7 +25,7 @@ __all__ = ["Limits", "Service", "Settings"]
 
 
 class Service:
-    """One model behind an API. `load` runs on the engine's thread, so that the server can answer meanwhile."""
+    """One model and its API. `load` runs on the engine's thread, so that the server can answer meanwhile."""
 
     def __init__(self, load: Callable[[], LLM], settings: Settings) -> None:
         self.settings, self.limits = settings, settings.limits
