@@ -7,10 +7,10 @@ import os
 import time
 from bisect import bisect
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from foredraft.bench.machine import stolen_seconds
 
 SAMPLE_SECONDS = 0.1
-STEAL = 8  # which number of the first line of /proc/stat
 
 
 @dataclass
@@ -36,11 +36,3 @@ class Stolen:
             return 0.0
         taken = self.seconds[last] - self.seconds[first]
         return taken / (self.times[last] - self.times[first]) / (os.cpu_count() or 1)
-
-
-def stolen_seconds() -> float:
-    try:
-        line = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
-    except OSError:
-        return 0.0  # not told here
-    return int(line.split()[STEAL]) / os.sysconf("SC_CLK_TCK")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.bench import machine
 from foredraft.bench import measure as run_module
 from foredraft.bench import pipeline as session
 from foredraft.bench.entries import parse
@@ -18,7 +19,8 @@ from foredraft.bench.pipeline import Listener, Order, run_bench
 from foredraft.bench.report import tables
 from foredraft.bench.report.runs import Run
 from foredraft.bench.results.record_log import RecordLog
-from foredraft.bench.results.records import Record
+from foredraft.bench.results.records import Record, stolen_share
+from foredraft.cli.bench import show
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.recipes import LLM
 
@@ -258,4 +260,22 @@ def test_the_harness_costs_little_beside_a_real_pass(finished: tuple[Path, dict[
     # The quietest answer counts: a busy machine may stop any of them at any place.
     per_pass = min(record.harness / len(record.line.seconds) for record in records_of(finished[0]))
     assert per_pass < 1e-3  # a pass of the default model takes twenty milliseconds and more
+    assert 0 <= finished[1]["stolen_share"] < 1
     assert 0 < finished[1]["overhead_share"] < 1
+
+
+def test_what_the_machines_host_takes_is_told(
+    finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A virtual machine's host may take processors away; times of such a run are not to be trusted, and it says so."""
+    monkeypatch.setattr(machine, "stolen_seconds", iter([1.0, 1.0 + 1e6]).__next__)
+    meter = machine.StolenMeter()
+    meter.start()
+    assert meter.share() > 1
+    records = [replace(record, stolen=0.3) for record in records_of(finished[0])]
+    assert stolen_share(records) == pytest.approx(0.3) and stolen_share([]) == 0
+    assert Record.from_json(records[0].to_json()).stolen == 0.3
+    show(finished[1] | {"stolen_share": 0.3}, "")
+    assert "host took 30%" in capsys.readouterr().out
+    show(finished[1] | {"stolen_share": 0.01}, "")
+    assert "host took" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from ..runtime import Executor
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 COPY_TIMES = 8
+STEAL = 8  # which number of the first line of /proc/stat
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -53,6 +55,26 @@ def weight_bytes(executor: Executor) -> int | None:
     config = executor.decoder.config
     looked_up = 0 if config.tied_head else config.vocab_size * config.hidden_size
     return (config.num_parameters - looked_up) * executor.decoder.dtype.itemsize
+
+
+def stolen_seconds() -> float:
+    """Seconds of all processors together that the host of a virtual machine has taken away, where it tells (steal)."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+    except OSError:
+        return 0.0
+    return int(line.split()[STEAL]) / os.sysconf("SC_CLK_TCK")
+
+
+class StolenMeter:
+    """The share of the processors that the host took since `start`: nothing that runs here can make up for it."""
+
+    def start(self) -> None:
+        self._began, self._stolen = time.perf_counter(), stolen_seconds()
+
+    def share(self) -> float:
+        seconds = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
+        return (stolen_seconds() - self._stolen) / seconds if seconds else 0.0
 
 
 class MemoryMeter:

@@ -18,7 +18,7 @@ from ..types import SamplingParams
 from .conditions import Settings
 from .data.questions import Question
 from .data.tasks import Loaded
-from .machine import MemoryMeter
+from .machine import MemoryMeter, StolenMeter
 from .margins import Reader, find_difference
 from .method_runs import MethodRun
 from .results.record_log import RecordLog
@@ -135,16 +135,18 @@ class Runner:
         room = run.engine.executor.max_length
         fitting = [prompt for prompt in prompts if len(prompt.ids) < room]
         requests = [self._request(run, prompt) for prompt in fitting]
-        meter = MemoryMeter(run.engine.executor.device)
+        meter, stolen = MemoryMeter(run.engine.executor.device), StolenMeter()
         meter.start()
+        stolen.start()
         lines = follow(run.engine, requests) if requests else []
+        share = stolen.share()
         memory = (meter.host(), meter.device())
         ran = sum(sum(line.seconds) for line in lines)
         records = [self._record(run, *row, order, memory) for row in zip(fitting, requests, lines, strict=True)]
         for prompt in prompts:
             if prompt not in fitting:
                 records.append(self._refused(run, prompt, room, order))
-        self._file(records, ran)
+        self._file([replace(record, stolen=share) for record in records], ran)
 
     def _request(self, run: MethodRun, prompt: Prompt) -> Request:
         return self.llm.request(prompt.ids, self.settings.params(prompt.question, prompt.turn), run.method)

@@ -27,7 +27,7 @@ from .measure import Progress, Runner
 from .method_runs import MethodRun, make_runs
 from .results import folder as files
 from .results.record_log import RecordLog
-from .results.records import Record
+from .results.records import Record, stolen_share
 from .results.rows import Floor, table
 from .scoring.scorers import score_all
 
@@ -131,6 +131,7 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
         "differences": differences(records),
         "errors": [{**r.key._asdict(), "error": r.error} for r in records if r.error is not None],
         "overhead_share": overhead(records),
+        "stolen_share": stolen_share(records),
         "floor": run["floor"],
         "out": str(folder),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from ..conditions import Settings
 from ..data.questions import Question
 from ..data.tasks import Loaded
 from ..entries import PLAIN, Entry
+from ..machine import StolenMeter
 from ..measure import WARM_UP
 from ..method_runs import make_runs
 from ..pipeline import Listener, Order
 from ..results import folder as files
 from ..results.record_log import RecordLog
-from ..results.records import Key, Record
+from ..results.records import Key, Record, stolen_share
 from ..results.rows import ALL, table
 from . import hugging_face, llama_process, llamacpp, open_vino, vllm_process
 from .base import Absent, Answer, Job, Peer
@@ -101,6 +102,7 @@ def run_peers(asked: PeerOrder, listener: Listener | None = None) -> dict[str, A
         "engines": labels,
         "missing": missing,
         "settings": asdict(settings),
+        "stolen_share": stolen_share(records),
         "out": str(folder),
     }
     write_json(folder / files.SUMMARY, document)
@@ -192,7 +194,12 @@ def _measure(
             key = Key(question.task, question.id, 0, peer.name, settings.key)
             if key not in log:
                 time.sleep(SILENCE)
-                log.add(_record(key, ids, _ask(peer, ids).cut(job.stop_ids, job.max_new_tokens), order, job))
+                stolen = StolenMeter()
+                stolen.start()
+                answer = _ask(peer, ids)
+                share = stolen.share()
+                record = _record(key, ids, answer.cut(job.stop_ids, job.max_new_tokens), order, job)
+                log.add(replace(record, stolen=share))
             done += 1
             listener.progress(done, len(prompts) * len(peers), f"{question.task} {peer.name}")
 

@@ -63,6 +63,8 @@ def facts(run: Run) -> str:
         found.append((f"{100 * looped:.0f}%", "of answers looped, at most"))
     if "overhead_share" in run.document:
         found.append((f"{100 * run.document['overhead_share']:.1f}%", "taken by the benchmark itself"))
+    if "stolen_share" in run.document:
+        found.append((f"{100 * run.document['stolen_share']:.1f}%", "of the processors taken by the machine's host"))
     if bandwidth := run.document.get("floor", {}).get("bandwidth"):
         found.append((f"{bandwidth / 1e9:.1f} GB/s", "measured copy bandwidth"))
     cells = (f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in found)

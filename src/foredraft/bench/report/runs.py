@@ -73,7 +73,9 @@ class Run:
         if self.kind == "engine":
             return f"{machine}, {threads}, context {settings['context']}, {amount}"
         questions = max((row["questions"] for row in self.totals), default=0)
-        return f"{machine}, {threads}, {questions} questions, {amount}"
+        stolen = self.document.get("stolen_share")
+        taken = "" if stolen is None else f", {stolen:.1%} of the processors taken by the machine's host meanwhile"
+        return f"{machine}, {threads}, {questions} questions, {amount}{taken}"
 
     def command(self) -> str:
         """The command that was given, less the paths of the machine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ class Record:
     device_bytes: int = 0
     harness: float = 0.0  # seconds that the benchmark itself took beside this answer
     mates: int = 1  # answers that were written at the same time
+    stolen: float = 0.0  # share of the processors that a virtual machine's host took meanwhile
     time: float = field(default=0.0)  # when it was done, seconds since 1970
 
     def to_json(self) -> dict[str, Any]:
@@ -59,6 +61,7 @@ class Record:
         return {
             **self.key._asdict(),
             **{name: getattr(self, name) for name in _PLAIN},
+            "stolen": round(self.stolen, 4),
             "ttft": round(self.line.ttft, 6),
             "prefill_tokens": self.line.prefill_tokens,
             "seconds": {name: round(value, 6) for name, value in split(self.line).items()},
@@ -84,8 +87,16 @@ class Record:
             line=line,
             loop=None if loop is None else Loop(loop["start"], loop["period"]),
             difference=None if difference is None else Difference(**difference),
+            stolen=value.get("stolen", 0.0),  # unknown to earlier versions
             **{name: value[name] for name in _PLAIN},
         )
+
+
+def stolen_share(records: Sequence[Record]) -> float:
+    """Of the time in which answers were written."""
+    seconds = [sum(record.line.seconds) for record in records]
+    taken = sum(record.stolen * each for record, each in zip(records, seconds, strict=True))
+    return taken / sum(seconds) if any(seconds) else 0.0
 
 
 _PLAIN = (
