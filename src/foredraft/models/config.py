@@ -15,11 +15,12 @@ from typing import Any
 from ..errors import ForedraftError, UsageError
 
 EXPERTS = ("mixtral", "qwen3_moe")  # families whose MLPs are mixtures of experts
-FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", *EXPERTS)
+GEMMA = "gemma3_text"
+FAMILIES = (GEMMA, "llama", "mistral", "phi3", "qwen2", "qwen3", *EXPERTS)
 SLIDING = ("mistral", "mixtral", "phi3")  # families that heed `sliding_window` without being told to
 ROPE_TYPES = ("default", "linear", "llama3")
 QKV_BIAS = {"qwen2"}  # families whose q, k and v projections always carry a bias
-QK_NORM = {"qwen3", "qwen3_moe"}  # families that normalise every q and k head
+QK_NORM = {"qwen3", "qwen3_moe", GEMMA}  # families that normalise every q and k head
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ class ModelConfig:
     tied_head: bool = False  # the embedding matrix is the LM head too
     qkv_bias: bool = False
     qk_norm: bool = False
+    windows: tuple[int, ...] = ()  # by layer: places that a row sees, itself included; 0 = all. Empty = all everywhere
+    local_theta: float = 10000.0  # of layers with a window
+    embed_scale: float = 1.0
+    query_scale: float = 1.0  # of normed queries, beside attention's own 1 / sqrt(D)
     num_experts: int = 0  # 0 = one MLP for all; else `intermediate_size` is that of one expert
     experts_per_token: int = 0
     norm_routing: bool = True  # whether the shares of a token's experts are made to sum to 1
@@ -96,10 +101,11 @@ def why_foreign(raw: Mapping[str, Any]) -> str | None:
     family = raw.get("model_type")
     if family not in FAMILIES:
         return f"model type {family!r} is not one of {', '.join(FAMILIES)}"
-    rope = _rope(raw)
+    rope, gemma = _rope(raw), family == GEMMA
+    activation = raw.get("hidden_activation" if gemma else "hidden_act", "gelu_pytorch_tanh" if gemma else "silu")
     sliding = raw.get("sliding_window") if raw.get("use_sliding_window", family in SLIDING) else None
     checks = (
-        (raw.get("hidden_act", "silu") in ("silu", "swish"), f"activation {raw.get('hidden_act')!r}"),
+        (activation in (("gelu_pytorch_tanh",) if gemma else ("silu", "swish")), f"activation {activation!r}"),
         (rope["rope_type"] in ROPE_TYPES, f"rope type {rope['rope_type']!r}"),
         (rope.get("partial_rotary_factor", 1.0) == 1.0, "partial rotary positions"),
         (family in EXPERTS or not (raw.get("num_experts") or raw.get("num_local_experts")), "mixture of experts"),
@@ -110,7 +116,9 @@ def why_foreign(raw: Mapping[str, Any]) -> str | None:
         (not raw.get("attention_bias") or family == "qwen2", "biased attention projections"),
         (not raw.get("mlp_bias"), "biased MLP"),
         (not sliding or sliding >= raw.get("max_position_embeddings", 0), f"sliding window of {sliding}"),
-        (all(t == "full_attention" for t in raw.get("layer_types") or ()), "layers with sliding attention"),
+        (gemma or all(t == "full_attention" for t in raw.get("layer_types") or ()), "layers with sliding attention"),
+        (not raw.get("attn_logit_softcapping") and not raw.get("final_logit_softcapping"), "softcapped logits"),
+        (not raw.get("use_bidirectional_attention"), "bidirectional attention"),
         (not raw.get("quantization_config"), "quantised weights"),
     )
     return next((reason for ok, reason in checks if not ok), None)
@@ -137,10 +145,24 @@ def read_json(path: Path) -> dict[str, Any]:
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Rope parameters in one form: transformers 5 writes `rope_parameters`, older files theta and scaling apart."""
     rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    rope = dict(rope.get("full_attention", rope))  # gemma3: by kind of layer
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
     rope.setdefault("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     return rope
+
+
+def _gemma(raw: Mapping[str, Any]) -> dict[str, Any]:
+    if raw["model_type"] != GEMMA:
+        return {}
+    window, local = int(raw["sliding_window"]), dict(raw.get("rope_parameters") or {}).get("sliding_attention") or {}
+    dim = int(raw["head_dim"])
+    return {
+        "windows": tuple(window if kind == "sliding_attention" else 0 for kind in raw["layer_types"]),
+        "local_theta": float(local.get("rope_theta") or raw.get("rope_local_base_freq", 10000.0)),
+        "embed_scale": float(raw["hidden_size"]) ** 0.5,
+        "query_scale": (dim / float(raw["query_pre_attn_scalar"])) ** 0.5,
+    }
 
 
 def _experts(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,10 +195,11 @@ def _read(raw: Mapping[str, Any]) -> ModelConfig:
         rope_theta=float(rope["rope_theta"]),
         rope_scaling=scaling,
         max_position=max_position,
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        tied_head=bool(raw.get("tie_word_embeddings", family == GEMMA)),
         qkv_bias=family in QKV_BIAS,
         qk_norm=family in QK_NORM,
         **_experts(raw),
+        **_gemma(raw),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         bos_token_id=raw.get("bos_token_id"),
     )

@@ -144,10 +144,7 @@ class Decoder(nn.Module):
         head = Linear(config.hidden_size, config.vocab_size, dtype, place)
         if config.tied_head:
             head.weight = embedding
-        from .experts import ExpertLayer
-
-        kind = ExpertLayer if config.num_experts else Layer
-        layers = [kind(config, dtype, device) for _ in range(config.num_layers)]
+        layers = [make_layer(config, index, dtype, device) for index in range(config.num_layers)]
         rotations = rotation_table(config, dtype, device) if rotations is None else rotations
         return cls(config, embedding, layers, _weight(config.hidden_size, dtype, device), head, rotations)
 
@@ -171,7 +168,8 @@ class Decoder(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """[T] ids -> [T, d], the stream that enters layer 0."""
-        return F.embedding(ids, self.embedding)
+        rows, scale = F.embedding(ids, self.embedding), self.config.embed_scale
+        return rows if scale == 1.0 else rows * float(torch.tensor(scale, dtype=rows.dtype))  # rounded as a weight is
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of [T] positions, [T, 1, D] each; positions beyond `max_position` are the caller's fault."""
@@ -214,6 +212,8 @@ class Decoder(nn.Module):
 
     def finish(self, x: Tensor) -> Tensor:
         """The final norm: the stream that leaves the last layer -> the features that the head reads, [T, d]."""
+        if self.config.windows:
+            return shifted_norm(x, self.norm, self.config.norm_eps)
         if isinstance(self.head, TiledLinear) and x.dtype == torch.bfloat16:
             return self.head.code.norm(x, self.norm, self.config.norm_eps)
         return norm(x, self.norm, self.config.norm_eps)
@@ -223,6 +223,21 @@ class Decoder(nn.Module):
         if rows is None:
             return cast(Tensor, self.head(features))
         return F.linear(features, self.head_weight[rows])
+
+
+def make_layer(config: ModelConfig, index: int, dtype: torch.dtype, device: Device) -> Layer:
+    """An empty layer of the config's kind."""
+    from .experts import ExpertLayer
+    from .gemma import GemmaLayer
+
+    if config.windows:
+        return GemmaLayer(config, index, dtype, device)
+    return (ExpertLayer if config.num_experts else Layer)(config, dtype, device)
+
+
+def shifted_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * (1 + weight) in float32, rounded once, as Gemma's norms are."""
+    return F.rms_norm(x.float(), weight.shape, 1.0 + weight.float(), eps).to(x.dtype)
 
 
 def shallow(decoder: Decoder, k: int) -> Decoder:

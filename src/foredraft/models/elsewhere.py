@@ -47,6 +47,8 @@ def lent_to(decoder: Decoder, device: torch.device, dtype: torch.dtype) -> Decod
 
 
 def _fill(layer: Layer, source: Layer) -> None:
+    if type(source) is not Layer:
+        raise UsageError(f"a {type(source).__name__} cannot be copied to another device; name a draft model instead")
     for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):
         own, given = getattr(layer, name), getattr(source, name)
         if own is not None:

@@ -17,6 +17,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..kernels.norm import norm
 from .decoder import Attend, Decoder, Layer
 from .elsewhere import plain_rows
@@ -47,6 +48,8 @@ class GroupedDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, size: int) -> None:
         layers = [cast(Layer, layer) for layer in decoder.layers]
+        if type(layers[0]) is not Layer:
+            raise UsageError(f"layers of this kind ({type(layers[0]).__name__}) cannot be grouped; use another method")
         super().__init__(decoder.config, decoder.embedding, layers, decoder.norm, decoder.head, decoder.rotations)
         self.plan = layer_plan(len(layers), size)
         self.fuzzy = False

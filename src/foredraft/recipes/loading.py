@@ -26,7 +26,7 @@ from ..models import (
     runs_natively,
     source_file,
 )
-from ..models.config import EXPERTS, read_json, why_foreign
+from ..models.config import EXPERTS, GEMMA, read_json, why_foreign
 from ..models.heads.delta import load_tuned
 from ..models.load.folders import silent
 from ..models.load.names import tuned_folder
@@ -133,9 +133,10 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         raise UsageError("the batch size must be at least 1")
     executor: Executor
     raw = read_json(folder / "config.json")
-    if device.type == "cpu" and raw.get("model_type") in EXPERTS:
-        log.info("%s is a mixture of experts, which the native executor does not know: passes run in torch", name)
-    if place.dtype == "auto" and device.type == "cpu" and not (runs_natively(raw) and raw["model_type"] not in EXPERTS):
+    in_torch = raw.get("model_type") in (GEMMA, *EXPERTS)
+    if device.type == "cpu" and in_torch:
+        log.info("%s: the native executor knows no %s: passes run in torch", name, raw["model_type"])
+    if place.dtype == "auto" and device.type == "cpu" and (in_torch or not runs_natively(raw)):
         dtype = fastest_in_torch()  # the model runs through torch code
     if runs_natively(raw):
         decoder = _decoder(name, folder, raw, DTYPES[dtype], device, place, progress)

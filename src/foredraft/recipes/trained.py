@@ -151,6 +151,10 @@ def weights_of(target: Loaded) -> str:
 def decoder_of(target: Loaded) -> Decoder:
     if target.executor.decoder is None:
         raise UsageError(f"trained heads need a model that the built-in decoder runs, and {target.name!r} is not one")
+    if target.executor.decoder.config.windows:
+        raise UsageError(
+            f"trained heads know no layers with a window, and {target.name!r} has such; name a draft model"
+        )
     return target.executor.decoder
 
 

@@ -15,7 +15,9 @@ def executor_for(
     """An executor for our own decoder, for targets and drafters alike."""
     if runs_native(decoder):
         return NativeExecutor(decoder, max_slots, max_length, max_scratch)
-    asks_host = bool(decoder.config.num_experts)  # which experts a token takes is looked up on the host
-    if decoder.device.type == "cuda" and not asks_host and can_attend(decoder.config.head_dim):
+    special = (
+        decoder.config.num_experts or decoder.config.windows
+    )  # experts are looked up on the host; windows: in torch
+    if decoder.device.type == "cuda" and not special and can_attend(decoder.config.head_dim):
         return GraphExecutor(decoder, max_slots, max_length, max_scratch)
     return TorchExecutor(decoder, max_slots, max_length, max_scratch)

@@ -6,6 +6,7 @@ It knows the plain, the linear and the Llama 3 scaling, and nothing of layers or
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,8 +41,13 @@ def _llama3_factors(plain: Tensor, scaling: dict[str, float]) -> Tensor:
 def rotation_table(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """[max_position, 2, D]: cosines, and sines whose first half is negated so that `rotate` needs no other sign.
 
-    Angles are worked out in float32 and cast last, as in transformers.
+    Angles are worked out in float32 and cast last, as in transformers. Where layers have windows: [.., 2, 2 D], the
+    angles of those without one first.
     """
+    if config.windows:
+        local = replace(config, rope_theta=config.local_theta, rope_scaling=None, windows=())
+        plain = replace(config, windows=())
+        return torch.cat((rotation_table(plain, dtype, device), rotation_table(local, dtype, device)), dim=-1)
     position = torch.arange(config.max_position, dtype=torch.float32, device=device)
     angle = position[:, None] * frequencies(config).to(device)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig, why_foreign
-from ..decoder import Decoder, Layer
+from ..decoder import Decoder, Layer, make_layer
 from ..layers.linear import Linear
 from ..layers.rope import rotation_table
 from .weight_names import Slot, slots
@@ -44,7 +44,7 @@ def shared_decoder(model: Any) -> Decoder:
     for parameter, parts in _by_parameter(slots(config)).items():
         merged[parameter] = _side_by_side([held[name] for name in parts])
     sample = merged["norm"]
-    layers = [_layer(config, merged, f"layers.{i}.") for i in range(config.num_layers)]
+    layers = [_layer(config, merged, i) for i in range(config.num_layers)]
     head = Linear(config.hidden_size, config.vocab_size, sample.dtype, "meta")
     embedding = _frozen(merged["embedding"])
     head.weight = embedding if config.tied_head else _frozen(merged["head.weight"])
@@ -81,8 +81,8 @@ def _side_by_side(parts: list[nn.Parameter]) -> Tensor:
     return whole
 
 
-def _layer(config: ModelConfig, merged: Mapping[str, Tensor], prefix: str) -> Layer:
-    layer = Layer(config, merged["norm"].dtype, "meta")
+def _layer(config: ModelConfig, merged: Mapping[str, Tensor], index: int) -> Layer:
+    layer, prefix = make_layer(config, index, merged["norm"].dtype, "meta"), f"layers.{index}."
     for name, _ in list(layer.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         setattr(layer.get_submodule(owner), leaf, _frozen(merged[prefix + name]))

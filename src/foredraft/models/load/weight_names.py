@@ -42,6 +42,9 @@ def _layer_slots(c: ModelConfig) -> dict[str, Slot]:
         "post_attention_layernorm.weight": Slot("mlp_norm"),
         "self_attn.o_proj.weight": Slot("out.weight"),
     }
+    if c.windows:  # norms before and after both halves
+        norms = {"post_attention": "after_attn", "pre_feedforward": "mlp", "post_feedforward": "after_mlp"}
+        found |= {f"{name}_layernorm.weight": Slot(f"{ours}_norm") for name, ours in norms.items()}
     if c.family == "phi3":  # merged as ours are
         merged_names = {"self_attn.qkv_proj": "qkv", "mlp.gate_up_proj": "gate_up", "mlp.down_proj": "down"}
         return found | {f"{name}.weight": Slot(f"{ours}.weight") for name, ours in merged_names.items()}

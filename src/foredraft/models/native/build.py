@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 # No contraction: a level of a grid is a product and a sum, each rounded, as where the weights were made.
 FLAGS = ("-O2", "-fpeel-loops", "-ffp-contract=off", "-std=c++2a", "-fPIC", "-pthread")
 LOG = "build.log"
+PATIENCE = 1200  # seconds: half a minute of one core; a busy one, or a compiler that builds its own library, takes more
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -84,7 +85,7 @@ def _build(folder: Path, key: str, command: list[str]) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         made = Path(work) / "decoder.so"
         parts = [*command, "-shared", str(HERE / "decoder.cpp"), "-o", str(made)]
-        done = subprocess.run(parts, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(parts, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode or not made.exists():
             log = folder / LOG
             log.write_text(f"$ {' '.join(parts)}\n{done.stdout}{done.stderr}", encoding="utf-8")

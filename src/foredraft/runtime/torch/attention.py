@@ -6,6 +6,8 @@ CPU, where padding costs time), `PaddedAttention` takes the batch at once with a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,12 +58,28 @@ def _with_blocks(visible: Tensor | None, count: int, before: int, size: int) -> 
     return visible
 
 
+def places_of(kv_cache: KVCache, slot: int, scratch: int) -> Tensor:
+    """[length + scratch] positions of a slot's rows: the committed text, then scratch rows by their depth."""
+    length, depth, parents = kv_cache.lengths[slot], [0] * scratch, kv_cache.parents[slot]
+    for i, parent in enumerate(range(-1, scratch - 1) if parents is None else parents[:scratch]):
+        depth[i] = 0 if parent < 0 else depth[parent] + 1
+    return torch.cat((torch.arange(length), length + torch.tensor(depth, dtype=torch.int64)))
+
+
+def within(places: Tensor, count: int, window: int) -> Tensor:
+    """[count, rows] bool: which rows lie within the window of each of the last `count`."""
+    return places[None, :] > places[-count:, None] - window
+
+
 class RaggedAttention:
     """One attention call per sequence, over views."""
 
-    def __init__(self, kv_cache: KVCache, rows: Rows, first: tuple[int, ...], masks: MaskBuffers) -> None:
-        self.kv_cache = kv_cache
+    def __init__(
+        self, kv_cache: KVCache, rows: Rows, first: tuple[int, ...], masks: MaskBuffers, windows: Sequence[int] = ()
+    ) -> None:
+        self.kv_cache, self.windows = kv_cache, windows
         self.spans = []
+        self.near: dict[int, list[Tensor]] = {}  # masks of layers with a window, by window and slot
         start = 0
         visible = scratch_masks(kv_cache, rows, first)
         for b, (slot, count) in enumerate(zip(rows.slots, rows.counts, strict=True)):
@@ -69,11 +87,18 @@ class RaggedAttention:
             mask = masks.view(slot, visible[b], count, first[b], kv_cache.lengths[slot])
             self.spans.append((slot, start, start + count, at, at + count, mask))
             start += count
+            for window in set(windows) - {0}:
+                seen = within(places_of(kv_cache, slot, first[b] + count), count, window)
+                far = torch.zeros(seen.shape, dtype=kv_cache.data.dtype).masked_fill_(~seen, -torch.inf)
+                far = far.to(kv_cache.data.device)
+                self.near.setdefault(window, []).append(far if mask is None else far + mask)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.kv_cache.layer(layer)
         out = torch.empty_like(q) if len(self.spans) > 1 else None
-        for slot, begin, end, at, upto, mask in self.spans:
+        near = self.near.get(self.windows[layer]) if self.windows else None
+        for number, (slot, begin, end, at, upto, mask) in enumerate(self.spans):
+            mask = mask if near is None else near[number]
             key, value = keys[slot], values[slot]
             key[:, at:upto] = k[begin:end].transpose(0, 1)
             value[:, at:upto] = v[begin:end].transpose(0, 1)
@@ -135,8 +160,8 @@ class MaskBuffers:
 class PaddedAttention:
     """One attention call for the whole batch; rows are padded to the longest run and masked."""
 
-    def __init__(self, kv_cache: KVCache, rows: Rows, first: tuple[int, ...]) -> None:
-        self.kv_cache, self.index = kv_cache, rows.index()
+    def __init__(self, kv_cache: KVCache, rows: Rows, first: tuple[int, ...], windows: Sequence[int] = ()) -> None:
+        self.kv_cache, self.index, self.windows = kv_cache, rows.index(), windows
         device = kv_cache.data.device
         visible = scratch_masks(kv_cache, rows, first)
         lengths = [kv_cache.lengths[slot] for slot in rows.slots]
@@ -150,7 +175,11 @@ class PaddedAttention:
                 block = torch.ones((count, before + count), dtype=torch.bool, device=device).tril(before)
             mask[b, 0, :count, length : length + before + count] = block
             mask[b, 0, count:, length] = True  # padding rows must see something
-        self.mask = mask
+        self.mask, self.near = mask, {window: mask.clone() for window in set(windows) - {0}}
+        for window, near in self.near.items():
+            for b, (slot, before, count) in enumerate(zip(rows.slots, first, rows.counts, strict=True)):
+                seen = within(places_of(kv_cache, slot, before + count), count, window).to(device)
+                near[b, 0, :count, : seen.shape[1]] &= seen
         self.slots = torch.tensor(rows.slots, device=device)
         cells = [(b, i) for b, count in enumerate(rows.counts) for i in range(count)]
         self.row_of = torch.tensor([b for b, _ in cells], device=device)
@@ -165,5 +194,6 @@ class PaddedAttention:
         values[slot, :, self.place] = v
         query = q[self.index].transpose(1, 2)  # [B, H, width, D]
         key, value = keys[self.slots, :, : self.upto], values[self.slots, :, : self.upto]
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask, enable_gqa=True)
+        mask = self.near.get(self.windows[layer], self.mask) if self.windows else self.mask
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
         return out.transpose(1, 2)[self.row_of, self.column_of].flatten(1)

@@ -103,9 +103,9 @@ class TorchExecutor:
         first = self.kv_cache.reserve(rows.slots, rows.counts)
         attend: PaddedAttention | RaggedAttention
         if self.masks is None:
-            attend = PaddedAttention(self.kv_cache, rows, first)
+            attend = PaddedAttention(self.kv_cache, rows, first, self.decoder.config.windows)
         else:
-            attend = RaggedAttention(self.kv_cache, rows, first, self.masks)
+            attend = RaggedAttention(self.kv_cache, rows, first, self.masks, self.decoder.config.windows)
         return Placement(rows, self._positions(rows, first), first, attend)
 
     def place_open(self, rows: Rows) -> Placement:
