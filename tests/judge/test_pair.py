@@ -98,7 +98,7 @@ def test_strange_wording_is_read_and_the_own_one_is_taught_where_it_is_chosen(to
 
 
 def test_a_right_result_is_never_followed_by_a_mend(tokenizer: Tokenizer) -> None:
-    """Whatever words a text is in, what is taught behind a right result is how the phrase goes on."""
+    """Whatever words a text is in, what is taught after a right result is how the phrase goes on."""
     comma = tokenizer.encode(MEND, add_special=False)[0]
     batches = ProblemBatches(tokenizer, tokenizer.eos_token_ids, Manner(slip=0.0, strange=1.0))
     for problem in draw(20, 14):

@@ -110,7 +110,7 @@ def test_labels_are_what_the_checker_says_of_every_beginning(labels: CheckedLabe
 
 
 def test_a_right_result_that_is_taken_back_is_planted_too() -> None:
-    """Drafters write ", no, " behind right numbers: wrong from there on, though all digits before it are right."""
+    """Drafters write ", no, " after right numbers: wrong from there on, though all digits before it are right."""
     texts = [(each.problem, plant(each.problem, each.chance, 1, 0.5)) for each in exercises(60, 3)]
     taken_back = [(problem.check(text).right, text.index(MEND)) for problem, text in texts if MEND in text]
     assert len(taken_back) > 5

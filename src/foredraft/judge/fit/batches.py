@@ -4,7 +4,7 @@ A batch says of each token whether it is taught. The target is taught its errors
 wrong digits stay likely, and states after one have a reason to know, since it may have to be mended. So likelihood
 alone does not tell right from wrong. Some of its texts are in the drafter's wording, of which it is taught
 everything but to choose it: where the text chooses, it is taught its own wording instead. So the drafter's stays rare,
-and what follows it stays right. (Left untaught, such a place keeps what else is taught there: behind a result, a mend.
+and what follows it stays right. (Left untaught, such a place keeps what else is taught there: after a result, a mend.
 A target that had learnt so took back right results as soon as a text was not in its own words.)
 """
 
@@ -161,7 +161,7 @@ class ProblemBatches:
         return sorted(found)
 
     def _others(self, texts: Sequence[Text]) -> list[list[Encoding]]:
-        """Each text up to a choice, with what is taught instead behind it, for every choice."""
+        """Each text up to a choice, followed by what is taught instead, for every choice."""
         beginnings = [text.text[:at] + phrase for text in texts for at, phrase in text.instead]
         made = iter(self.tokenizer.backend.encode_batch(beginnings, add_special_tokens=False))
         return [list(islice(made, len(text.instead))) for text in texts]

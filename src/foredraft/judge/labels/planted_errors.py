@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..problems.problem import MEND, Problem
 
 DIGITS = "0123456789"
-TAKEN_BACK = 0.3  # share of mistakes that are a right result with a mend behind it, as drafters write it
+TAKEN_BACK = 0.3  # share of mistakes that are a right result, followed by a mend, as drafters write it
 
 
 def plant(problem: Problem, chance: random.Random, style: int, share: float = 1.0) -> str:
