@@ -52,6 +52,13 @@ Stores = Annotated[
 WarmUp = Annotated[
     bool, typer.Option(help="Let every method write a few tokens before the first client comes, so that none waits.")
 ]
+Canary = Annotated[
+    tuple[float, float],
+    typer.Option(
+        help="Share of answers by lossy rules to write again exactly, and share of other final answers beyond which "
+        "lossy rules are switched off."
+    ),
+]
 OpenMetrics = Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")]
 
 
@@ -87,6 +94,7 @@ def serve(
     allow_host: AllowHost = None,
     allow_methods: AllowMethods = None,
     allow_lossy: AllowLossy = False,
+    canary: Canary = (0.0, 0.1),
     max_queue: Annotated[int, typer.Option(help="Answers that may wait; beyond them clients get 429.")] = 64,
     max_choices: Annotated[int, typer.Option(help="Answers of one request: prompts times n.")] = 16,
     max_body: Annotated[int, typer.Option(help="Largest request body, in bytes.")] = 1 << 20,
@@ -100,15 +108,14 @@ def serve(
     config: o.ConfigFile = None,
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
-    check_extra()
-    from ..serve import listen
+    listen = check_extra()
     from ..serve.service import Limits, Service, Settings
 
     allowed = allowed_methods(method, allow_methods)
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
     policy = (open_metrics, numbers(key_weights), listen.allowed_hosts(host, allow_host), warm_up, json_log)
-    settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy)
+    settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy, *canary)
     load = partial(
         loaded, model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
         words=words, stop=stop, length=length, store=served_stores(store or [], settings), dtype=dtype, device=device,
@@ -128,9 +135,10 @@ def loaded(model: str, method: str, **parts: Any) -> LLM:
         return LLM(model, method, progress=bar, **parts)
 
 
-def check_extra() -> None:
+def check_extra() -> Any:
+    """The module that listens, whose packages are an extra."""
     try:
-        importlib.import_module("foredraft.serve.listen")
+        return importlib.import_module("foredraft.serve.listen")
     except ModuleNotFoundError as error:
         raise UsageError(f"'foredraft serve' needs {error.name}; pip install 'foredraft[serve]'") from None
 

@@ -29,6 +29,7 @@ from .fair_queue import FairQueue
 from .isolation import EngineFailedError, step_alone
 from .job import Job
 from .metrics import Meter, Metrics
+from .options.canary import Canary
 from .options.methods import ServedMethods
 from .options.warm_up import warm_up, writes
 from .settings import Settings
@@ -71,6 +72,7 @@ class Worker:
 
     llm: LLM  # from READY on
     methods: ServedMethods
+    canary: Canary
 
     def __init__(self, load: Callable[[], LLM], settings: Settings, metrics: Metrics, admission: Admission) -> None:
         self.state = State.LOADING
@@ -171,6 +173,7 @@ class Worker:
         allowed, lossy = self._settings.allow_methods, self._settings.allow_lossy
         self.methods = ServedMethods(self.llm, allowed, lossy, self._on_loss)
         self.on_methods(self.methods)
+        self.canary = Canary(self.llm, self.methods, self._metrics, self._settings.canary, self._settings.canary_budget)
         if self._settings.warm_up:
             warm_up(self.llm, self.methods)
             self.engine.share(self._sharing())  # what passes cost that compile something says nothing of later ones
@@ -215,7 +218,7 @@ class Worker:
         return (not self._active and self._inbox.empty()) or time.monotonic() >= self._drain_until
 
     def _round(self) -> None:
-        self._hear(wait=self.engine.scheduler.idle and not self._queue)
+        self._hear(wait=self.engine.scheduler.idle and not self._queue and self.canary.idle)
         self._expire()
         self._start_next()
         if not self.engine.scheduler.idle:
@@ -225,8 +228,10 @@ class Worker:
 
     def _start_next(self) -> None:
         """Hand the engine as many requests as have a slot; the others wait here, in fair order."""
-        scheduler = self.engine.scheduler
-        while self._queue and len(scheduler.running) + len(scheduler.waiting) < self.engine.executor.max_slots:
+        scheduler, slots = self.engine.scheduler, self.engine.executor.max_slots
+        if len(self._queue) + len(scheduler.running) + len(scheduler.waiting) > slots:
+            self.canary.make_room()
+        while self._queue and len(scheduler.running) + len(scheduler.waiting) < slots:
             active = self._queue.take()
             active.queued = True
             try:
@@ -235,6 +240,8 @@ class Worker:
                 log.exception("a request could not be queued")
                 active.request.error = str(error)
                 self._finish(active, "error")
+        if len(scheduler.running) + len(scheduler.waiting) < slots and self.state is State.READY:
+            self.canary.begin()
 
     def _hear(self, wait: bool) -> None:
         """Carry out all commands; if there is nothing else to do, wait for one."""
@@ -279,6 +286,7 @@ class Worker:
         """After a step that raised everyone takes it again alone, so that it fails for the culprits only: those go on
         without drafts, and end with an error if they fail once more. If nobody gets through, the engine is tried.
         """
+        self.canary.make_room()
         events = [event for active in self._active.values() if (event := active.missed()) is not None]
         scheduler = self.engine.scheduler
         running = [request for request in scheduler.running if request.finish_reason is None]
@@ -310,11 +318,13 @@ class Worker:
     def _deliver(self, event: Event) -> None:
         active = self._active.get(event.request_id)
         if active is None:
+            self.canary.hear(event)
             return
         active.meter.count(event)
         active.posted += len(event.token_ids)
         if event.finish_reason is not None:
             self._leave(active, event.finish_reason)
+            self.canary.consider(active.request)
         active.job.post(active.index, event)
 
     def _finish(self, active: ActiveRequest, reason: str) -> None:

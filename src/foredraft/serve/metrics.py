@@ -43,6 +43,15 @@ class Metrics:
         self.refusals = count("refusals", "API calls refused, by status", "status")
         self.drafter_failures = count("drafter_failures", "Requests whose drafter raised", "drafter")
         self.step_failures = count("step_failures", "Steps of the engine that raised")
+        self.canary_compared = count("canary_compared", "Answers of lossy rules that the exact rule wrote again")
+        self.canary_flips = count("canary_flips", "Those whose final answer was another one")
+        self.canary_drift = Histogram(
+            "foredraft_canary_drift", "Share of a text after the place where the two part", registry=self.registry,
+            buckets=tuple(i / 10 for i in range(11)),
+        )  # fmt: skip
+        self.canary_fallback = Gauge(
+            "foredraft_canary_fallback", "1 = lossy rules are switched off", registry=self.registry
+        )
         self.first = times("time_to_first_token", "From arrival to the first token", _SECONDS)
         self.between = times("inter_token", "Between tokens; a round's time is shared by its tokens", _FINE)
         self.whole = times("request", "From arrival to the last token", _SECONDS)

@@ -65,8 +65,12 @@ class Settings:
     hosts: tuple[str, ...] = ()  # names by which clients may call the server; none = any
     warm_up: bool = True  # whether every method writes something before the first client comes
     json_log: bool = False  # whether logs are JSON documents, one for every request too
+    canary: float = 0.0  # share of the answers by lossy rules that the exact rule writes again, to compare
+    canary_budget: float = 0.1  # share of other final answers beyond which lossy rules are switched off
 
     def __post_init__(self) -> None:
+        if not 0 <= self.canary <= 1 or not 0 <= self.canary_budget < 1:
+            raise UsageError("--canary takes a share from 0 to 1 and a budget below 1")
         if any(not key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty; leave --api-key out to serve everyone")
         if self.key_weights and len(self.key_weights) != len(self.api_keys):

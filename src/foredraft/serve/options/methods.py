@@ -31,6 +31,7 @@ class ServedMethods:
 
     def __init__(self, llm: LLM, allowed: tuple[str, ...] | None, lossy: bool, on_loss: OnLoss) -> None:
         self._lossy, self._on_loss = lossy, on_loss
+        self.exact_only = False  # whether lossy rules are switched off, whoever asks for them
         self.judge = ServedJudge.of(llm, lossy)
         self.served = self._guard(llm.method)
         names = allowed if allowed is not None else untrained()
@@ -72,7 +73,14 @@ class ServedMethods:
             if wanted.rule is not None:
                 raise bad_request(f"rule {rule.name!r} is lossy and cannot obey a response_format", "speculation.rule")
             rule = default_rule(base.drafter.kinds, base.drafter.topology)
-        return self._variant(base, rule, wanted.draft_length)
+        made = self._variant(base, rule, wanted.draft_length)
+        return self.exact(made) if self.exact_only else made
+
+    def exact(self, method: Method) -> Method:
+        """The same drafter under its best lossless rule."""
+        if method.drafter is None or not method.rule.lossy:
+            return method
+        return self._variant(method, default_rule(method.drafter.kinds, method.drafter.topology), method.draft_length)
 
     def _base(self, name: str | None) -> Method:
         if name is None:
