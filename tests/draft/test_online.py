@@ -205,7 +205,7 @@ def test_texts_without_a_mistake_teach_nothing() -> None:
 
 
 def test_what_was_learnt_is_kept_and_taken_up(tmp_path: Path) -> None:
-    own = {"every": 4, "lr": 0.02, "keep": str(tmp_path)}
+    own = {"every": 4, "lr": 0.02, "folder": str(tmp_path)}
     method, drafter, executor = built(**own)
     for _ in range(5):
         requests = write(executor, method, PROMPTS)

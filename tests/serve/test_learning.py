@@ -34,7 +34,7 @@ def head(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learning(tiny: Path, head: Path, keep: Path) -> Load:
-    spelled = f"online:every=2,margin=-1,keep={keep},shape=chain:drawn=false"
+    spelled = f"online:every=2,margin=-1,folder={keep},shape=chain:drawn=false"
     return lambda: LLM(str(tiny), spelled, drafter=str(head), dtype="fp32", batch_size=2)
 
 

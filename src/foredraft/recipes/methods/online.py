@@ -21,13 +21,13 @@ def online(
     factory: PartsFactory,
     options: Options,
     *,
-    keep: str = "",
+    folder: str = "",
     every: int = 8,
     lr: float = 3e-4,
     places: str = ALL,
     margin: float = 0.0,
 ) -> Parts:
-    """keep: the folder for what was learnt; every: texts between updates; places: what is learnt from; margin: by which
+    """folder: the one for what was learnt; every: texts between updates; places: what is learnt from; margin: by which
     a swap must pay."""
     if places not in PLACES:
         raise unknown_name("places to learn from", places, PLACES)
@@ -35,7 +35,7 @@ def online(
     ready, first = factory.learnable(kind, options.drafter, options.words)
     shape = factory.shape(options, ready.longest, kind=kind)
     ids = ready.vocabulary.ids
-    kept = KeptHeads(Path(keep).expanduser() if keep else None, ready.spec, ids)
+    kept = KeptHeads(Path(folder).expanduser() if folder else None, ready.spec, ids)
 
     def learner(namespace: str) -> OnlineHead:
         copy = Distillation(ready.lender, ready.spec, ids, first, lr, places)
@@ -54,7 +54,7 @@ ONLINE = Recipe(
         "a head without attention, distilled where its drafts were corrected, between rounds; tree",
         "acceptance +0.1 to +0.65",
         f"begin with a head that comes with the package for smollm2; for other models {TRAIN}; "
-        "keep=DIR keeps what was learnt",
+        "folder=DIR keeps what was learnt",
         needs="trained head",
         phrase="a head that learns while it drafts",
         get="foredraft train mlp-speculator --target MODEL",
