@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -68,18 +67,26 @@ def test_other_methods_start_no_thread(server: Running) -> None:
     assert server.service.learning._thread is None
 
 
-def test_the_thread_keeps_to_its_share_while_answers_are_written() -> None:
-    busy = [True]
+def test_the_thread_keeps_to_its_share_while_answers_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, now = [True], [100.0]
     thread = LearningThread(lambda: busy[0], Metrics(), share=0.2)
-    thread._began = time.monotonic()
-    time.sleep(0.05)
-    before = time.monotonic()
-    thread.pause()
-    assert time.monotonic() - before >= 0.15  # four times what it worked
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("foredraft.serve.upkeep.learning_thread.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(thread._end, "wait", wait)
+
+    def rest(worked: float) -> float:
+        thread._began = now[0]
+        now[0] += worked
+        before = now[0]
+        thread.pause()
+        return now[0] - before
+
+    assert rest(0.5) == pytest.approx(2.0)  # four times what it worked
     busy[0] = False
-    before = time.monotonic()
-    thread.pause()
-    assert time.monotonic() - before < 0.1
+    assert rest(0.5) == 0.0
 
 
 def test_a_failing_update_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

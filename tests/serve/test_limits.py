@@ -72,9 +72,8 @@ def test_schema_bombs_are_refused_while_others_are_served(tiny: Path) -> None:
         refused = [answer for answer in answers if answer.status_code == 400]
         assert refused and all("takes more than 1 s or 64 MiB" in answer.text for answer in refused)
         known = next(n for n, answer in enumerate(answers) if answer.status_code == 400)
-        begun = time.monotonic()
-        assert server.post("completions", prompt="a", response_format=bomb(known)).status_code == 400
-        assert time.monotonic() - begun < 1
+        again = [server.post("completions", prompt="a", response_format=bomb(n)).status_code for n in (known, 99)]
+        assert again == [400, 429]  # the one it knows is not tried again; for a new one this client has to wait
         assert resident() - before < 500 << 20
         assert server.post("completions", prompt="a", max_tokens=3, response_format=fine).status_code == 200
 
@@ -230,7 +229,7 @@ def test_one_key_cannot_hold_all_slots(tiny: Path) -> None:
             return time.monotonic()
 
         with ThreadPoolExecutor(8) as pool:
-            greedy = [pool.submit(ask, "greedy", n=16, max_tokens=16) for _ in range(4)]
+            greedy = [pool.submit(ask, "greedy", n=16, max_tokens=8) for _ in range(4)]
             server.wait(lambda: len(server.service.worker._queue) >= 30)
             modest = ask("modest")
             assert modest < min(future.result() for future in greedy if future.result() > modest)

@@ -25,7 +25,7 @@ class Clock:
         return time.perf_counter()
 
     def lap(self, part: str, requests: list[Request]) -> float:
-        """SlotTable the time since the last lap as `part` (prefill, draft, verify or host); returns it."""
+        """Count the time since the last lap as `part` (prefill, draft, verify or host); returns it."""
         now = self.now()
         elapsed, self._last = now - self._last, now
         name, share = f"{part}_seconds", elapsed / max(1, len(requests))
