@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from foredraft.models import random_decoder, shape
 from foredraft.runtime import Rows, TorchExecutor
+from foredraft.runtime.kv_cache import zeroed
 
 from .kit import CPU, random_tree, tokens, tree_rows
 
@@ -40,3 +43,20 @@ def test_no_tensor_grows_with_the_context(tree: bool) -> None:
 @pytest.mark.parametrize("tree", [False, True], ids=["plain", "tree"])
 def test_the_whole_step_stays_the_same_size(tree: bool) -> None:
     assert sorted(step_bytes(600, tree)) == sorted(step_bytes(1800, tree))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_slots_that_nobody_uses_cost_no_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    cache = zeroed((4, 2, 16, 8, 4096, 64), torch.float32, CPU)
+    assert cache.data_ptr() % 64 == 0 and cache.nbytes == 1 << 30
+    assert not cache[0, 0, 0].any() and resident() - before < 1 << 27
+    cache[1].fill_(1.0)
+    assert resident() - before > 1 << 27  # what is in use is seen
+
+
+def test_memory_of_no_slots() -> None:
+    assert zeroed((0, 2, 3), torch.bfloat16, CPU).shape == (0, 2, 3)

@@ -6,13 +6,17 @@ nothing. On the host untouched pages cost no memory, so slots may be as long as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ForedraftError
+
+ALIGNMENT = 64  # bytes, as torch's own memory has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,19 @@ class Snapshot:
     """Committed K/V of one slot, copied."""
 
     data: Tensor  # [L, 2, Hkv, length, D]
+
+
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not empty: masked rows are still multiplied by zero, and zero times a stray NaN is NaN.
+
+    On the host by calloc, whose fresh pages cost nothing until they are written to; torch.zeros writes to them all.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(shape)
 
 
 class KVCache:
@@ -38,8 +55,7 @@ class KVCache:
     ) -> None:
         self.max_length, self.max_scratch = max_length, max_scratch
         self.capacity = max_length + max_scratch
-        # Zeros, not empty: masked rows are still multiplied by zero, and zero times a stray NaN is NaN.
-        self.data = torch.zeros((layers, 2, slots, heads, self.capacity, dim), dtype=dtype, device=device)
+        self.data = zeroed((layers, 2, slots, heads, self.capacity, dim), dtype, device)
         self.lengths = [0] * slots
         self.scratch = [0] * slots
         self.parents: list[list[int] | None] = [[] for _ in range(slots)]  # None = the scratch rows are a chain
