@@ -7,16 +7,17 @@ nothing. On the host untouched pages cost no memory, so slots may be as long as 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ForedraftError
 
-ALIGNMENT = 64  # bytes, as torch's own memory has it
+# Not shared with processes that are forked off; Windows has no such flags.
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,13 @@ class Snapshot:
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, not empty: masked rows are still multiplied by zero, and zero times a stray NaN is NaN.
 
-    On the host by calloc, whose fresh pages cost nothing until they are written to; torch.zeros writes to them all.
+    On the host as fresh pages of the system, which cost nothing until they are written to. torch.zeros writes to them
+    all; numpy.zeros asks for pages of 2 MiB, of which one token of every layer and head touches as many as there are.
     """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
-    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(shape)
+    if device.type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, size, **PRIVATE), dtype=dtype).view(shape)
 
 
 class KVCache:
