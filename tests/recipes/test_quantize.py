@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from foredraft import LLM, SamplingParams
+from foredraft.bench.pipeline import Order, run_bench
 from foredraft.errors import UsageError
 from foredraft.models import native
 from foredraft.models.layers.linear import TiledLinear
@@ -28,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     config = LlamaConfig(
         vocab_size=272, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.3,
+        num_key_value_heads=1, max_position_embeddings=640, initializer_range=0.3,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     write_tokenizer(folder)
@@ -60,6 +62,20 @@ def test_a_folder_is_rounded_on_request_and_says_so(name: str, folder: Path, cap
     prompt, params = [[5, 6, 7, 5, 6]], SamplingParams(max_new_tokens=12)
     plain = rounded.generate(prompt, params, method=rounded.build("plain"))[0]
     assert rounded.generate(prompt, params)[0].token_ids == plain.token_ids, "exact for the rounded model"
+
+
+@pytest.mark.skipif(native.compiled() is None, reason="no native library here")
+def test_a_benchmark_of_rounded_weights(folder: Path, tmp_path: Path) -> None:
+    """They are a condition of the run; exact methods write what the rounded model writes."""
+    asked = Order(
+        model=str(folder), methods="prompt-lookup", tasks="own-math", limit=1, max_new_tokens=8, dtype="bf16",
+        device="cpu", out=tmp_path / "out", quantize="int8",
+    )  # fmt: skip
+    document = run_bench(asked)
+    assert document["settings"]["quantize"] == "int8" and document["differences"] == []
+    assert asked.settings().key != replace(asked, quantize=None).settings().key
+    with pytest.raises(UsageError, match="did you mean 'int8'"):
+        run_bench(replace(asked, quantize="int88"))
 
 
 def test_what_cannot_be_rounded_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ class Settings:
     seed: int = 0
     max_new_tokens: int = 128
     max_length: int | None = None
+    quantize: str | None = None
     forget: bool = False  # a fresh drafter for every question, not only for every run
     threads: int = 1
 

@@ -49,6 +49,7 @@ class Order:
     max_length: int | None = None
     dtype: str = "auto"
     device: str = "auto"
+    quantize: str | None = None
     forget: bool = False
 
     def entries(self) -> list[Entry]:
@@ -64,7 +65,8 @@ class Order:
         return [load(task, self.data, self.limit) for task in wanted]
 
     def settings(self) -> Settings:
-        place = Place(self.dtype, self.device, self.batch_size, self.max_length)
+        place = Place(self.dtype, self.device, self.batch_size, self.max_length, quantize=self.quantize)
+        place.bits()  # a name that is none is refused before a model is loaded
         return Settings(
             model=self.model,
             dtype=place.dtype_name(),
@@ -74,6 +76,7 @@ class Order:
             seed=self.seed,
             max_new_tokens=self.max_new_tokens,
             max_length=self.max_length,
+            quantize=self.quantize,
             forget=self.forget,
             threads=torch.get_num_threads(),
         )
@@ -104,7 +107,7 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
     folder = files.choose(order.out, order.name())
     llm = LLM(
         order.model, "plain", dtype=settings.dtype, device=settings.device, batch_size=settings.batch_size,
-        max_length=settings.max_length, progress=listener.loading,
+        max_length=settings.max_length, quantize=settings.quantize, progress=listener.loading,
     )  # fmt: skip
     left_out: dict[str, str] = {}
     runs = make_runs(llm, entries, left_out if takes_all(order.methods) else None)

@@ -69,6 +69,7 @@ def run(
     max_length: o.MaxLength = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
     forget: Annotated[bool, typer.Option("--forget", help="Fresh drafters for every question.")] = False,
     out: Out = None,
     as_json: Json = False,
@@ -79,7 +80,7 @@ def run(
     order = Order(
         model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, temperature=temperature,
         batch_size=batch_size, seed=seed, max_new_tokens=max_new_tokens, max_length=max_length, dtype=dtype,
-        device=device, forget=forget,
+        device=device, quantize=quantize, forget=forget,
     )  # fmt: skip
     with listening() as listener:
         document = run_bench(order, listener)
