@@ -82,7 +82,9 @@ def test_rows_have_the_names_that_readers_rely_on(finished: tuple[Path, dict[str
     rows = finished[1]["rows"]
     names = {"method", "task", "speedup", "speedup_low", "speedup_high", "tokens_per_step", "accepted_per_step"}
     assert all(names | {"tokens_per_second"} <= set(row) for row in rows)
-    assert {row["task"] for row in rows} == {"own-chat", "own-math", "all"}
+    assert {row["task"] for row in rows} == {"own-chat", "own-chat, later turns", "own-math", "all"}
+    answers = {row["task"]: row["answers"] for row in rows if row["method"] == "plain"}
+    assert 0 < answers["own-chat, later turns"] < answers["own-chat"] < answers["all"]
     plain = next(row for row in rows if row["method"] == "plain" and row["task"] == "all")
     assert plain["speedup"] == 1.0 and plain["tokens_per_step"] == 1.0 and plain["accepted_per_step"] == 0.0
     for row in rows:

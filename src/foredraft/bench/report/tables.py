@@ -5,7 +5,7 @@ Measured columns and papers' claims never share a column, and claims are marked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,14 +100,22 @@ def _speed(row: Row) -> list[str]:
     ]
 
 
-def by_task(run: Run) -> Table:
-    """Speed-up of every method on every task."""
+def by_task(run: Run, title: str, cell: Callable[[Row], str]) -> Table:
+    """A figure of every method on every task."""
     tasks = [*run.tasks, ALL]
     rows = []
     for total in run.totals:
-        cells = [run.row(total["method"], task) for task in tasks]
-        rows.append([total["method"], *("-" if row is None else interval(row, "speedup") for row in cells)])
-    return Table("Speed-up by task [95%]", ["method", *tasks], rows)
+        found = [run.row(total["method"], task) for task in tasks]
+        rows.append([total["method"], *("-" if row is None else cell(row) for row in found)])
+    return Table(title, ["method", *tasks], rows)
+
+
+def speed_by_task(run: Run) -> Table:
+    return by_task(run, "Speed-up by task [95%]", lambda row: interval(row, "speedup"))
+
+
+def passes_by_task(run: Run) -> Table:
+    return by_task(run, "Tokens a pass by task", lambda row: f"{row['tokens_per_step']:.2f}")
 
 
 def quality(run: Run) -> Table | None:
@@ -217,6 +225,8 @@ def of_run(run: Run) -> list[Table]:
     if run.kind == "engine":
         return engine(run)
     if run.kind == "peers":
-        return [peers(run), by_task(run)]
-    found: Sequence[Table | None] = (methods(run), left_out(run), by_task(run), quality(run), differences(run))
+        return [peers(run), speed_by_task(run)]
+    found: Sequence[Table | None] = (
+        methods(run), left_out(run), speed_by_task(run), passes_by_task(run), quality(run), differences(run),
+    )  # fmt: skip
     return [table for table in found if table is not None]

@@ -20,7 +20,7 @@ from .intervals import ratio_of_mean_rates, ratio_of_rates
 from .records import Key, Record
 from .totals import Totals, acceptance, common_cut, totals
 
-ALL = "all"
+ALL, LATER = "all", ", later turns"
 Row = dict[str, Any]
 
 
@@ -67,11 +67,20 @@ def table(
     found = []
     for method in methods:
         mine = [pair for pair in pairs if pair.method.key.method == method]
-        tasks = list(dict.fromkeys(pair.method.key.task for pair in mine))
-        for task in [*tasks, ALL]:
-            chosen = [pair for pair in mine if task in (ALL, pair.method.key.task)]
+        for task, chosen in by_task(mine).items():
             found.append(row(method, task, chosen, scores or {}, floor or Floor()))
     return found
+
+
+def by_task(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Answers by task, and once more those to later turns, whose prompt holds earlier answers; all of them last."""
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(pair.method.key.task, []).append(pair)
+    for task, mine in list(found.items()):
+        if later := [pair for pair in mine if pair.method.key.turn]:
+            found[f"{task}{LATER}"] = later
+    return found | {ALL: list(pairs)}
 
 
 def pair_up(records: Sequence[Record], baseline: str = PLAIN) -> list[Pair]:
