@@ -154,7 +154,7 @@ def test_a_server_that_tampers(tiny: Path, how: str) -> None:
 @pytest.mark.slow
 def test_an_attack_with_its_page(tiny: Path, tmp_path: Path) -> None:
     """A few seconds of what `docs/results/server` shows ten minutes of."""
-    short = ("--attack", "--minutes", "0.2", "--quiet-minutes", "0.1", "--page", str(tmp_path / "page"))
+    short = ("--attack", "--minutes", "0.6", "--quiet-minutes", "0.1", "--page", str(tmp_path / "page"))
     keys = ("--api-key", "good", "--attack-key", "bad")
     with serving(tiny_llm(tiny), api_keys=("good", "bad")) as server:
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 import socket
@@ -13,6 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
+
+from foredraft.serve import listen
+from foredraft.serve.service import Service
+from foredraft.serve.settings import Limits, Settings
 
 from .kit import MODEL
 from .process import Process, started
@@ -87,6 +92,15 @@ def test_a_step_that_lets_no_thread_run_ends_the_process_too(tiny: Path) -> None
     with started(SERVER, str(tiny), "1", "60") as process, connected(process, request(prompt=[HOLD])):
         assert process.popen.wait(60) == 1
     assert "Timeout" in "".join(process.said) and "stuck_server.py" in "".join(process.said)
+
+
+def test_the_clock_runs_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that keeps the interpreter's lock may be the very first: no thread of ours looks at anything after it."""
+    begun: list[float] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **_: begun.append(seconds))
+    monkeypatch.setattr(listen, "WATCH_SECONDS", 600.0)
+    with listen.watched(Service(lambda: pytest.fail("not loaded"), Settings(MODEL, Limits(step_seconds=2)))):
+        assert begun == [604.0]
 
 
 def test_sigterm_ends_a_server_whose_engine_is_stuck(tiny: Path) -> None:

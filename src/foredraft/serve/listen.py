@@ -68,12 +68,16 @@ def watched(service: Service) -> Iterator[None]:
     """
     most, over = service.limits.step_seconds, Event()
 
+    def put_off() -> None:
+        faulthandler.dump_traceback_later(2 * most + WATCH_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
+
     def look() -> None:
         while not over.wait(WATCH_SECONDS):
-            faulthandler.dump_traceback_later(2 * most + WATCH_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
+            put_off()
             if service.worker.stuck_for > most:
                 end(f"a step of the engine has not ended for {2 * most:g} s; giving up")
 
+    put_off()  # before anything can get stuck: this thread may never get to its first look
     thread = Thread(target=look, name="foredraft-watchdog", daemon=True)
     thread.start()
     try:
