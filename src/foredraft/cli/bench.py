@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ..bench.pipeline import Listener
 
 
-TRUSTED = 0.05  # share of the processors that a virtual machine's host may take before times say little
-
-
 class RunByDefault(TyperGroup):
     """`foredraft bench --limit 2` means `foredraft bench run --limit 2`."""
 
@@ -128,8 +125,7 @@ def show(document: dict[str, Any], title: str) -> None:
     for table in (first, terminal.task_table(rows), terminal.quality_table(rows)):
         if table is not None:
             console.print(table)
-    if (stolen := document.get("stolen_share", 0.0)) > TRUSTED:
-        warning = f"The machine's host took {stolen:.0%} of its processors meanwhile (steal): do not trust these times."
+    if warning := terminal.disturbance(document):
         console.print(warning, style="bold", markup=False, highlight=False)
     console.print(f"records and provenance: {document['out']}", markup=False, highlight=False)
 

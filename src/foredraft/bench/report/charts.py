@@ -108,7 +108,7 @@ def split(run: Run) -> Any:
     figure, axes = plots().subplots(figsize=(8, 1.2 + 0.42 * len(rows)))
     left = [0.0] * len(rows)
     for part, paint in PARTS.items():
-        widths = [max(0.0, 1e3 * row["split"][part] / row["tokens"]) for row in rows]
+        widths = [max(0.0, 1e3 * row["split"][part] / row["seconds"] / row["tokens_per_second"]) for row in rows]
         axes.barh(range(len(rows)), widths, left=left, height=0.62, color=paint, label=part)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(rows)), [row["method"] for row in rows])

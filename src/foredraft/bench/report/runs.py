@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import UsageError
 from ..results import folder as files
 from ..results.rows import ALL
+from .terminal import disturbance
 
 Row = dict[str, Any]
 
@@ -75,7 +76,8 @@ class Run:
         questions = max((row["questions"] for row in self.totals), default=0)
         stolen = self.document.get("stolen_share")
         taken = "" if stolen is None else f", {stolen:.1%} of the processors taken by the machine's host meanwhile"
-        return f"{machine}, {threads}, {questions} questions, {amount}{taken}"
+        line = f"{machine}, {threads}, {questions} questions, {amount}{taken}"
+        return f"{line}. {said[:-1]}" if (said := disturbance(self.document)) else line
 
     def command(self) -> str:
         """The command that was given, less the paths of the machine."""

@@ -89,6 +89,18 @@ def peer_table(document: Mapping[str, Any]) -> Table:
     return table
 
 
+def disturbance(document: Mapping[str, Any]) -> str:
+    """What the host of a virtual machine did to the times; "" = nothing."""
+    found = [row for row in document["rows"] if row["task"] == ALL and row.get("disturbed")]
+    if not found:
+        return ""
+    if whole := [row["method"] for row in found if row["disturbed"] == row["answers"]]:
+        return f"The machine's host held up every answer of {', '.join(whole)} (steal): do not trust these times."
+    most = max(found, key=lambda row: float(row["disturbed"] / row["answers"]))
+    amount = f"up to {most['disturbed']} of {most['answers']} answers of a method"
+    return f"The machine's host held up {amount} (steal): they are left out of all times."
+
+
 def quality_table(rows: Iterable[Row]) -> Table | None:
     """Accuracy and flips of every method on what was scored; None = nothing was."""
     scored = [row for row in rows if row.get("quality") and row["task"] == ALL]

@@ -92,6 +92,9 @@ class Record:
         )
 
 
+DISTURBED = 0.05  # share of the processors: what took longer for more of it says nothing about a method
+
+
 def stolen_share(records: Sequence[Record]) -> float:
     """Of the time in which answers were written."""
     seconds = [sum(record.line.seconds) for record in records]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..entries import ALONE, PLAIN
 from ..scoring.quality import Score, quality
 from .intervals import ratio_of_mean_rates, ratio_of_rates
-from .records import Key, Record
+from .records import DISTURBED, Key, Record
 from .totals import Totals, acceptance, common_cut, totals
 
 ALL, LATER = "all", ", later turns"
@@ -30,6 +30,11 @@ class Pair:
 
     plain: Record
     method: Record
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the host of a virtual machine held up one of them."""
+        return max(self.plain.stolen, self.method.stolen) > DISTURBED
 
     @property
     def cut(self) -> int | None:
@@ -95,17 +100,23 @@ def pair_up(records: Sequence[Record], baseline: str = PLAIN) -> list[Pair]:
 
 
 def row(method: str, task: str, pairs: list[Pair], scores: Mapping[Key, Score], floor: Floor) -> Row:
-    """One line of the table."""
+    """One line of the table: tokens and passes of all answers, times of those that nobody disturbed, if any."""
+    timed = [pair for pair in pairs if not pair.disturbed] or pairs
+    value: Row = {"method": method, "task": task, "questions": len({pair.method.key[:2] for pair in pairs})}
+    value |= {"answers": len(pairs), "disturbed": sum(pair.disturbed for pair in pairs)}
+    value |= _speeds(timed)
+    value |= _counts(sums_of(pairs)) | _times(sums := sums_of(timed))
+    value |= _loops(pairs)
+    value |= _machine(timed, sums, floor)
+    value |= quality(method, [pair.method.key for pair in pairs], scores)
+    return value
+
+
+def sums_of(pairs: list[Pair]) -> Totals:
     sums = Totals()
     for pair in pairs:
         sums.add(pair.method, pair.cut)
-    value: Row = {"method": method, "task": task}
-    value |= _speeds(pairs)
-    value |= _counts(sums)
-    value |= _loops(pairs)
-    value |= _machine(pairs, sums, floor)
-    value |= quality(method, [pair.method.key for pair in pairs], scores)
-    return value
+    return sums
 
 
 def _speeds(pairs: list[Pair]) -> Row:
@@ -122,8 +133,6 @@ def _speeds(pairs: list[Pair]) -> Row:
         return {name: point, f"{name}_low": low, f"{name}_high": high}
 
     return {
-        "questions": len(by_question),
-        "answers": len(pairs),
         **ratio("speedup"),
         **ratio("decode_speedup", decode=True),
         **ratio("uncut_speedup", cut=False),
@@ -134,14 +143,19 @@ def _speeds(pairs: list[Pair]) -> Row:
 def _counts(sums: Totals) -> Row:
     return {
         "tokens": sums.tokens,
-        "seconds": sums.seconds,
-        "tokens_per_second": _per(sums.tokens, sums.seconds),
-        "decode_tokens_per_second": _per(sums.decode_tokens, sums.decode_seconds),
         "tokens_per_step": _per(sums.tokens, sums.steps),
         "accepted_per_step": _per(sums.accepted, sums.steps),
         "drafted_per_step": _per(sums.drafted, sums.steps),
         "acceptance_rate": _per(sums.accepted, sums.drafted),
         "by_position": acceptance(sums.rounds),
+    }
+
+
+def _times(sums: Totals) -> Row:
+    return {
+        "seconds": sums.seconds,
+        "tokens_per_second": _per(sums.tokens, sums.seconds),
+        "decode_tokens_per_second": _per(sums.decode_tokens, sums.decode_seconds),
         "split": {"prefill": sums.prefill, "draft": sums.draft, "verify": sums.verify, "host": sums.host},
     }
 
