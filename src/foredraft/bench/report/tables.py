@@ -75,6 +75,8 @@ def methods(run: Run) -> Table:
         " Spec-Bench itself does. Outputs that fall into a repetition loop are cut, on both sides, where the"
         " loop begins. 'differ' counts greedy answers whose ids are not plain decoding's (near-ties in 16 bit)."
     )
+    if (batch := run.settings["batch_size"]) > 1:
+        note += f" {batch} requests share every pass and its time: tokens/s are those of all together."
     return Table("Methods", heads, rows, foreign=len(heads) - 1, note=note)
 
 
