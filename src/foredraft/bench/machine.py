@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from ..models.layers.int8_linear import EightBitLinear
+from ..provenance import usable_cores
 from ..runtime import Executor
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 COPY_TIMES = 8
-STEAL = 8  # which number of the first line of /proc/stat
+STEAL = 8  # which word of a line of /proc/stat
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -58,12 +59,13 @@ def weight_bytes(executor: Executor) -> int | None:
 
 
 def stolen_seconds() -> float:
-    """Seconds of all processors together that the host of a virtual machine has taken away, where it tells (steal)."""
+    """What the host of a virtual machine took of the processors that we may use, in seconds, where it tells (steal)."""
     try:
-        line = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+        lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
     except OSError:
         return 0.0
-    return int(line.split()[STEAL]) / os.sysconf("SC_CLK_TCK")
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    return sum(int(line[STEAL]) for line in lines if line and line[0] in ours) / os.sysconf("SC_CLK_TCK")
 
 
 class StolenMeter:
@@ -73,7 +75,7 @@ class StolenMeter:
         self._began, self._stolen = time.perf_counter(), stolen_seconds()
 
     def share(self) -> float:
-        seconds = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
+        seconds = (time.perf_counter() - self._began) * usable_cores()
         return (stolen_seconds() - self._stolen) / seconds if seconds else 0.0
 
 
