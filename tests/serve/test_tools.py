@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -15,7 +13,7 @@ from pydantic import BaseModel
 
 from foredraft.serve.api.tools import CallDelta, CallParser, whole_calls
 
-from .kit import MODEL, Running, serving, tiny_llm
+from .kit import MODEL, Running
 
 WEATHER = {
     "type": "function",
@@ -34,18 +32,12 @@ TIME = {"type": "function", "function": {"name": "time"}}
 ASK: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 
 
-@pytest.fixture(scope="module")
-def running(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The tiny model with room for tools in its prompt."""
-    folder = tmp_path_factory.mktemp("roomy")
-    shutil.copytree(tiny, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
-    with serving(tiny_llm(folder, slots=2)) as server:
-        yield server
+@pytest.fixture
+def running(roomy: Running) -> Running:
+    return roomy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(running: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made:
         yield made
