@@ -18,8 +18,9 @@ from .kit import JSON, Running, judged_llm, serving
 def test_the_document(server: Running) -> None:
     document = server.client.get("/openapi.json").json()
     v1 = {"/v1/chat/completions", "/v1/completions", "/v1/suggestions", "/v1/models", "/v1/models/{name}"}
-    v1 |= {"/v1/responses", "/tokenize", "/detokenize"}
-    assert set(document["paths"]) == v1 | {"/health", "/metrics", "/page/options"}  # all but the page's own files
+    v1 |= {"/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"}
+    operators = {"/health", "/metrics", "/page/options", "/status/data"}
+    assert set(document["paths"]) == v1 | operators  # all but the page's own files
     chat = document["components"]["schemas"]["ChatBody"]
     assert set(chat["required"]) == {"model", "messages"}
     assert "speculation" in chat["properties"]

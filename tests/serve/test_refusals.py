@@ -116,7 +116,6 @@ def test_wrong_values(server: Running, field: str, value: Any) -> None:
         ({"prompt": ""}, "empty"),
         ({"prompt": "x", "suffix": "y"}, "middle"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
         ({"prompt": "x", "stop_token_ids": ["a"]}, "stop_token_ids"),
         ({"prompt": "x", "logit_bias": {"49152": 1}}, "logit_bias"),
         ({"prompt": "x", "ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),

@@ -90,18 +90,23 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Options from a TOML file, by their names; what the command line or the environment says goes first."""
     if path is None:
         return None
+    values = config_values(path)
+    known = {str(each.name) for each in context.command.params} - {"config"}
+    for name in values.keys() - known:
+        raise unknown_name(f"option in {path}", name, known)
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+def config_values(path: Path) -> dict[str, Any]:
+    """What a TOML file says, by the names of parameters."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} is no TOML file: {error}") from None
-    values = {name.replace("-", "_"): value for name, value in found.items()}
-    known = {str(each.name) for each in context.command.params} - {"config"}
-    for name in values.keys() - known:
-        raise unknown_name(f"option in {path}", name, known)
-    context.default_map = {**(context.default_map or {}), **values}
-    return path
+    return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 ConfigFile = Annotated[

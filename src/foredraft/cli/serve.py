@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,6 +64,7 @@ OpenMetrics = Annotated[bool, typer.Option("--open-metrics", help="Serve /metric
 
 
 def serve(
+    context: typer.Context,
     model: Model = o.DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 = a free one.", min=0, max=65535)] = 8000,
@@ -121,7 +123,7 @@ def serve(
         words=words, stop=stop, length=length, store=served_stores(store or [], settings), dtype=dtype, device=device,
         quantize=quantize, draft_device=draft_device, batch_size=slots, max_length=max_length,
     )  # fmt: skip
-    return listen.run(Service(load, settings), host, port, access_log)
+    return listen.run(Service(load, settings, partial(renewed, config, *drafting(context))), host, port, access_log)
 
 
 def allowed_methods(served: str, others: str | None) -> tuple[str, ...] | None:
@@ -133,6 +135,24 @@ def allowed_methods(served: str, others: str | None) -> tuple[str, ...] | None:
 def loaded(model: str, method: str, **parts: Any) -> LLM:
     with o.LoadingBar() as bar:
         return LLM(model, method, progress=bar, **parts)
+
+
+SAID = ("COMMANDLINE", "ENVIRONMENT")
+DRAFTING = ("method", "rule", "shape", "drafter", "draft_length", "judge", "words", "stop", "length", "draft_device")
+
+
+def drafting(context: typer.Context) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the command line says about drafting, what holds where neither it nor a file says anything)"""
+    sources = {name: context.get_parameter_source(name) for name in DRAFTING}
+    fixed = [name for name, found in sources.items() if found is not None and found.name in SAID]
+    usual = {str(each.name): each.default for each in context.command.params if each.name in DRAFTING}
+    return {name: context.params[name] for name in fixed}, usual
+
+
+def renewed(config: Path | None, said: dict[str, Any], usual: dict[str, Any], llm: LLM) -> LLM:
+    """Methods as the command line and the file have them now; of the file, the options of drafting alone."""
+    values = {} if config is None else {k: v for k, v in o.config_values(config).items() if k in DRAFTING}
+    return llm.renewed(**usual | values | said, store=llm.options.store)
 
 
 def check_extra() -> Any:

@@ -28,7 +28,7 @@ from ..types.drafts import empty_drafts
 from .clock import Clock
 from .greedy.fast_path import GreedyFastPath
 from .method_group import MethodGroup, groups_by_drafter, requests_by_drafter, requests_of, taps_of
-from .passes import forward_groups
+from .passes import forward_groups, read_pieces
 from .request import Request, count_moved
 from .sampler import Sampler
 from .scheduler import Piece, Scheduler
@@ -94,7 +94,7 @@ class Engine:
         requests, begins = [piece.request for piece in pieces], [piece.begin for piece in pieces]
         slots = [request.sequence.slot for request in requests]
         self.executor.rollback(slots, begins)  # what another text, or a step that failed, has left
-        hidden = self.executor.prefill(slots, [piece.tokens for piece in pieces], taps_of(requests))
+        hidden = read_pieces(self.executor, pieces, taps_of(requests))
         for drafter, members in requests_by_drafter(requests):
             if drafter.taps:
                 sequences, before = [requests[i].sequence for i in members], drafter.moved

@@ -29,6 +29,7 @@ class Request:
     error: str | None = None
     reasons: list[Reason] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)  # of the prompt's second token and on
     started: float = 0.0
     read: int = 0  # tokens of the text whose K/V are in the slot
     states: list[States] = field(default_factory=list)  # what the drafter was shown of them, piece by piece
@@ -42,6 +43,11 @@ class Request:
     @property
     def id(self) -> int:
         return self.sequence.id
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether every token of the prompt must be run, since its log-probability is wanted."""
+        return self.sequence.params.prompt_logprobs is not None
 
     @property
     def taps(self) -> frozenset[int]:

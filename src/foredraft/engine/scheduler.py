@@ -54,7 +54,8 @@ class Scheduler:
         new = []
         while self.waiting and len(self.slots):
             request = self.waiting.popleft()
-            text, namespace = request.sequence.tokens, request.sequence.namespace
+            text = request.sequence.tokens
+            namespace = None if request.scores_prompt else request.sequence.namespace  # None = nothing is reused
             request.sequence.slot, kept = self.slots.take(text, request.taps, namespace)
             request.read = request.stats.reused = kept.shared(text, request.taps, namespace)
             request.states = [kept.first(request.read, request.taps)] if request.read and request.taps else []

@@ -35,8 +35,9 @@ def check_request(request: Request, executor: Executor) -> None:
         wrong = next((t for t in tokens if not (isinstance(t, int) and 0 <= t < vocab)), None)
         if wrong is not None:
             raise UsageError(f"{what}: {wrong!r} is not a token id of this model (0 to {vocab - 1})")
-    if params.logprobs is not None and params.logprobs > vocab:
-        raise UsageError(f"logprobs asks for {params.logprobs} alternatives of {vocab} tokens")
+    most = max(params.logprobs or 0, params.prompt_logprobs or 0)
+    if most > vocab:
+        raise UsageError(f"logprobs asks for {most} alternatives of {vocab} tokens")
     if request.constraint is not None and request.method.rule.lossy:
         raise UsageError(
             f"rule {request.method.rule.name!r} is lossy and may accept what the grammar forbids; use a lossless rule"

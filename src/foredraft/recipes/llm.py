@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,6 +92,7 @@ class LLM:
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
+        self._named = named.method
         self.method = self.build(named.method, self.options)
 
     @classmethod
@@ -127,6 +129,21 @@ class LLM:
         """A method with drafters that have seen nothing yet; for measurements."""
         named = read_method(method)
         return find_recipe(named.method).build(self.factory, named.options.joined(options or Options()))
+
+    def renewed(self, method: str | None = None, **options: Any) -> LLM:
+        """The same model and engine with methods that are built again, from the files as they are now.
+
+        `method` and `options` as in `LLM`; without a method it is the one that there is. This LLM stays as it is.
+        """
+        fresh = copy(self)
+        if method is not None:
+            length, draft_length = as_length(options.pop("length", None), options.pop("draft_length", None))
+            named, given = read_method(method), Options(length=length, draft_length=draft_length, **options)
+            fresh._named, fresh.options = named.method, named.options.joined(given)
+            find_recipe(fresh._named).check(fresh.options)
+        fresh.factory, fresh._methods = PartsFactory(self.target, self.factory.place), {}
+        fresh.method = fresh.build(fresh._named, fresh.options)
+        return fresh
 
     def with_rule(self, method: Method, rule: str, judge: str | None = None) -> Method:
         """The same drafter under another rule."""
@@ -248,6 +265,7 @@ class LLM:
             stats=request.stats,
             reasons=request.reasons,
             logprobs=request.logprobs if request.sequence.params.logprobs is not None else None,
+            prompt_logprobs=request.prompt_logprobs if request.scores_prompt else None,
             error=request.error,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,17 +19,20 @@ from starlette.responses import Response
 
 from .api.api_errors import install_handlers
 from .api.call import answer
+from .api.calls.embeddings import EmbeddingBody, embed
+from .api.calls.suggestions import SuggestionBody, suggest_for
+from .api.calls.token_calls import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from .api.responses_body import ResponsesBody
 from .api.schema import Body, ChatBody, CompletionBody
-from .api.suggestions import SuggestionBody, suggest_for
-from .api.token_calls import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from .engine_thread import State
 from .page import page
 from .service import Service
 from .upkeep.request_ids import RequestIds
+from .upkeep.status import status
 
+log = logging.getLogger("foredraft.serve")
 Document = dict[str, Any]
-BODIES = (ChatBody, CompletionBody, ResponsesBody, SuggestionBody, TokenizeBody, DetokenizeBody)
+BODIES = (ChatBody, CompletionBody, ResponsesBody, SuggestionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 JOIN_SECONDS = 2.0  # for the engine's last step
 _REF = "#/components/schemas/{model}"
 _FAILURES = {
@@ -50,7 +54,9 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.worker.start()
+        log.addFilter(service.errors)
         yield
+        log.removeFilter(service.errors)
         service.worker.drain(0.0)
         await run_in_threadpool(service.worker.join, JOIN_SECONDS)
         service.close()
@@ -64,6 +70,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(tokens(service))
     app.include_router(operations(service))
     app.include_router(page(service))
+    app.include_router(status(service))
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -92,6 +99,10 @@ def api(service: Service) -> APIRouter:
     @router.post("/suggestions", openapi_extra=_body(SuggestionBody))
     async def suggestions(request: Request) -> Document:
         return await suggest_for(service, request)
+
+    @router.post("/embeddings", openapi_extra=_body(EmbeddingBody))
+    async def embeddings(request: Request) -> Response:
+        return await embed(service, request)
 
     @router.get("/models")
     async def models() -> Document:
@@ -138,8 +149,7 @@ def operations(service: Service) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse, responses={401: {"description": "No valid API key"}})
     def metrics(request: Request) -> Response:
-        if not service.settings.open_metrics:  # what others ask and how well it is drafted is not for everyone
-            service.keys.check(request.headers.get("authorization"))
+        service.check_operator(request.headers.get("authorization"))
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -138,6 +138,16 @@ class Worker:
         self._inbox.put(run)
         return made
 
+    def renew(self, make: Callable[[LLM], LLM]) -> Future[None]:
+        """Take up what `make` builds, between two steps: new requests get it, those that run keep what they have."""
+
+        def task(llm: LLM) -> None:
+            fresh = make(llm)
+            self.canary.make_room()
+            self._take_up(fresh)
+
+        return self.call(task)
+
     def drain(self, grace: float) -> None:
         """Finish what was submitted, for so many seconds at most, then stop."""
         self._drain_until = time.monotonic() + grace
@@ -170,16 +180,12 @@ class Worker:
     def _open(self) -> None:
         self.llm = self._load()
         self.engine.share(self._sharing())
-        allowed, lossy = self._settings.allow_methods, self._settings.allow_lossy
-        self.methods = ServedMethods(self.llm, allowed, lossy, self._on_loss)
-        self.on_methods(self.methods)
-        self.canary = Canary(self.llm, self.methods, self._metrics, self._settings.canary, self._settings.canary_budget)
+        self._take_up(self.llm)
         if self._settings.warm_up:
             warm_up(self.llm, self.methods)
             self.engine.share(self._sharing())  # what passes cost that compile something says nothing of later ones
             self._warm_rounds = self._rounds()
             self.on_warm_up()
-        self._metrics.method.labels(self.methods.served.name, self.methods.served.rule.name).set(1)
         scheduler = self.engine.scheduler
         waiting = lambda: len(self._queue) + len(scheduler.waiting)  # noqa: E731
         self._metrics.watch("requests_waiting", "Requests without a slot", waiting)
@@ -188,6 +194,15 @@ class Worker:
         self._admission.widen(self.engine.executor.max_slots)
         if self.state is State.LOADING:
             self._change(State.READY)
+
+    def _take_up(self, llm: LLM) -> None:
+        """Serve the methods of this one from now on. What raises, raises before anything has changed."""
+        settings = self._settings
+        methods = ServedMethods(llm, settings.allow_methods, settings.allow_lossy, self._on_loss)
+        self.llm, self.methods, self._warm_rounds = llm, methods, {}
+        self.canary = Canary(llm, methods, self._metrics, settings.canary, settings.canary_budget)
+        self._metrics.serve(methods.served)
+        self.on_methods(methods)
 
     def _sharing(self) -> Sharing:
         settings, target = self._settings, self.llm.target

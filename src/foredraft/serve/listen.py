@@ -23,6 +23,7 @@ from .engine_thread import State
 from .log_limit import limit_logs
 from .service import Service
 from .upkeep.json_log import log_as_json
+from .upkeep.reload import on_hangup
 
 LAST_WORDS = 3  # seconds for replies to reach their readers once nothing runs any more
 MARGIN = 2.0  # seconds for the rest of the end
@@ -36,7 +37,7 @@ def run(service: Service, host: str, port: int, access_log: bool = False) -> int
     server = Server(configure(service, access_log), service, listener)
     if service.settings.json_log:
         log_as_json()
-    with watched(service):
+    with watched(service), on_hangup(service, say):
         server.run(sockets=[listener])
     worker = service.worker
     if worker.failure is not None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from ..engine import Request
+from ..engine import Method, Request
 from ..types import Event, Stats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -42,6 +42,7 @@ class Metrics:
         self.requests = count("requests", "Answers by how they ended", "outcome")
         self.refusals = count("refusals", "API calls refused, by status", "status")
         self.drafter_failures = count("drafter_failures", "Requests whose drafter raised", "drafter")
+        self.reloads = count("reloads", "Times that drafters and judges were loaded again, by how it went", "outcome")
         self.step_failures = count("step_failures", "Steps of the engine that raised")
         self.canary_compared = count("canary_compared", "Answers of lossy rules that the exact rule wrote again")
         self.canary_flips = count("canary_flips", "Those whose final answer was another one")
@@ -56,6 +57,12 @@ class Metrics:
         self.between = times("inter_token", "Between tokens; a round's time is shared by its tokens", _FINE)
         self.whole = times("request", "From arrival to the last token", _SECONDS)
         self.method = Gauge("foredraft_method", "The method in use", ("method", "rule"), registry=self.registry)
+
+    def serve(self, method: Method) -> None:
+        """What is served from now on."""
+        self.method.clear()
+        self.method.labels(method.name, method.rule.name).set(1)
+        self.canary_fallback.set(0)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A gauge that is looked up when it is read."""

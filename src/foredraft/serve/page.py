@@ -41,7 +41,7 @@ def page(service: Service) -> APIRouter:
 
     @router.get("/", include_in_schema=False)
     async def index() -> Response:
-        return _file(INDEX)
+        return page_file(INDEX)
 
     @router.get("/page/options", responses={401: {"description": "No valid API key"}, 503: {"description": "Loading"}})
     async def options(request: Request) -> dict[str, Any]:
@@ -50,12 +50,13 @@ def page(service: Service) -> APIRouter:
 
     @router.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
-        return _file(name)
+        return page_file(name)
 
     return router
 
 
-def _file(name: str) -> Response:
+def page_file(name: str) -> Response:
+    """A file of `static`, with headers that let it ask this server alone."""
     if name not in static():
         raise HTTPException(404)
     return Response(static()[name], media_type=_TYPES[name.rpartition(".")[2]], headers=_HEADERS)

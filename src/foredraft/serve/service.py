@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import version
@@ -18,24 +19,36 @@ from .grammars.schema_probe import SchemaProbe
 from .job import Job
 from .keys import KeyRing
 from .metrics import Metrics
+from .options.methods import ServedMethods
 from .settings import Limits, Settings
 from .upkeep.learning_thread import LearningThread
+from .upkeep.recent_errors import RecentErrors
 
 __all__ = ["Limits", "Service", "Settings"]
 
 
 class Service:
-    """One model and its API. `load` runs on the engine's thread, so that the server can answer meanwhile."""
+    """One model and its API. `load` runs on the engine's thread, so that the server can answer meanwhile; so does
+    `renew`, which builds drafters and judges again.
+    """
 
-    def __init__(self, load: Callable[[], LLM], settings: Settings) -> None:
-        self.settings, self.limits = settings, settings.limits
+    def __init__(self, load: Callable[[], LLM], settings: Settings, renew: Callable[[LLM], LLM] = LLM.renewed) -> None:
+        self.settings, self.limits, self.renew = settings, settings.limits, renew
         self.keys, self.metrics = KeyRing(settings.api_keys), Metrics()
+        self.born, self.errors = time.monotonic(), RecentErrors()
+        self.reloaded: str | None = None  # what was said about the latest reload
         self.admission = Admission(settings.limits, settings.weights)
         self.bodies = BodyBudget(settings.limits, len(settings.weights))
         self.worker = Worker(load, settings, self.metrics, self.admission)
         self.worker.on_warm_up = lambda: self.grammars.warm_up()
         self.learning = LearningThread(lambda: bool(self.worker.engine.scheduler.running), self.metrics)
-        self.worker.on_methods = lambda methods: self.learning.teach(methods.online)
+        self.worker.on_methods = self._served
+
+    def _served(self, methods: ServedMethods) -> None:
+        """What is served from now on; on the engine's thread."""
+        self.learning.teach(methods.online)
+        drafters = [method.drafter.name for method in methods.methods if method.drafter is not None]
+        self.errors.names = frozenset((*methods.names, *drafters, *(method.rule.name for method in methods.methods)))
 
     @property
     def state(self) -> State:
@@ -47,6 +60,11 @@ class Service:
             message = f"the server is {self.worker.health}"
             raise ApiError(503, message, "not_ready", headers={"Retry-After": "5", "Connection": "close"})
         return self.worker.llm
+
+    def check_operator(self, authorization: str | None) -> None:
+        """An error unless the caller may see figures: what others ask and how it is drafted is not for everyone."""
+        if not self.settings.open_metrics:
+            self.keys.check(authorization)
 
     def check_model(self, name: str) -> None:
         if name != self.settings.model_name:

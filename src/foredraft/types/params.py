@@ -28,6 +28,7 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: Grammar | None = None  # what the output must belong to; lossless rules only
     logprobs: int | None = None  # report this many alternatives per emitted token; 0 = the token's own only
+    prompt_logprobs: int | None = None  # the same for the prompt, from its second token on; it is read from its start
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -42,6 +43,7 @@ class SamplingParams:
             (self.max_new_tokens > 0, "max_new_tokens must be at least 1"),
             (self.grammar is None or not self.ignore_eos, "a grammar ends the text; it cannot go with ignore_eos"),
             (self.logprobs is None or self.logprobs >= 0, "logprobs must be 0 or positive"),
+            (self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs must be 0 or positive"),
         )
         for ok, message in checks:
             if not ok:

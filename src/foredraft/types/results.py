@@ -72,4 +72,5 @@ class Completion:
     stats: Stats
     reasons: list[Reason] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float]] | None = None  # of the prompt, from its second token on
     error: str | None = None

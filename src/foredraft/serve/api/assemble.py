@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ...engine import Request
@@ -18,10 +19,10 @@ LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A written token with its log-probability and the top alternatives."""
+    """A token with its log-probability and the top alternatives; a text's first token has neither."""
 
     text: str
-    logprob: float
+    logprob: float | None
     alternatives: list[tuple[str, float]]  # the top tokens in falling order; the written one may be among them
 
 
@@ -75,13 +76,23 @@ class ChoiceAssembler:
     def _scores(self, event: Event) -> Iterator[TokenScore]:
         top = self._request.sequence.params.logprobs
         for token, entry in zip(event.token_ids, event.logprobs or (), strict=False):
-            ranked = sorted(entry.items(), key=lambda item: -item[1])[:top]
-            alternatives = [(self._token(alternative), max(value, LEAST_LOGPROB)) for alternative, value in ranked]
-            yield TokenScore(self._token(token), max(entry[token], LEAST_LOGPROB), alternatives)
+            yield _score(self._tokenizer, self._before, token, entry, top)
             self._before = token
 
-    def _token(self, token: int) -> str:
-        return token_text(self._tokenizer, self._before, token)
+
+def prompt_scores(request: Request, tokenizer: Tokenizer) -> list[TokenScore]:
+    """The prompt's tokens, once they are read."""
+    tokens = request.sequence.tokens[: request.sequence.prompt_length]
+    top, found = request.sequence.params.prompt_logprobs, request.prompt_logprobs
+    first = TokenScore(tokenizer.decode(tokens[:1], skip_special=False), None, [])
+    pairs = zip(pairwise(tokens), found, strict=True)
+    return [first, *(_score(tokenizer, before, token, entry, top) for (before, token), entry in pairs)]
+
+
+def _score(tokenizer: Tokenizer, before: int, token: int, entry: dict[int, float], top: int | None) -> TokenScore:
+    ranked = sorted(entry.items(), key=lambda item: -item[1])[:top]
+    texts = [(token_text(tokenizer, before, other), max(value, LEAST_LOGPROB)) for other, value in ranked]
+    return TokenScore(token_text(tokenizer, before, token), max(entry[token], LEAST_LOGPROB), texts)
 
 
 def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, Any]:

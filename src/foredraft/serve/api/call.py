@@ -16,7 +16,7 @@ from ...models import Tokenizer
 from ..grammars.structure import wanted_schema
 from ..service import Service
 from .api_errors import ApiError, bad_request
-from .assemble import ChoiceAssembler, Piece, usage
+from .assemble import ChoiceAssembler, Piece, prompt_scores, usage
 from .body import CLOSE, check_type, parse, read_body
 from .parse import build_requests, count_answers, echoes
 from .responses import ChatResponse, CompletionResponse
@@ -88,8 +88,6 @@ def check_sense(body: AnyBody) -> None:
         return
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("this server does not rank answers; leave best_of out", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise bad_request("the prompt's own logprobs are not known; leave echo or logprobs out", "echo")
 
 
 class Call:
@@ -98,7 +96,7 @@ class Call:
     def __init__(self, service: Service, body: AnyBody, requests: list[Request], client: str, arrived: float) -> None:
         self._service, self._body, self._requests = service, body, requests
         tokenizer = service.ready().tokenizer
-        self._response = response_to(body, tokenizer, service.fingerprint)
+        self._response = response_to(body, requests, tokenizer, service.fingerprint)
         calls = isinstance(body, ChatBody) and bool(wanted_tools(body))
         self._assemblers = [ChoiceAssembler(i, request, tokenizer, calls) for i, request in enumerate(requests)]
         self.job = service.admit(requests, client, arrived)
@@ -144,14 +142,15 @@ class Call:
 
 
 def response_to(
-    body: AnyBody, tokenizer: Tokenizer, fingerprint: str
+    body: AnyBody, requests: list[Request], tokenizer: Tokenizer, fingerprint: str
 ) -> ChatResponse | CompletionResponse | ResponsesResponse:
     """The form in which a body is answered."""
     if isinstance(body, ResponsesChat):
         return ResponsesResponse(body)
     if isinstance(body, ChatBody):
         return ChatResponse(body, fingerprint)
-    return CompletionResponse(body, echoes(body, tokenizer), fingerprint)
+    read = lambda index: prompt_scores(requests[index], tokenizer)  # noqa: E731
+    return CompletionResponse(body, echoes(body, tokenizer), fingerprint, read)
 
 
 def failure(request: Request, reason: str | None, seconds: float) -> ApiError:

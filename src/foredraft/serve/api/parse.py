@@ -12,7 +12,7 @@ from ..grammars.min_tokens import MinTokens
 from ..grammars.structure import wanted_schema
 from ..service import Service
 from .api_errors import ApiError, bad_request
-from .schema import ChatBody, CompletionBody, Generation, text_of
+from .schema import ChatBody, CompletionBody, Generation, Prompts, text_of
 from .tools import wanted_tools, with_tools
 
 LEAST_MASS = 1e-9  # top_p = 0 means the top token alone
@@ -68,7 +68,7 @@ def unfinished(text: str, last: str) -> str:
 
 
 def completion_ids(service: Service, body: CompletionBody) -> list[list[int]]:
-    return [encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in prompts_of(body)]
+    return [encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in prompts_of(body.prompt)]
 
 
 def encode(service: Service, text: str, add_special: bool = True) -> list[int]:
@@ -79,15 +79,15 @@ def encode(service: Service, text: str, add_special: bool = True) -> list[int]:
     return tokenizer.encode(text, add_special)
 
 
-def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+def prompts_of(given: Prompts) -> list[str | list[int]]:
     """One prompt or several, each as text or as ids."""
-    if isinstance(body.prompt, str) or isinstance(body.prompt[0], int):
-        return [body.prompt]
-    return list(body.prompt)
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)
 
 
 def count_answers(body: ChatBody | CompletionBody) -> int:
-    prompts = 1 if isinstance(body, ChatBody) else len(prompts_of(body))
+    prompts = 1 if isinstance(body, ChatBody) else len(prompts_of(body.prompt))
     return prompts * (body.n or 1)
 
 
@@ -95,7 +95,7 @@ def echoes(body: CompletionBody, tokenizer: Tokenizer) -> list[str]:
     """The prompts' texts, choice by choice, if the answer is to begin with them."""
     if not body.echo:
         return []
-    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts_of(body)]
+    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts_of(body.prompt)]
     return [text for text in texts for _ in range(body.n or 1)]
 
 
@@ -116,6 +116,7 @@ def sampling(service: Service, body: ChatBody | CompletionBody) -> SamplingParam
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "ignore_eos": body.ignore_eos,
         "logprobs": body.alternatives,
+        "prompt_logprobs": body.prompt_alternatives,
         "grammar": grammar(service, body),
     }
     return SamplingParams(

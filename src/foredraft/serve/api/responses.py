@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from .assemble import Piece, TokenScore
@@ -53,10 +54,14 @@ class ChatResponse:
 
 
 class CompletionResponse:
-    """text_completion, the same whole or in chunks. `echo` holds the prompts' texts, choice by choice, if wanted."""
+    """text_completion, the same whole or in chunks. `echo` holds the prompts' texts, choice by choice, if wanted;
+    `read` gives the scores of a choice's prompt, once it was read.
+    """
 
-    def __init__(self, body: CompletionBody, echo: list[str], fingerprint: str) -> None:
-        self._body, self._echo = body, echo
+    def __init__(
+        self, body: CompletionBody, echo: list[str], fingerprint: str, read: Callable[[int], list[TokenScore]]
+    ) -> None:
+        self._body, self._echo, self._read = body, echo, read
         self._head = _head(body.model, "cmpl", fingerprint) | {"object": "text_completion"}
         self._alternatives = body.logprobs
         self._written: dict[int, int] = {}  # choice -> length of its scored tokens so far
@@ -64,13 +69,13 @@ class CompletionResponse:
     def whole(self, pieces: list[Piece], usage: Document) -> Document:
         choices = []
         for piece in pieces:
-            choice = self._choice(piece)
-            choice["text"] = self._before(piece.index) + choice["text"]
-            choices.append(choice)
+            whole = self._before(piece.index)
+            whole.add(piece)
+            choices.append(self._choice(whole))
         return self._head | {"choices": choices, "usage": usage}
 
     def opening(self, index: int) -> Document | None:
-        return self.chunk(Piece(index, self._before(index))) if self._echo else None
+        return self.chunk(self._before(index)) if self._echo else None
 
     def chunk(self, piece: Piece) -> Document:
         return self._head | {"choices": [self._choice(piece)]}
@@ -78,8 +83,11 @@ class CompletionResponse:
     def closing(self, usage: Document) -> Document:
         return self._head | {"choices": [], "usage": usage}
 
-    def _before(self, index: int) -> str:
-        return self._echo[index] if self._echo else ""
+    def _before(self, index: int) -> Piece:
+        """What stands before the answer itself."""
+        if not self._echo:
+            return Piece(index)
+        return Piece(index, self._echo[index], scores=[] if self._alternatives is None else self._read(index))
 
     def _choice(self, piece: Piece) -> Document:
         scores = None if self._alternatives is None else self._scores(piece)
@@ -93,7 +101,8 @@ class CompletionResponse:
         for score in piece.scores:
             offsets.append(offset)
             offset += len(score.text)
-            tops.append({score.text: score.logprob} | dict(reversed(score.alternatives)))
+            known = score.logprob is not None
+            tops.append({score.text: score.logprob} | dict(reversed(score.alternatives)) if known else None)
         self._written[piece.index] = offset
         return {
             "tokens": [score.text for score in piece.scores],
@@ -120,7 +129,7 @@ def _chat_score(score: TokenScore) -> Document:
     return _named(score.text, score.logprob) | {"top_logprobs": alternatives}
 
 
-def _named(text: str, logprob: float) -> Document:
+def _named(text: str, logprob: float | None) -> Document:
     """A token by its text and bytes; a part of a character has no bytes that its text could tell."""
     whole = "\N{REPLACEMENT CHARACTER}" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}

@@ -159,6 +159,11 @@ class Generation(UnsupportedFields):
     )
     return_token_ids: bool | None = Field(default=None, description="Tell the ids of the tokens too, as in vLLM.")
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """Rivals to report beside the log-probability of each token of the prompt; None = none of it."""
+        return None
+
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
@@ -236,12 +241,13 @@ class ChatBody(Generation):
 
 Ids = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 Several = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
+Prompts = str | Ids | Annotated[list[str], Several] | Annotated[list[Ids], Several]  # one or several
 
 
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
-    prompt: str | Ids | Annotated[list[str], Several] | Annotated[list[Ids], Several]
+    prompt: Prompts
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None
@@ -263,3 +269,7 @@ class CompletionBody(Generation):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return self.logprobs if self.echo else None

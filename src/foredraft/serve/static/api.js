@@ -26,6 +26,10 @@ export async function fetchOptions(key) {
   return (await request("/page/options", key)).json();
 }
 
+export async function fetchStatus(key) {
+  return (await request("/status/data", key)).json();
+}
+
 /** Some ways in which a text may go on. */
 export async function fetchSuggestions(body, key, signal) {
   return (await request("/v1/suggestions", key, { method: "POST", body: JSON.stringify(body), signal })).json();

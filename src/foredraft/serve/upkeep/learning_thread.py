@@ -28,7 +28,7 @@ class _EndedError(Exception):
 
 
 class LearningThread:
-    """`teach` drafters once, before the first request; without any, no thread is started."""
+    """`teach` the drafters that are served now; without any, no thread is started."""
 
     def __init__(self, busy: Callable[[], bool], metrics: Metrics, share: float = BUSY_SHARE) -> None:
         self._busy, self._metrics, self._share = busy, metrics, share
@@ -39,11 +39,15 @@ class LearningThread:
         self._thread: Thread | None = None
 
     def teach(self, drafters: Sequence[OnlineDrafter]) -> None:
-        if not drafters:
-            return
         self._drafters = list(drafters)
         for drafter in drafters:
             drafter.learn = self.queue
+        if drafters and self._thread is None:
+            self._watch()
+            self._thread = Thread(target=self._live, name="foredraft-learning", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
         for name, text, figure in (
             ("online_updates", "Updates of heads that learn", "updates"),
             ("online_swaps", "Times that learnt weights were taken over", "swaps"),
@@ -56,8 +60,6 @@ class LearningThread:
         ):
             self._metrics.watch(name, text, lambda figure=figure: self.mean(figure))  # type: ignore[misc]
         self._metrics.watch("online_places", "Places of texts in the learners' buffers", self._places)
-        self._thread = Thread(target=self._live, name="foredraft-learning", daemon=True)
-        self._thread.start()
 
     def queue(self, namespace: str, head: OnlineHead) -> None:
         """A head has something to learn from; on the engine's thread."""
@@ -68,6 +70,11 @@ class LearningThread:
     def close(self) -> None:
         self._end.set()
         self._waiting.put(None)
+
+    @property
+    def taught(self) -> bool:
+        """Whether there is anybody to teach."""
+        return bool(self._drafters)
 
     @property
     def heads(self) -> list[OnlineHead]:

@@ -13,14 +13,14 @@ from fastapi import Request as HttpRequest
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ...errors import UsageError
-from ...recipes import LLM
-from ...recipes.retrieval.completions import Suggestion, suggestions
-from ..admission import too_busy
-from ..service import Service
-from .api_errors import ApiError, bad_request
-from .body import check_type, parse, read_body
-from .schema import Body
+from ....errors import UsageError
+from ....recipes import LLM
+from ....recipes.retrieval.completions import Suggestion, suggestions
+from ...service import Service
+from ..api_errors import ApiError, bad_request
+from ..body import check_type, parse, read_body
+from ..schema import Body
+from .embeddings import BorrowedSlot
 
 LONGEST_TEXT = 256  # newest tokens of the text that are read
 CHARACTERS = 16  # of a token, at most: the text before is not even looked at
@@ -61,12 +61,10 @@ async def suggest_for(service: Service, http: HttpRequest) -> dict[str, Any]:
 
 def _suggest(llm: LLM, body: SuggestionBody, namespace: str | None) -> list[Suggestion]:
     """On the engine's thread, between two steps."""
-    engine = llm.engine
-    busy = {request.sequence.slot for request in engine.scheduler.running}
-    slot = next((slot for slot in range(engine.executor.max_slots) if slot not in busy), None)
-    if slot is None:
-        raise too_busy("all slots are busy")
-    longest = min(LONGEST_TEXT, engine.executor.max_length - body.max_tokens)
+    borrowed, longest = BorrowedSlot(), min(LONGEST_TEXT, llm.engine.executor.max_length - body.max_tokens)
     tokens = llm.tokenizer.encode(body.prompt[-CHARACTERS * LONGEST_TEXT :])[-longest:]
     stores = [] if llm.options.store is None else llm.factory.stores(llm.options.store).of(namespace)
-    return suggestions(llm, tokens, body.k, body.max_tokens, stores, slot).choices
+    try:
+        return suggestions(llm, tokens, body.k, body.max_tokens, stores, borrowed.take(llm)).choices
+    finally:
+        borrowed.give_back(llm)

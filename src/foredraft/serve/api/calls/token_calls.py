@@ -8,11 +8,11 @@ from fastapi import Request as HttpRequest
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ..service import Service
-from .api_errors import bad_request
-from .body import check_type, parse, read_body
-from .parse import chat_ids, encode
-from .schema import MAX_INT, MAX_MESSAGES, Body, ChatBody, Message
+from ...service import Service
+from ..api_errors import bad_request
+from ..body import check_type, parse, read_body
+from ..parse import chat_ids, encode
+from ..schema import MAX_INT, MAX_MESSAGES, Body, ChatBody, Message
 
 Document = dict[str, Any]
 Asked = TypeVar("Asked", bound="TokenizeBody | DetokenizeBody")

@@ -1,0 +1,1 @@
+"""Calls that write no text through a method: tokens, suggestions, embeddings."""
