@@ -16,6 +16,7 @@ import pytest
 from foredraft import LLM
 from foredraft.cli.serve import renewed
 from foredraft.errors import UsageError
+from foredraft.models.judges.artefact import SPEC
 from foredraft.serve.upkeep.reload import on_hangup, reload
 
 from .kit import Running, judged_llm, make_judge, serving, tiny_llm
@@ -42,8 +43,8 @@ def renew(server: Running, make: Any = None) -> list[str]:
 
 def test_new_requests_get_the_new_method_and_running_ones_keep_theirs(tiny: Path) -> None:
     with serving(tiny_llm(tiny, pause=0.05), share_drafts=False) as server:
-        plain, _ = ask(server, speculation={"off": True}, max_tokens=40)
-        body = BODY | {"model": "tiny", "max_tokens": 40, "stream": True, "stream_options": {"include_usage": True}}
+        plain, _ = ask(server, speculation={"off": True}, max_tokens=20)
+        body = BODY | {"model": "tiny", "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
         with server.client.stream("POST", "/v1/completions", json=body) as reply:
             server.wait(lambda: server.running == 1)
             (running,) = server.llm.engine.scheduler.running
@@ -55,7 +56,7 @@ def test_new_requests_get_the_new_method_and_running_ones_keep_theirs(tiny: Path
             lines = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
         assert [token for each in lines for choice in each["choices"] for token in choice["token_ids"]] == plain
         assert lines[-1]["usage"]["speculation"]["method"] == "suffix"
-        ids, used = ask(server, max_tokens=40)
+        ids, used = ask(server, max_tokens=20)
         assert ids == plain and used["method"] == "prompt-lookup"
         assert server.metric("method", method="prompt-lookup", rule="sample-and-match") == 1
         assert server.metric("method", method="suffix", rule="sample-and-match") == 0
@@ -84,7 +85,8 @@ def test_a_judge_is_read_again_from_its_folder(tiny: Path, tmp_path: Path) -> No
     with serving(judged_llm(tiny, tmp_path), share_drafts=False) as server:
         strict, used = ask(server)
         assert used["judged"] == 0
-        make_judge(tiny, tmp_path, threshold=0.0)
+        spec = json.loads((tmp_path / SPEC).read_text())
+        (tmp_path / SPEC).write_text(json.dumps(spec | {"threshold": 0.0}))
         assert ask(server)[0] == strict  # not before it was asked to
         renew(server)
         loose, used = ask(server)

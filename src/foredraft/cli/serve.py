@@ -118,11 +118,9 @@ def serve(
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
     policy = (open_metrics, numbers(key_weights), listen.allowed_hosts(host, allow_host), warm_up, json_log)
     settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy, *canary)
-    load = partial(
-        loaded, model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
-        words=words, stop=stop, length=length, store=served_stores(store or [], settings), dtype=dtype, device=device,
-        quantize=quantize, draft_device=draft_device, batch_size=slots, max_length=max_length,
-    )  # fmt: skip
+    parts = {name: context.params[name] for name in DRAFTING}  # rule, shape, drafter, .. as SIGHUP reads them again
+    place: dict[str, Any] = {"dtype": dtype, "device": device, "batch_size": slots, "max_length": max_length}
+    load = partial(loaded, model, **parts, **place, quantize=quantize, store=served_stores(store or [], settings))
     return listen.run(Service(load, settings, partial(renewed, config, *drafting(context))), host, port, access_log)
 
 
