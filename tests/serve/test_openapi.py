@@ -90,6 +90,7 @@ def test_requests_from_the_document_find_no_5xx(tiny: Path, judge: Path, tmp_pat
 
 ROUTES = ["/", "/page/index.html", "/page/nothing", "/page/options", "/health", "/metrics", "/openapi.json", "/nothing"]
 ROUTES += ["/v1/models", "/v1/models/tiny", "/v1/models/a%2Fb", "/v1/completions", "/v1/chat/completions"]
+ROUTES += ["/status", "/status/data", "/v1/embeddings"]
 ROUTES += ["/v1/suggestions", "/page/%2e%2e%2fservice.py", "//", "/v1/"]
 
 

@@ -3,8 +3,10 @@
 import { make } from "./dom.js";
 import { tokenSpan } from "./tokens.js";
 
-export function userMessage(text) {
-  const article = make("article", "user");
+/** What the user said, or what a tool gave. */
+export function userMessage(text, role = "user") {
+  const article = make("article", role === "tool" ? "user tool" : "user");
+  article.setAttribute("aria-label", role === "tool" ? "Result of a tool" : "You wrote");
   article.append(make("div", "text", text));
   return article;
 }

@@ -1,5 +1,6 @@
 // The settings: filled with what the server offers, kept over a reload, read when a message is sent.
 
+import { readTools } from "./calls.js";
 import { find, make } from "./dom.js";
 import { loadKey, loadSettings, saveKey, saveSettings } from "./store.js";
 
@@ -42,7 +43,7 @@ export class Controls {
     choose(method, saved.method);
     this._fillRules();
     choose(this._fields.rule, saved.rule);
-    for (const name of ["draft_length", "temperature", "max_tokens", "threshold"]) {
+    for (const name of ["draft_length", "temperature", "max_tokens", "threshold", "tools", "tool_choice"]) {
       if (saved[name] !== undefined) this._fields[name].value = saved[name];
     }
     this._fields.compare.checked = saved.compare ?? false;
@@ -76,7 +77,13 @@ export class Controls {
   /** An error in what was typed, or an empty text. */
   get complaint() {
     const wrong = [...this._fields].find((field) => !field.validity.valid);
-    return wrong ? `${wrong.closest("label").firstChild.textContent}: ${wrong.validationMessage}` : "";
+    if (wrong) return `${wrong.closest("label").firstChild.textContent}: ${wrong.validationMessage}`;
+    try {
+      readTools(this._fields.tools.value);
+    } catch (problem) {
+      return problem.message;
+    }
+    return "";
   }
 
   speculation() {
@@ -91,6 +98,13 @@ export class Controls {
 
   sampling() {
     return { temperature: number(this._fields.temperature), max_completion_tokens: number(this._fields.max_tokens) };
+  }
+
+  /** Tools and how they may be chosen; after a call's result the model is free to say something. */
+  tools(answered) {
+    const tools = readTools(this._fields.tools.value);
+    const choice = this._fields.tool_choice.value;
+    return tools ? { tools, tool_choice: answered && choice === "required" ? "auto" : choice } : {};
   }
 
   get _method() {
@@ -136,7 +150,10 @@ export class Controls {
   _save() {
     const { method, rule, draft_length, temperature, max_tokens, threshold, compare, suggest } = this._fields;
     const values = { method: method.value, rule: rule.value, compare: compare.checked, suggest: suggest.checked };
-    for (const field of [draft_length, temperature, max_tokens, threshold]) values[field.name] = field.value;
+    const { tools, tool_choice } = this._fields;
+    for (const field of [draft_length, temperature, max_tokens, threshold, tools, tool_choice]) {
+      values[field.name] = field.value;
+    }
     saveSettings(values);
   }
 }

@@ -35,6 +35,11 @@ export class Meter {
     return this._between(this._marks.find(([time]) => time >= since) ?? this._marks[0]);
   }
 
+  /** [seconds since the first tokens, tokens so far] after every step. */
+  curve() {
+    return this._marks.map(([time, tokens]) => [(time - this._marks[0][0]) / 1000, tokens]);
+  }
+
   _between(first) {
     const last = this._marks.at(-1);
     if (!last) return 0;

@@ -2,6 +2,8 @@
 
 import { Answer, userMessage } from "./answer.js";
 import { fetchOptions } from "./api.js";
+import { callCards } from "./calls.js";
+import { drawComparison } from "./compare.js";
 import { Controls } from "./controls.js";
 import { find } from "./dom.js";
 import { Positions, showRace, showRate, showVerdict } from "./figures.js";
@@ -58,6 +60,11 @@ async function send() {
   prompt.value = "";
   suggestions.clear();
   addTurn({ role: "user", text });
+  await proceed();
+}
+
+/** Let the model answer what stands in the conversation. */
+async function proceed() {
   setBusy(new AbortController());
   try {
     await answer();
@@ -66,7 +73,7 @@ async function send() {
     takeBack();
   } finally {
     setBusy(null);
-    prompt.focus();
+    if (!log.contains(document.activeElement)) prompt.focus();
   }
 }
 
@@ -80,21 +87,47 @@ function takeBack() {
 
 /** The chosen method's answer, and plain decoding's on the same prompt and seed if that is to be compared. */
 async function answer() {
-  const messages = turns.filter((turn) => !turn.twin).map(({ role, text }) => ({ role, content: text }));
+  const messages = turns.filter((turn) => !turn.twin).map(message);
   const seed = crypto.getRandomValues(new Uint32Array(1))[0];
   const body = { model, messages, seed, stream: true, stream_options: { include_usage: true }, ...controls.sampling() };
+  Object.assign(body, controls.tools(turns.at(-1).role === "tool"));
   const [name, compares] = [controls.method, controls.compares];
   showVerdict("");
   const first = new Run(name, view);
   const whole = await perform(first, { ...body, speculation: controls.speculation() });
   showRace(name, first.meter.rate(), null);
-  if (!compares || !whole) return;
+  find("heard").textContent = whole ? `Answer complete: ${first.meter.tokens} tokens.` : "Answer stopped.";
+  if (!compares || !whole) {
+    askForResults(first);
+    return;
+  }
   const second = new Run("plain decoding, same prompt and seed", view, true);
   await perform(second, { ...body, speculation: { off: true, trace: controls.trace } });
   const [rate, plain] = [first.meter.rate(), second.meter.rate()];
   showRate(rate, "over the answer");
   showRace(name, rate, plain);
+  drawComparison(find("comparison"), [{ name, meter: first.meter }, { name: "plain decoding", meter: second.meter }]);
+  askForResults(first);
   showVerdict(`${(rate / plain).toFixed(2)} times plain decoding, which wrote ${likeness(first, second)}.`);
+}
+
+/** A turn as the API has it. */
+function message({ role, text, calls, call }) {
+  if (role === "tool") return { role, content: text, tool_call_id: call };
+  return calls?.length ? { role, content: null, tool_calls: calls } : { role, content: text };
+}
+
+/** Fields for what the calls of an answer gave; the conversation goes on with them. */
+function askForResults(run) {
+  if (!run.calls.length) return;
+  const form = callCards(run.calls, (results) => {
+    if (stopping) return;
+    form.replaceWith(callCards(run.calls, null));
+    for (const { id, text } of results) addTurn({ role: "tool", text, call: id });
+    proceed();
+  });
+  view.add(form);
+  form.querySelector("input").focus();
 }
 
 function likeness(first, second) {
@@ -109,7 +142,7 @@ async function perform(run, body) {
   try {
     return await run.follow(body, controls.key, stopping.signal);
   } finally {
-    if (!run.tokens.length) run.answer.element.remove();
+    if (!run.tokens.length && !run.calls.length) run.answer.element.remove();
     else if (conversation === turns) keep(run.turn);
   }
 }
@@ -153,20 +186,21 @@ function keep(turn) {
 
 function addTurn(turn) {
   keep(turn);
-  view.add(userMessage(turn.text));
+  view.add(userMessage(turn.text, turn.role));
 }
 
 /** The conversation of an earlier visit. Draft trees are not kept. */
 function restore() {
   for (const turn of turns) {
-    if (turn.role === "user") {
-      view.add(userMessage(turn.text));
+    if (turn.role !== "assistant") {
+      view.add(userMessage(turn.text, turn.role));
       continue;
     }
     const answer = new Answer(turn.label, turn.twin);
     answer.add(turn.tokens);
     answer.note(turn.note);
     view.add(answer.element);
+    if (turn.calls?.length && !turn.twin) view.add(callCards(turn.calls, null));
   }
 }
 
@@ -174,7 +208,7 @@ function clear() {
   stop();
   turns = [];
   saveTurns(turns);
-  for (const article of log.querySelectorAll("article")) article.remove();
+  for (const article of log.querySelectorAll("article, form")) article.remove();
   complain("");
   showStep((latest = null), "");
   prompt.focus();

@@ -2,6 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { streamChat } from "./api.js";
+import { Calls } from "./calls.js";
 import { Legend, Meter, Positions, showRate } from "./figures.js";
 
 /** A step of which nothing is known but its text: the operator does not show drafts. */
@@ -15,6 +16,7 @@ export class Run {
     this.meter = new Meter();
     this.text = "";
     this.tokens = [];
+    this._calls = new Calls();
     this.answer = new Answer(label, twin);
     this._twin = twin;
     this._view = view;
@@ -39,6 +41,7 @@ export class Run {
       }
     } finally {
       this.answer.busy = false;
+      this._end = end;
       this._noted = this._note(end);
       this.answer.note(this._noted);
       showRate(this.meter.rate(), "over the answer");
@@ -46,16 +49,22 @@ export class Run {
     return end !== "stopped";
   }
 
+  /** Calls that came whole. */
+  get calls() {
+    return this._end === "tool_calls" ? this._calls.all : [];
+  }
+
   /** As the conversation keeps it. */
   get turn() {
-    const { text, tokens, label, _noted: note, _twin: twin } = this;
-    return { role: "assistant", text, tokens, label, note, twin };
+    const { text, tokens, label, calls, _noted: note, _twin: twin } = this;
+    return { role: "assistant", text, tokens, label, note, twin, calls };
   }
 
   _take({ choices, usage }) {
     if (usage) this.used = usage.speculation;
     for (const choice of choices) {
       this.text += choice.delta.content ?? "";
+      this._calls.push(choice.delta.tool_calls ?? []);
       for (const step of choice.speculation ?? untraced(choice.delta.content)) this._show(step);
     }
   }
@@ -79,7 +88,7 @@ export class Run {
     if (drafted) parts.push(`${accepted} of ${drafted} drafts accepted`);
     parts.push(`${this.meter.rate().toFixed(1)} tokens/s`);
     if (this.used && drafted) parts.push(`rule ${this.used.rule}`);
-    if (end !== "stop") parts.push(end === "length" ? "cut at its longest" : end);
+    if (end !== "stop" && end !== "tool_calls") parts.push(end === "length" ? "cut at its longest" : end);
     return parts.join(" · ");
   }
 }
