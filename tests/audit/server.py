@@ -31,6 +31,7 @@ class Behaviour:
     greedy: Callable[[Array], int] = lambda distribution: int(distribution.argmax())
     many: int = 4  # choices per request at most
     keys: list[str | None] = field(default_factory=list)
+    entries: bool = False  # log-probabilities as llama.cpp's server gives them
 
 
 class Writer:
@@ -52,7 +53,8 @@ class Writer:
             token = int(rng.choice(distribution.size, p=how.bend(distribution))) if hot else how.greedy(distribution)
             self._report(logprobs, distribution, token, body["logprobs"])
             prefix = (*prefix, token)
-        return {"text": "".join(logprobs["tokens"]), "logprobs": logprobs if how.logprobs else None}
+        found = entries(logprobs) if how.entries else logprobs
+        return {"text": "".join(logprobs["tokens"]), "logprobs": found if how.logprobs else None}
 
     def _report(self, logprobs: dict[str, list[Any]], distribution: Array, token: int, top: int) -> None:
         best = set(np.argsort(-distribution)[:top].tolist()) | {
@@ -61,6 +63,21 @@ class Writer:
         logprobs["tokens"].append(WORDS[token])
         logprobs["token_logprobs"].append(math.log(distribution[token]))
         logprobs["top_logprobs"].append({WORDS[i]: math.log(distribution[i]) for i in best})
+
+
+def entries(logprobs: dict[str, list[Any]]) -> dict[str, Any]:
+    """An entry a token, as in chats."""
+    listed = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    return {
+        "content": [
+            {
+                "token": token,
+                "logprob": value,
+                "top_logprobs": [{"token": name, "logprob": each} for name, each in top.items()],
+            }
+            for token, value, top in listed
+        ]
+    }
 
 
 @contextmanager

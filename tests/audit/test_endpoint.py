@@ -65,6 +65,12 @@ def test_a_correct_server_passes(prompts: Path, tmp_path: Path, capsys: pytest.C
     assert "its own logprobs" in report and "k3y" not in report + json.dumps(document)
 
 
+def test_logprobs_in_entries_are_read_too(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(entries=True)) as url:
+        code, document = audit(url, prompts, capsys)
+    assert code == 0 and document["statistics"]["texts"] > 0 and document["greedy"]["differences"] == []
+
+
 @pytest.mark.parametrize("bend", [sharper, swapped, tail_heavy])
 def test_a_biased_server_fails(bend: Any, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Behaviour(bend=bend)) as url:

@@ -69,3 +69,13 @@ def eagle(t: Tensors, config: dict[str, Any], embeds: Tensor, states: Tensor, he
     normed = rms(hidden, t["layers.0.post_attention_layernorm.weight"], config["rms_norm_eps"])
     hidden = hidden + mlp(normed, t, "layers.0.mlp")
     return F.linear(hidden, head), hidden
+
+
+def llama_layer(t: Tensors, config: dict[str, Any], x: Tensor, prefix: str = "layers.0.") -> Tensor:
+    """An ordinary layer."""
+    eps = config["rms_norm_eps"]
+    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    width = len(t[f"{prefix}self_attn.q_proj.weight"]) // config["num_attention_heads"]
+    sizes = config | {"rope_theta": theta, "head_dim": width}
+    x = x + attention(rms(x, t[f"{prefix}input_layernorm.weight"], eps), t, f"{prefix}self_attn", sizes)
+    return x + mlp(rms(x, t[f"{prefix}post_attention_layernorm.weight"], eps), t, f"{prefix}mlp")

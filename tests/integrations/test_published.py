@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,99 @@ def test_published_heads_draft_and_the_text_is_the_targets(kind: str, tmp_path: 
         if temperature == 0:
             plain = llm.generate("w3 w9 w5", SamplingParams(max_new_tokens=10), method="plain")[0]
             assert done.token_ids == plain.token_ids
+
+
+# --- the layer that comes with a model --------------------------------------------------------------------------------
+
+
+def mtp_folder(folder: Path, spelling: str, shards: bool = False) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The tiny target with a random layer of its own after the others, in one of three spellings."""
+    source, generator = target_of()[0], torch.Generator().manual_seed(12)
+    shutil.copytree(source, folder)
+    given = load_file(source / "model.safetensors")
+    place, inner, names = {
+        "qwen": ("mtp.", "layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
+        "deepseek": ("model.layers.5.", "", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+        "mimo": ("model.mtp_layers.0.", "", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    }[spelling]
+    layer = {n.removeprefix("model.layers.1."): v for n, v in given.items() if n.startswith("model.layers.1.")}
+    own = {f"{inner}{name}": torch.randn(value.shape, generator=generator) * 0.3 for name, value in layer.items()}
+    for name in names:
+        shape = (WIDTH, 2 * WIDTH) if name == names[2] else (WIDTH,)
+        own[f"{name}.weight"] = torch.randn(shape, generator=generator) * 0.3 + (len(shape) == 1)
+    if spelling == "deepseek":
+        own |= {"embed_tokens.weight": given["model.embed_tokens.weight"].clone()}
+    found = {f"{place}{name}": value for name, value in own.items()}
+    if shards:
+        (folder / "model.safetensors").unlink()
+        files = {"a.safetensors": given, "b.safetensors": found}
+        for name, tensors in files.items():
+            save_file(tensors, folder / name)
+        held = {tensor: name for name, tensors in files.items() for tensor in tensors}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": held}))
+    else:
+        save_file(given | found, folder / "model.safetensors")
+    # Under the names of an EAGLE layer with an entrance norm, for the reference.
+    plain = {f"layers.0.{name.removeprefix(inner)}": own[name] for name in own if name.removeprefix(inner) in layer}
+    words = ("embed_norm", "state_norm", "fc", "norm")
+    return folder, plain | {word: own[f"{name}.weight"] for word, name in zip(words, names, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "shards"), [("qwen", False), ("qwen", True), ("deepseek", False), ("mimo", False)]
+)
+def test_a_models_own_layer_drafts(spelling: str, shards: bool, tmp_path: Path) -> None:
+    folder, tensors = mtp_folder(tmp_path / "model", spelling, shards)
+    back, target = imported("eagle", folder), decoder_of(target_of()[1])
+    config, state = json.loads((folder / "config.json").read_text()), states(1)[0]
+    eps = config["rms_norm_eps"]
+    embeds = engine_layers.rms(target.embed(TOKENS), tensors["embed_norm"], eps)
+    normed = engine_layers.rms(state, tensors["state_norm"], eps)
+    pair = (normed, embeds) if spelling == "mimo" else (embeds, normed)
+    stream = F.linear(torch.cat(pair, dim=-1), tensors["fc"])
+    stream = engine_layers.llama_layer(tensors, config, stream)
+    out = engine_layers.rms(stream, tensors["norm"], eps)
+    mine, mine_back = said(back.head, TOKENS, [state])
+    assert (F.linear(out, target.head_weight) - mine).abs().max() < CLOSE
+    assert (mine_back - (stream if spelling == "deepseek" else out)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("spelling", ["qwen", "deepseek"])
+def test_a_models_own_layer_keeps_its_text(spelling: str, tmp_path: Path) -> None:
+    folder, _ = mtp_folder(tmp_path / "model", spelling, shards=True)
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    llm = LLM(str(folder), "eagle", drafter=str(folder), dtype="fp32", shape="chain", draft_length=2)
+    done = llm.generate("w3 w9 w5", SamplingParams(max_new_tokens=10))[0]
+    plain = llm.generate("w3 w9 w5", SamplingParams(max_new_tokens=10), method="plain")[0]
+    assert done.stats.drafted > 0 and done.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("family", "ours run those of"),
+        ("gated", "not the target's own attention"),
+        ("experts", "is of no MTP layer"),
+        ("missing", "is missing; download"),
+    ],
+)
+def test_layers_of_other_families_are_refused(case: str, words: str, tmp_path: Path) -> None:
+    folder, _ = mtp_folder(tmp_path / "model", "qwen")
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    query = "mtp.layers.0.self_attn.q_proj.weight"
+    if case == "family":
+        config["model_type"] = "qwen3_next"
+    elif case == "gated":
+        tensors[query] = torch.cat((tensors[query], tensors[query]))
+    elif case == "experts":
+        tensors["mtp.layers.0.mlp.experts.0.up_proj.weight"] = torch.ones(4, 4)
+    else:
+        del tensors["mtp.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises((UsageError, ForedraftError), match=words):
+        trained("eagle", target_of()[1], str(folder))
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

@@ -219,10 +219,15 @@ def peers(
     llama_draft: Annotated[
         Path | None, typer.Option(help="GGUF draft model for it (foredraft export fastdraft --to llama.cpp).")
     ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="An OpenAI-compatible server that is running, as NAME=URL; may be repeated."),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> int:
     """Measure other engines beside ours, in turns, on the same ids; greedy, one prompt at a time."""
+    from ..bench.openai_peer import read_endpoints
     from ..bench.peers.compare import PeerOrder, run_peers
     from ..bench.pipeline import Order
 
@@ -230,8 +235,11 @@ def peers(
         model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, max_new_tokens=max_new_tokens,
         dtype=dtype, device=device,
     )  # fmt: skip
+    asked = PeerOrder(
+        order, engines, draft_layers, vllm_python, llama_python, llama_draft, read_endpoints(endpoint)
+    )  # fmt: skip
     with listening() as listener:
-        document = run_peers(PeerOrder(order, engines, draft_layers, vllm_python, llama_python, llama_draft), listener)
+        document = run_peers(asked, listener)
     if not as_json:
         show(document, f"{model} {document['settings']['dtype']}")
     return finish(document)

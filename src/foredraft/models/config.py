@@ -51,6 +51,7 @@ class ModelConfig:
     norm_routing: bool = True  # whether the shares of a token's experts are made to sum to 1
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    draft_layers: int = 0  # after the others, for multi-token prediction: no part of the model itself
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
@@ -202,4 +203,5 @@ def _read(raw: Mapping[str, Any]) -> ModelConfig:
         **_gemma(raw),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         bos_token_id=raw.get("bos_token_id"),
+        draft_layers=int(raw.get("num_nextn_predict_layers") or 0),
     )

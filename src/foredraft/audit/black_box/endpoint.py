@@ -86,7 +86,7 @@ class Written:
 
 def read_choice(choice: dict[str, Any], tokens: int, bare: bool = False) -> Written:
     """A choice of the completions API, checked. `bare` = a text without log-probabilities will do."""
-    logprobs = choice.get("logprobs") or {}
+    logprobs = as_completions(choice.get("logprobs") or {})
     names, own, tops = (logprobs.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))
     if not names or not own or not tops or None in own or None in tops:
         if bare and isinstance(choice.get("text"), str):
@@ -102,6 +102,20 @@ def read_choice(choice: dict[str, Any], tokens: int, bare: bool = False) -> Writ
         text.append(name if known is None or abs(known - value) < 1e-2 else f"{name}\0")
         gaps.append(listed[0][1] - value)
     return Written(tuple(text), distributions, gaps, len(text) < tokens)
+
+
+def as_completions(logprobs: dict[str, Any]) -> dict[str, Any]:
+    """The log-probabilities of completions; llama.cpp's server gives them in the form of chats, a token an entry."""
+    entries = logprobs.get("content")
+    if not entries or "tokens" in logprobs:
+        return logprobs
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [
+            {top["token"]: top["logprob"] for top in entry.get("top_logprobs") or ()} or None for entry in entries
+        ],
+    }
 
 
 def words(prompt: str) -> Text:

@@ -39,6 +39,7 @@ class Job:
     vllm_python: str | None = None  # interpreter of an environment with vLLM; None = this one
     llama_python: str | None = None  # the same with xllamacpp
     llama_draft: Path | None = None  # a draft model for it, as GGUF
+    endpoints: tuple[tuple[str, str], ...] = ()  # servers that are running: name, URL
 
 
 @dataclass(slots=True)

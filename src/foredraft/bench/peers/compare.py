@@ -19,6 +19,7 @@ from ...errors import ForedraftError, UsageError, unknown_name
 from ...models import MODELS, resolve, source_file
 from ...provenance import PACKAGES, provenance, write_json
 from ...recipes import LLM
+from .. import openai_peer
 from ..conditions import Settings
 from ..data.questions import Question
 from ..data.tasks import Loaded
@@ -44,6 +45,7 @@ ENGINES: dict[str, Callable[[Job], Any]] = {
     llama_process.SERVER: llama_process.server_peers,
     "openvino": open_vino.peers,
     "vllm": vllm_process.peers,
+    openai_peer.NAME: openai_peer.peers,
 }
 BASELINE = "transformers"
 VERSIONS = (*PACKAGES, "cyllama", "llama-cpp-python", "openvino-genai", "openvino")
@@ -54,14 +56,17 @@ class PeerOrder:
     """What is to be compared; `order` names model, tasks, limits and our own methods."""
 
     order: Order
-    engines: str = ",".join(ENGINES)
+    engines: str = ",".join(name for name in ENGINES if name != openai_peer.NAME)
     draft_layers: int = 0  # 0 = a third of the target's
     vllm_python: str | None = None
     llama_python: str | None = None
     llama_draft: Path | None = None
+    endpoints: tuple[tuple[str, str], ...] = ()  # servers: name, URL
 
     def names(self) -> list[str]:
         found = [name.strip() for name in self.engines.split(",") if name.strip()]
+        if self.endpoints and openai_peer.NAME not in found:
+            found.append(openai_peer.NAME)
         for name in found:
             if name not in ENGINES:
                 raise unknown_name("engine", name, ENGINES)
@@ -157,6 +162,7 @@ def _job(asked: PeerOrder, llm: LLM, settings: Settings, longest: int) -> Job:
         vllm_python=asked.vllm_python,
         llama_python=asked.llama_python,
         llama_draft=asked.llama_draft,
+        endpoints=asked.endpoints,
     )
 
 

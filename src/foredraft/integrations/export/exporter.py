@@ -14,16 +14,18 @@ from safetensors.torch import save_file
 
 from ...errors import UsageError, unknown_name
 from ...models import MODELS, source_file
-from ...models.heads import Eagle3Head, EagleHead, FastDraft
+from ...models.heads import Eagle3Head, EagleHead, FastDraft, HeadSpec
 from ...models.load.folders import appearing
+from ...models.load.names import TUNED
 from ...recipes.loading import DTYPES, Loaded, Place, load
-from ...recipes.trained import Trained, best_kind, decoder_of, find_head, trained
+from ...recipes.trained import Trained, best_kind, decoder_of, find_head, identity, trained
 from ..generate_hook.repo_folder import write_custom_generate
 from .configs import eagle3_config, eagle_config, language_config, speculators_config
 from .folds import Tensors, eagle3_tensors, eagle_tensors, language_tensors
 from .gguf_file import STORAGES, write_eagle3, write_language
 from .use_page import Use, use_page
 
+TARGET = "target"  # not a head, but the model itself, its delta added where it has one
 ENGINES = ("vllm", "sglang", "llama.cpp", "transformers")
 SCHEMAS = ("plain", "speculators")
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -73,6 +75,8 @@ def export_head(order: ExportOrder) -> list[Path]:
     """Write a head for an engine; returns the files."""
     order.check()
     target = load(order.target, Place("fp32", "cpu", packed=False))
+    if order.head == TARGET:
+        return _export_target(order, target)
     folder = Path(order.head).expanduser()
     named = str(folder) if folder.is_dir() else None
     kind = best_kind((order.head,), target, named) or order.head
@@ -84,6 +88,22 @@ def export_head(order: ExportOrder) -> list[Path]:
         write(Work(order, target, head, find_head(kind, target, named)), place)
         use = Use(head.spec, order.engine, order.target, _file_of(order, kind), order.schema)
         (place / "USE.md").write_text(use_page(use), encoding="utf-8")
+    return sorted(path for path in order.out.rglob("*") if path.is_file())
+
+
+def _export_target(order: ExportOrder, target: Loaded) -> list[Path]:
+    """The model itself, as an ordinary folder or GGUF file."""
+    decoder = decoder_of(target)
+    tensors = language_tensors(decoder, decoder)
+    spec = HeadSpec(TARGET, identity(target), 0, (), decoder.config.num_layers, 0)
+    with appearing(order.out.absolute()) as place:
+        if order.engine == "llama.cpp":
+            file = place / _file_of(order, TARGET).name
+            write_language(file, tensors, decoder.config, spec, _gguf_of(order), order.storage)
+        else:
+            tied = decoder.config.tied_head
+            _save(place, tensors, language_config(decoder.config, spec, NAMES[order.dtype], tied), order.dtype)
+            _copy_tokenizer(target, place)
     return sorted(path for path in order.out.rglob("*") if path.is_file())
 
 
@@ -140,9 +160,13 @@ def _language_folder(work: Work, place: Path) -> None:
     head, spec, target = cast(FastDraft, work.head.head), work.head.spec, decoder_of(work.target)
     config = language_config(head.config, spec, work.dtype, target.config.tied_head)
     _save(place, language_tensors(head, target), config, work.order.dtype)
+    _copy_tokenizer(work.target, place)
+
+
+def _copy_tokenizer(target: Loaded, place: Path) -> None:
     for name in TOKENIZER_FILES:
-        if (work.target.folder / name).exists():
-            shutil.copyfile(work.target.folder / name, place / name)
+        if (target.folder / name).exists():
+            shutil.copyfile(target.folder / name, place / name)
 
 
 def _eagle3_gguf(work: Work, place: Path) -> None:
@@ -183,8 +207,9 @@ def _gguf_of(order: ExportOrder) -> Path:
         if not order.target_gguf.is_file():
             raise UsageError(f"{order.target_gguf} does not exist; name the target's own GGUF file")
         return order.target_gguf
-    if order.target in MODELS and MODELS[order.target].format == "gguf":
-        return source_file(order.target)
+    name = TUNED.get(order.target, order.target)
+    if name in MODELS and MODELS[name].format == "gguf":
+        return source_file(name)
     if order.target.endswith(".gguf"):
         return Path(order.target).expanduser()
     raise UsageError("llama.cpp wants the tokenizer of the target's GGUF file; name it with --target-gguf FILE")

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import UsageError
 from ...models.decoder import Decoder
 from ...models.elsewhere import plain_rows
-from ...models.heads import Eagle3Head, EagleHead, FastDraft
+from ...models.heads import Eagle3Head, EagleHead
 from ...models.heads.eagle import Eagle3Layer
 from ...models.load.weight_names import slots
 
@@ -71,8 +71,8 @@ def eagle_tensors(head: EagleHead, bias: bool) -> Tensors:
 
 
 @torch.no_grad()
-def language_tensors(head: FastDraft, target: Decoder) -> Tensors:
-    """An ordinary model with the target's embedding and output rows."""
+def language_tensors(head: Decoder, target: Decoder) -> Tensors:
+    """An ordinary model with the target's embedding and output rows; with the target's own layers it is the target."""
     named = {f"model.{name}": value for name, value in layer_tensors(head).items()}
     named |= {"model.embed_tokens.weight": _plain(target.embedding), "model.norm.weight": _plain(head.norm)}
     if not target.config.tied_head:

