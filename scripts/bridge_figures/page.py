@@ -21,9 +21,9 @@ def write(out: Path, records: Path) -> None:
     for name, (title, about, table) in SECTIONS.items():
         held = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(records.glob(f"{name}*.json"))]
         if held:
-            found = [
-                row for i, record in enumerate(held) for row in record["found"] if i == 0 or not repeated(row, held)
-            ]
+            found: list[Record] = []
+            for row in (row for record in held for row in record["found"]):
+                found += [] if row in found else [row]  # plain decoding stands once in a table
             lines += [f"## {title}", "", *about, "", *table(found), "", source(held), ""]
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

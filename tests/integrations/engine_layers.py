@@ -32,6 +32,8 @@ def attention(x: Tensor, t: Tensors, prefix: str, config: dict[str, Any]) -> Ten
         return rows.view(len(x), count, dim).transpose(0, 1)
 
     q, k, v = project("q_proj", heads), project("k_proj", kv), project("v_proj", kv)
+    if f"{prefix}.q_norm.weight" in t:
+        q, k = (rms(x, t[f"{prefix}.{n}_norm.weight"], config["rms_norm_eps"]) for x, n in ((q, "q"), (k, "k")))
     q, k = rotated(q, config["rope_theta"]), rotated(k, config["rope_theta"])
     k, v = k.repeat_interleave(heads // kv, 0), v.repeat_interleave(heads // kv, 0)
     scores = (q @ k.transpose(1, 2)) / dim**0.5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,55 @@ def test_published_heads_draft_and_the_text_is_the_targets(kind: str, tmp_path: 
             assert done.token_ids == plain.token_ids
 
 
+# --- folders that `speculators` writes itself -----------------------------------------------------------------------
+
+SPECULATORS = os.environ.get("FOREDRAFT_SPECULATORS", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SPECULATORS, reason="FOREDRAFT_SPECULATORS names no Python with speculators")
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("more", [{}, {"norm_before_residual": True, "fc_norm": True, "norm_output": True}])
+def test_folders_of_speculators_itself(family: str, more: dict[str, Any], tmp_path: Path) -> None:
+    config = json.loads((target_of()[0] / "config.json").read_text())
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+    )
+    sizes = {name: config[name] for name in names} | {"num_hidden_layers": 1, "head_dim": 8}
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:20].sort().values
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
+    job = {
+        "folder": str(tmp_path / "out"),
+        "family": family,
+        "sizes": sizes,
+        "more": more | taps,
+        "words": ids.tolist(),
+    }
+    program = Path(__file__).with_name("speculators_program.py")
+    subprocess.run([SPECULATORS, str(program)], input=json.dumps(job) + "\n", text=True, check=True)
+    back = imported("eagle3", tmp_path / "out")
+    assert back.vocabulary.ids.tolist() == ids.tolist() and back.spec.taps == (1, 2, 4) and back.spec.length == 3
+    tensors, raw = read(tmp_path / "out")
+    inner = raw["transformer_layer_config"]
+    theta = inner.get("rope_theta") or inner["rope_parameters"]["rope_theta"]
+    flat = raw | inner | {"rope_theta": theta, "norm_before_residual": bool(more)}
+    read_states = states(3)
+    if more:
+        normed = [
+            engine_layers.rms(s, tensors[f"fc_norm.{i}.weight"], flat["rms_norm_eps"])
+            for i, s in enumerate(read_states)
+        ]
+    joined = torch.cat(normed if more else read_states, dim=-1)
+    embeds = F.embedding(TOKENS, tensors["embed_tokens.weight"])
+    logits, _ = engine_layers.eagle3(tensors, flat, embeds, joined, "layers.0.")
+    assert (logits[:, ids] - said(back.head, TOKENS, read_states)[0]).abs().max() < CLOSE
+
+
 # --- the layer that comes with a model --------------------------------------------------------------------------------
 
 
@@ -272,7 +323,7 @@ def spoilt(case: str, tmp_path: Path) -> tuple[str, Path]:
     if case == "missing":
         del tensors["midlayer.mlp.up_proj.weight"]
     elif case == "strange":
-        tensors["midlayer.self_attn.q_norm.weight"] = torch.ones(8)
+        tensors["midlayer.self_attn.g_proj.weight"] = torch.ones(8)
     elif case == "width":
         config["hidden_size"] = 64
     elif case == "vocabulary":
@@ -297,7 +348,7 @@ def spoilt(case: str, tmp_path: Path) -> tuple[str, Path]:
 
 REFUSED = {
     "missing": "up_proj.weight' is missing; download",
-    "strange": "q_norm.weight is of no eagle3 head",
+    "strange": "g_proj.weight is of no eagle3 head",
     "width": "a model of width 64",
     "vocabulary": "vocabulary of 128256",
     "no d2t": "no d2t",

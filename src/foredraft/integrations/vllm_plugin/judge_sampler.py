@@ -58,7 +58,7 @@ def mend_expansion(module: Any) -> None:
 
 def install(folder: Path, text: str) -> None:
     """Put the judge in front of the sampler of every runner that is made from now on."""
-    runners = import_module(next(iter(RUNNERS)))
+    runners: Any = import_module(next(iter(RUNNERS)))
     if hasattr(runners.RejectionSampler, "judge"):
         return  # vLLM calls plugins more than once in a process
     runners.RejectionSampler = judged_class(runners.RejectionSampler)

@@ -85,7 +85,7 @@ class JudgedRows:
         outside = self.head.outside
         if outside is None:
             return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        parts = rows.split(list(counts))
+        parts = torch.split(rows, list(counts))
         found = [
             outside(part[None], torch.ones((1, len(part)), dtype=torch.bool, device=rows.device)) for part in parts
         ]

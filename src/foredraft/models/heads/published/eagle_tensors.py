@@ -24,7 +24,8 @@ def eagle3_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelC
     flat = raw | raw.get("transformer_layer_config", {})
     _check_width(flat, config, raw.get("target_hidden_size"))
     tensors, taps = dict(given), layer_ids(raw, config.num_layers)
-    weights = _layer(tensors, _sizes(flat, config), config.hidden_size * 2)
+    sizes = _sizes(flat, config, given)
+    weights = _layer(tensors, sizes, config.hidden_size * 2)
     weights["layers.0.attn_norm"] = tensors.pop("layers.0.hidden_norm.weight")
     weights["layers.0.token_norm"] = tensors.pop("layers.0.input_layernorm.weight")
     weights["norm"], weights["fc.weight"] = tensors.pop("norm.weight"), tensors.pop("fc.weight")
@@ -36,7 +37,7 @@ def eagle3_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelC
         weights["tap_norms"] = torch.stack([tensors.pop(f"fc_norm.{i}.weight") for i in range(len(taps))])
     extra = {
         "published": True,
-        "config": _sizes(flat, config),
+        "config": sizes,
         "norm_before_residual": bool(raw.get("norm_before_residual", "speculators_model_type" in raw)),
         "norm_output": bool(raw.get("norm_output", False)),
         "norms": sorted({"joined_norm", "tap_norms"} & weights.keys()),
@@ -50,11 +51,12 @@ def eagle_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelCo
     _check_width(raw, config, None)
     tensors = dict(given)
     tensors.pop("lm_head.weight", None)  # a copy of the target's
-    weights = _layer(tensors, _sizes(raw, config), config.hidden_size)
+    sizes = _sizes(raw, config, given)
+    weights = _layer(tensors, sizes, config.hidden_size)
     weights["fc.weight"] = tensors.pop("fc.weight")
     weights["fc.bias"] = tensors.pop("fc.bias", torch.zeros(config.hidden_size))
     weights["ids"] = torch.arange(config.vocab_size)
-    extra = {"published": True, "config": _sizes(raw, config)}
+    extra = {"published": True, "config": sizes}
     spec = HeadSpec("eagle", identity, config.vocab_size, (FINAL,), 1, _length(raw), extra)
     return _finished(spec, weights, tensors, config)
 
@@ -99,6 +101,8 @@ def _layer(tensors: dict[str, Tensor], sizes: Mapping[str, Any], width: int) -> 
         "layers.0.gate_up.weight": torch.cat([tensors.pop(f"{mlp}{name}_proj.weight") for name in ("gate", "up")]),
         "layers.0.down.weight": tensors.pop(f"{mlp}down_proj.weight"),
     }
+    if sizes["qk_norm"]:
+        found |= {f"layers.0.{letter}_norm": tensors.pop(f"{attention}{letter}_norm.weight") for letter in "qk"}
     if sizes["qkv_bias"]:
         found["layers.0.qkv.bias"] = torch.cat([tensors.pop(f"{attention}{letter}_proj.bias") for letter in "qkv"])
         if bool((tensors.pop(f"{attention}o_proj.bias", torch.zeros(1)) != 0).any()):
@@ -106,7 +110,7 @@ def _layer(tensors: dict[str, Tensor], sizes: Mapping[str, Any], width: int) -> 
     return found
 
 
-def _sizes(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+def _sizes(raw: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What its layer has of its own; positions reach as far as the target's."""
     heads = int(raw.get("num_attention_heads", config.num_heads))
     rope = raw.get("rope_parameters") or {}
@@ -123,7 +127,7 @@ def _sizes(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
         "rope_theta": float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
         "rope_scaling": None if kind == "default" else dict(scaling) | {"rope_type": kind},
         "qkv_bias": bool(raw.get("attention_bias", False)),
-        "qk_norm": False,
+        "qk_norm": "layers.0.self_attn.q_norm.weight" in tensors,  # layers of Qwen3, the default of speculators
     }
 
 
