@@ -1,4 +1,4 @@
-"""The judge behind vLLM's entry point, on stand-ins of the classes that it takes hold of."""
+"""The judge at vLLM's entry point, on stand-ins of the classes that it takes hold of."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ def peers(job: Job) -> list[OpenAiPeer]:
     """The servers that --endpoint names."""
     if not job.endpoints:
         raise Absent("no server is named; name one with --endpoint NAME=URL")
-    tokenizer, found = Tokenizer.from_folder(job.folder), list[OpenAiPeer]()
+    found: list[OpenAiPeer] = []
+    tokenizer = Tokenizer.from_folder(job.folder)
     for name, url in job.endpoints:
         with _opened(f"{url}/models") as answer:
             models = json.loads(answer.read()).get("data") or []

@@ -74,6 +74,7 @@ def check_export(order: ExportOrder, python: str, bench: Bench | None = None) ->
     with TemporaryDirectory() as place:
         plain, theirs = (_in_vllm if order.engine == "vllm" else _in_llama)(order, kind, python, bench, Path(place))
     document = compared(ours, plain, theirs) | {"kind": kind, "engine": order.engine, "length": LENGTH}
+    document["alike"] = abs(kept_there(document) - ours.accepted) <= ALIKE * max(ours.accepted, 1)
     document |= {"target": order.target, "provenance": provenance(argv=["foredraft", "export", kind, "--check"])}
     write_json(order.out / CHECK, document)
     return document
@@ -84,14 +85,25 @@ def compared(ours: Served, plain: Served, theirs: Served) -> dict[str, Any]:
     return {
         "version": theirs.version,
         "prompts": len(ours.runs),
-        "tokens": sum(map(len, ours.ids)),
+        "tokens": sum(map(len, theirs.ids)),
         "texts as plain there": theirs.same(plain.ids),
         "texts as here": theirs.same(ours.ids),
         "here": {"accepted": ours.accepted, "drafted": ours.drafted, "seconds": round(ours.seconds, 1)},
         "there": {"accepted": theirs.accepted, "drafted": theirs.drafted, "seconds": round(theirs.seconds, 1)},
         "plain there": {"seconds": round(plain.seconds, 1)},
-        "alike": abs(theirs.accepted - ours.accepted) <= ALIKE * max(ours.accepted, 1),
     }
+
+
+def kept_there(document: dict[str, Any]) -> int:
+    """Accepted tokens that stand in the engine's texts. vLLM also counts those of a last round that lie beyond the end.
+
+    A text of n tokens has one of the prompt's pass, and of every round its accepted ones and one more.
+    """
+    there = document["there"]
+    if document["engine"] != "vllm":
+        return int(there["accepted"])
+    rounds = there["drafted"] // document["length"]
+    return int(document["tokens"] - document["prompts"] - rounds)
 
 
 def _in_vllm(order: ExportOrder, kind: str, python: str, bench: Bench, place: Path) -> tuple[Served, Served]:
