@@ -100,8 +100,8 @@ def benches(found: list[Record]) -> list[str]:
 
 CHAIN = (
     "Ten questions, at most 32 tokens each, greedy, chains of 4, float32 on both sides, one thread in each engine, on "
-    "a machine with other work: its seconds say little. vLLM also counts accepted tokens beyond the end of a text; what "
-    "stands in the texts is the number to compare."
+    "a machine with other work: its seconds say little. vLLM also counts accepted tokens beyond the end of a text; "
+    "what stands in the texts is the number to compare."
 )
 SECTIONS: dict[str, tuple[str, list[str], Callable[[list[Record]], list[str]]]] = {
     "heads-vllm": ("Exported heads in vLLM", [CHAIN], heads),

@@ -108,7 +108,6 @@ PROBLEMS = (
     "We buy 3 pens at 14 coins each, 2 cups at 25 coins each. What do we pay? Answer as a clerk.",
     "We buy 4 maps at 12 coins each, 3 ropes at 9 coins each. What do we pay? Answer as a sailor.",
     "We buy 2 lamps at 31 coins each, 5 nails at 4 coins each. What do we pay? Answer as a teacher.",
-    "We buy 6 cups at 11 coins each, 2 books at 27 coins each. What do we pay? Answer as a friend.",
 )
 JUDGED, DRAFTED = "judge:0.59", 25
 
@@ -116,7 +115,7 @@ JUDGED, DRAFTED = "judge:0.59", 25
 def judge(setting: Setting) -> Rows:
     """The demonstration pair in vLLM, with the exact rule and with its judge; and the same here."""
     assert setting.vllm is not None
-    bench = Bench.of("judge-demo", tokens=96, questions=PROBLEMS)
+    bench = Bench.of("judge-demo", tokens=64, questions=PROBLEMS)
     with TemporaryDirectory() as place:
         target, drafter = Path(place) / TARGET, Path(place) / "drafter"
         export_head(ExportOrder(TARGET, "vllm", target, "judge-demo", dtype="fp32"))
@@ -125,14 +124,13 @@ def judge(setting: Setting) -> Rows:
         run = partial(vllm, setting.vllm, target, bench.prompts, bench.tokens, bench.stop_ids)
         folder = str(resources.files("foredraft") / "weights" / "judge-demo" / "judge")
         on = {FOLDER: folder, RULE: JUDGED}
-        plain, exact, judged = run(), run(speculative=how), run(speculative=how, environment=on)
+        judged, exact = run(speculative=how, environment=on), run(speculative=how)
     here = bench.ours(f"fastdraft:shape=chain,length={DRAFTED}")
     ours = bench.ours("judge:threshold=0.59")
     return [
-        judged_row("vLLM", "plain", plain, plain, ""),
-        judged_row("vLLM", "exact", exact, plain, " (plain's)"),
-        judged_row("foredraft", "exact", here, plain, " (plain's)"),
-        judged_row("vLLM", JUDGED, judged, ours, " (ours with the judge)"),
+        judged_row("vLLM", "exact", exact, here, " (ours)"),
+        judged_row("foredraft", "exact", here, here, ""),
+        judged_row("vLLM", JUDGED, judged, ours, " (ours)"),
         judged_row("foredraft", JUDGED, ours, ours, ""),
     ]
 

@@ -119,7 +119,7 @@ def _opened(url: str, body: dict[str, Any] | None = None) -> Any:
 
 def read_endpoints(texts: list[str] | None) -> tuple[tuple[str, str], ...]:
     """`NAME=URL` or a URL alone."""
-    found = []
+    found: list[tuple[str, str]] = []
     for text in texts or ():
         name, mark, url = text.partition("=")
         if not mark or "/" in name:
