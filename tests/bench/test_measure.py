@@ -275,8 +275,8 @@ def test_what_the_machines_host_takes_is_told(
     meter = machine.StolenMeter()
     meter.start()
     assert meter.share() > 1
-    calm = [replace(record, stolen=0.0) for record in records_of(finished[0])]
-    records = [replace(record, stolen=0.3) for record in calm]
+    steady = [replace(record, stolen=0.0) for record in records_of(finished[0])]
+    records = [replace(record, stolen=0.3) for record in steady]
     assert stolen_share(records) == pytest.approx(0.3) and stolen_share([]) == 0
     assert Record.from_json(records[0].to_json()).stolen == 0.3
 
@@ -285,7 +285,7 @@ def test_what_the_machines_host_takes_is_told(
         return " ".join(capsys.readouterr().out.split())
 
     assert "host held up every answer of plain, prompt-lookup" in said(records)
-    assert "held up up to 1 of" in said([*records[:1], *calm[1:]]) and "steal" not in said(calm)
+    assert "held up up to 1 of" in said([*records[:1], *steady[1:]]) and "steal" not in said(steady)
 
 
 def test_answers_that_were_held_up_count_but_not_their_times(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -293,16 +293,16 @@ def test_answers_that_were_held_up_count_but_not_their_times(finished: tuple[Pat
         seconds = [100 * each for each in record.line.seconds]
         return replace(record, stolen=0.5, line=replace(record.line, seconds=seconds))
 
-    calm = [replace(record, stolen=0.0) for record in records_of(finished[0])]
-    first = next(record.key for record in calm if record.key.method != "plain")
-    held_up = rows.table([slow(record) if record.key == first else record for record in calm])
-    without = rows.table([record for record in calm if record.key != first])
-    told, usual, all_calm = (
+    steady = [replace(record, stolen=0.0) for record in records_of(finished[0])]
+    first = next(record.key for record in steady if record.key.method != "plain")
+    held_up = rows.table([slow(record) if record.key == first else record for record in steady])
+    without = rows.table([record for record in steady if record.key != first])
+    row, usual, all_steady = (
         next(row for row in found if (row["method"], row["task"]) == (first.method, "all"))
-        for found in (held_up, without, rows.table(calm))
+        for found in (held_up, without, rows.table(steady))
     )
-    assert told["disturbed"] == 1 and all_calm["disturbed"] == 0
+    assert row["disturbed"] == 1 and all_steady["disturbed"] == 0
     times = ("speedup", "speedup_low", "tokens_per_second", "split", "ttft_ms", "step_ms")
-    assert [told[name] for name in times] == [usual[name] for name in times]
+    assert [row[name] for name in times] == [usual[name] for name in times]
     counts = ("tokens", "answers", "questions", "tokens_per_step", "acceptance_rate")
-    assert [told[name] for name in counts] == [all_calm[name] for name in counts]
+    assert [row[name] for name in counts] == [all_steady[name] for name in counts]

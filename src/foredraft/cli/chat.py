@@ -33,6 +33,7 @@ def chat(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    device_map: o.DeviceMap = None,
     draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
     max_new_tokens: o.MaxNewTokens = 512,
@@ -52,6 +53,7 @@ def chat(
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
             words=words, stop=stop, length=length, store=store, dtype=dtype, device=device, quantize=quantize,
+            device_map=device_map,
             draft_device=draft_device, max_length=max_length, progress=bar,
         )  # fmt: skip
     if llm.tokenizer.chat_template is None:

@@ -39,6 +39,7 @@ def generate(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    device_map: o.DeviceMap = None,
     draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
     batch_size: Annotated[int, typer.Option(help="Prompts that run at a time.")] = 1,
@@ -76,21 +77,27 @@ def generate(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
             words=words, stop=stop_rule, length=length, store=store, dtype=dtype, device=device, quantize=quantize,
             draft_device=draft_device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
-            max_length=max_length, guidance=guidance, share=True, progress=bar,
+            max_length=max_length, guidance=guidance, device_map=device_map, share=True, progress=bar,
         )  # fmt: skip
     folder, ids = image_folder(llm, texts, picture), [encode(llm, text, chat) for text in texts]
     try:
-        if as_json:
-            return print_json(llm, texts, run(llm, ids, params))
-        return print_answers(llm, texts, ids, params, folder, picture)
+        return print_answers(llm, texts, ids, params, folder, picture, as_json)
     finally:
         print_choices(llm, explain)
 
 
 def print_answers(
-    llm: LLM, texts: list[str], ids: list[list[int]], params: SamplingParams, folder: Path | None, picture: Path | None
+    llm: LLM,
+    texts: list[str],
+    ids: list[list[int]],
+    params: SamplingParams,
+    folder: Path | None,
+    picture: Path | None,
+    as_json: bool,
 ) -> int:
-    """Images, one text as it comes, or several texts. `folder`: of a model of images."""
+    """A document, images, one text as it comes, or several texts. `folder`: of a model of images."""
+    if as_json:
+        return print_json(llm, texts, run(llm, ids, params))
     if folder is not None:
         return print_images(llm, folder, texts, run(llm, ids, params), picture)
     return print_stream(llm, ids[0], params) if len(ids) == 1 else print_texts(texts, run(llm, ids, params))

@@ -62,6 +62,12 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Quantize = Annotated[
     str | None, typer.Option(help="int8 or int4: round the weights of a Hugging Face folder (lossy; CPU).")
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        help="Several GPUs: auto (layer after layer), or tensor (each layer; torchrun --nproc-per-node N -m foredraft)."
+    ),
+]
 DraftDevice = Annotated[
     str | None,
     typer.Option(

@@ -78,6 +78,7 @@ def serve(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    device_map: o.DeviceMap = None,
     draft_device: o.DraftDevice = None,
     words: o.Words = None,
     store: Stores = None,
@@ -110,7 +111,7 @@ def serve(
     config: o.ConfigFile = None,
 ) -> int:
     """Serve a model through the OpenAI API: chat, completions, streams, JSON, metrics."""
-    listen = check_extra()
+    listen = check_extra(device_map)
     from ..serve.service import Limits, Service, Settings
 
     allowed = allowed_methods(method, allow_methods)
@@ -118,9 +119,9 @@ def serve(
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
     policy = (open_metrics, numbers(key_weights), listen.allowed_hosts(host, allow_host), warm_up, json_log)
     settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy, *canary)
-    parts = {name: context.params[name] for name in DRAFTING}  # rule, shape, drafter, .. as SIGHUP reads them again
     place: dict[str, Any] = {"dtype": dtype, "device": device, "batch_size": slots, "max_length": max_length}
-    load = partial(loaded, model, **parts, **place, quantize=quantize, store=served_stores(store or [], settings))
+    place |= {"quantize": quantize, "device_map": device_map, "store": served_stores(store or [], settings)}
+    load = partial(loaded, model, **{name: context.params[name] for name in DRAFTING}, **place)
     return listen.run(Service(load, settings, partial(renewed, config, *drafting(context))), host, port, access_log)
 
 
@@ -153,8 +154,10 @@ def renewed(config: Path | None, said: dict[str, Any], usual: dict[str, Any], ll
     return llm.renewed(**usual | values | said, store=llm.options.store)
 
 
-def check_extra() -> Any:
-    """The module that listens, whose packages are an extra."""
+def check_extra(device_map: str | None = None) -> Any:
+    """The module that listens, whose packages are an extra; one process listens."""
+    if device_map == "tensor":
+        raise UsageError("--device-map tensor is for generate and chat; serve with auto, or export to vLLM")
     try:
         return importlib.import_module("foredraft.serve.listen")
     except ModuleNotFoundError as error:

@@ -61,6 +61,7 @@ class LLM:
         batch_size: int = 1,
         max_length: int | None = None,
         quantize: str | None = None,
+        device_map: str | None = None,
         guidance: float | None = None,
         share: bool = False,
         progress: Progress | None = None,
@@ -72,6 +73,8 @@ class LLM:
 
         `quantize`: "int8" or "int4" rounds the weights of a Hugging Face folder, on CPUs: less memory and time, and
         other texts than the unrounded model's; speculation is exact for the rounded one.
+        `device_map`: "auto" lays layer after layer over this machine's devices; "tensor" cuts each of them among the
+        processes of torchrun, of which only the first goes on from here.
 
         `share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
@@ -82,13 +85,15 @@ class LLM:
             Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device, store)
         )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
-        place = Place(dtype, device, batch_size, max_length, quantize=quantize, guidance=guidance)
+        place = Place(dtype, device, batch_size, max_length, True, quantize, device_map, guidance)
         self.target = model if isinstance(model, Loaded) else load(model, place, progress)
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
             self.engine.share(Sharing(usual_piece(self.target.device), True, BudgetPlanner(costs_of(self.target))))
-        self.factory = PartsFactory(self.target, replace(place, quantize=None))  # a drafter's weights are its own
+        self.factory = PartsFactory(
+            self.target, replace(place, quantize=None, device_map=None)
+        )  # a drafter's weights are its own
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}

@@ -37,6 +37,7 @@ from ..runtime.guided import Guidance, GuidedExecutor
 
 log = logging.getLogger("foredraft")
 BITS = {"int8": 8, "int4": 4}  # of `quantize`
+DEVICE_MAPS = ("auto", "tensor")  # layer after layer over this machine's devices; every layer over torchrun's processes
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -65,6 +66,7 @@ class Place:
     quantize: str | None = (
         None  # a name of BITS: the target's products rounded to as many, which changes what it writes
     )
+    device_map: str | None = None  # a name of DEVICE_MAPS: the target's layers over several devices or processes
     guidance: float | None = None  # scale of classifier-free guidance, for models that have it; None = the model's own
 
     def torch_device(self) -> torch.device:
@@ -138,7 +140,10 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         log.info("%s: the native executor knows no %s: passes run in torch", name, raw["model_type"])
     if place.dtype == "auto" and device.type == "cpu" and (in_torch or not runs_natively(raw)):
         dtype = fastest_in_torch()  # the model runs through torch code
-    if runs_natively(raw):
+    if place.device_map is not None:
+        executor = _spread(folder, DTYPES[dtype], place)
+        device = executor.device
+    elif runs_natively(raw):
         decoder = _decoder(name, folder, raw, DTYPES[dtype], device, place, progress)
         executor = _executor(decoder, raw, place)
     elif bits is not None:
@@ -155,6 +160,21 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     log.info("%s: %s passes by %s%s", name, dtype, executor.name, " (chosen)" if place.dtype == "auto" else "")
     tokenizer = Tokenizer.from_folder(folder)
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
+
+
+def _spread(folder: Path, dtype: torch.dtype, place: Place) -> Executor:
+    """A model that is too large for one device, in its own code."""
+    if place.device_map not in DEVICE_MAPS:
+        raise unknown_name("device map", str(place.device_map), DEVICE_MAPS)
+    if place.quantize is not None:
+        raise UsageError("--quantize is for models on one CPU; leave it out, or --device-map")
+    if place.device_map == "tensor":
+        from ..runtime.hf.tensor_parallel import load_part
+
+        return load_part(folder, dtype, place.slots, place.max_length)
+    from ..runtime.hf.executor import HFExecutor
+
+    return HFExecutor.from_folder(folder, dtype, slots=place.slots, max_length=place.max_length, device_map="auto")
 
 
 def adopt(model: Any, tokenizer: Any, place: Place) -> Loaded:

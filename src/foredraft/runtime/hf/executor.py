@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -78,15 +78,19 @@ class HFExecutor:
         device: torch.device | str = "cpu",
         slots: int = 1,
         max_length: int | None = None,
-    ) -> HFExecutor:
-        """Load a model folder; refuses, in one line, a model whose own code cannot take trees."""
+        **placed: Any,
+    ) -> Self:
+        """Load a model folder; refuses, in one line, a model whose own code cannot take trees.
+
+        placed: how from_pretrained spreads it over several devices, in place of `device`.
+        """
         label = Path(folder).name
         # Eager attention: every architecture has it, and it adds our masks as they are, also where a model caps
         # its attention scores or has sinks.
         load = _transformers().AutoModelForCausalLM.from_pretrained
         try:
-            model = load(folder, dtype=dtype, attn_implementation="eager", local_files_only=True).to(device)
-            model.requires_grad_(False)
+            model = load(folder, dtype=dtype, attn_implementation="eager", local_files_only=True, **placed)
+            model = (model if placed else model.to(device)).requires_grad_(False)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ForedraftError(f"transformers cannot load {label}: {_first_line(error)}") from None
         executor = cls(model, slots, max_length, label=label)
@@ -167,9 +171,9 @@ class HFExecutor:
             )
         if not heard:
             self._refuse("its LM head is out of reach")
-        hidden = {tap: out.hidden_states[tap][0] for tap in layers}
-        hidden[FINAL] = heard[-1][0]
-        return out.logits[0], hidden
+        hidden = {tap: out.hidden_states[tap][0].to(self.device) for tap in layers}
+        hidden[FINAL] = heard[-1][0].to(self.device)
+        return out.logits[0].to(self.device), hidden
 
     def _positions(self, slot: Slot) -> Tensor:
         """[rows] positions of all rows of a slot. Rows that overhang the context share its last position."""
@@ -225,8 +229,9 @@ class HFExecutor:
         base = slot.length
         if rows is not None and count:
             for layer in _filled(slot.cache):
-                layer.keys = torch.cat((layer.keys[..., :base, :], layer.keys.index_select(-2, rows + base)), dim=-2)
-                moved = layer.values.index_select(-2, rows + base)
+                which = (rows + base).to(layer.keys.device)
+                layer.keys = torch.cat((layer.keys[..., :base, :], layer.keys.index_select(-2, which)), dim=-2)
+                moved = layer.values.index_select(-2, which)
                 layer.values = torch.cat((layer.values[..., :base, :], moved), dim=-2)
         self._crop(slot, base + count)
 
