@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +51,10 @@ Stores = Annotated[
         rich_help_panel=o.DRAFTING,
     ),
 ]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=DIR, a LoRA adapter of peft that clients choose as model NAME; may be repeated."),
+]
 WarmUp = Annotated[
     bool, typer.Option(help="Let every method write a few tokens before the first client comes, so that none waits.")
 ]
@@ -82,6 +87,7 @@ def serve(
     draft_device: o.DraftDevice = None,
     words: o.Words = None,
     store: Stores = None,
+    lora: Lora = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
     max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
@@ -114,14 +120,13 @@ def serve(
     listen = check_extra(device_map)
     from ..serve.service import Limits, Service, Settings
 
-    allowed = allowed_methods(method, allow_methods)
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
     shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
     policy = (open_metrics, numbers(key_weights), listen.allowed_hosts(host, allow_host), warm_up, json_log)
-    settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *shared, *policy, *canary)
-    place: dict[str, Any] = {"dtype": dtype, "device": device, "batch_size": slots, "max_length": max_length}
-    place |= {"quantize": quantize, "device_map": device_map, "store": served_stores(store or [], settings)}
-    load = partial(loaded, model, **{name: context.params[name] for name in DRAFTING}, **place)
+    allowed, adapters = allowed_methods(method, allow_methods), named_folders(lora or [])
+    given = (*shared, *policy, *canary, tuple(adapters))
+    settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *given)
+    load = loader(context, settings, adapters)
     return listen.run(Service(load, settings, partial(renewed, config, *drafting(context))), host, port, access_log)
 
 
@@ -131,11 +136,20 @@ def allowed_methods(served: str, others: str | None) -> tuple[str, ...] | None:
     return None if others is None else tuple(spec.label for spec in read_methods(others))
 
 
+def loader(context: typer.Context, settings: Settings, adapters: dict[str, str]) -> Callable[[], LLM]:
+    """How the model is loaded; of what is drafted with, SIGHUP reads the same names again."""
+    given = context.params
+    parts = {name: given[name] for name in (*DRAFTING, *PLACE)}
+    stores = served_stores(given["store"] or [], settings)
+    return partial(loaded, given["model"], **parts, batch_size=given["slots"], store=stores, lora=adapters)
+
+
 def loaded(model: str, method: str, **parts: Any) -> LLM:
     with o.LoadingBar() as bar:
         return LLM(model, method, progress=bar, **parts)
 
 
+PLACE = ("dtype", "device", "quantize", "device_map", "max_length")
 SAID = ("COMMANDLINE", "ENVIRONMENT")
 DRAFTING = ("method", "rule", "shape", "drafter", "draft_length", "judge", "words", "stop", "length", "draft_device")
 
@@ -186,6 +200,17 @@ def served_stores(given: list[str], settings: Settings) -> str | None:
             raise UsageError(f"--store {piece!r} is for one client, but --share-texts makes all clients one")
         spelled.append(f"{list(settings.weights)[int(number) - 1]}={folder}")
     return ";".join(spelled) or None
+
+
+def named_folders(given: list[str]) -> dict[str, str]:
+    """NAME=DIR, each name once."""
+    found: dict[str, str] = {}
+    for piece in given:
+        name, _, folder = piece.partition("=")
+        if not name or not folder or name in found:
+            raise UsageError(f"--lora takes NAME=DIR, each name once, not {piece!r}")
+        found[name] = folder
+    return found
 
 
 def numbers(text: str | None, name: str = "--key-weights") -> tuple[float, ...]:

@@ -78,6 +78,7 @@ class Engine:
     def admit(self, new: list[Request]) -> None:
         """Begin requests, and show drafters what the target still knows of their prompts."""
         for request in new:
+            self.executor.adapt(request.sequence.slot, request.sequence.adapter)
             if self.executor.length(request.sequence.slot) < request.read:  # somebody else has emptied the slot
                 request.read, request.stats.reused, request.states = 0, 0, []
         for drafter, members in requests_by_drafter(new):
@@ -222,6 +223,8 @@ class Engine:
     def release(self, request: Request) -> None:
         """Take a request out whose end is known."""
         self.windowed.forget(request)
+        if request.sequence.adapter is not None and request in self.scheduler.running:
+            self.executor.adapt(request.sequence.slot, None)  # whoever reads there next has the plain model
         self.scheduler.release(request)
         request.close()
         if request.method.drafter is not None:

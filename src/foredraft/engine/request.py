@@ -66,7 +66,7 @@ class Request:
             return Kept()
         taps = self.states[0].keys() if self.states else ()
         states = {tap: torch.cat([piece[tap] for piece in self.states]) for tap in taps}
-        return Kept(self.sequence.tokens[: self.read], states, self.sequence.namespace)
+        return Kept(self.sequence.tokens[: self.read], states, self.sequence.reuse_key)
 
     def take(self, tokens: list[int], verdict: TreeVerdict, max_length: int) -> int:
         """Append a round's tokens up to the first stop; returns how many were taken."""

@@ -55,7 +55,7 @@ class Scheduler:
         while self.waiting and len(self.slots):
             request = self.waiting.popleft()
             text = request.sequence.tokens
-            namespace = None if request.scores_prompt else request.sequence.namespace  # None = nothing is reused
+            namespace = None if request.scores_prompt else request.sequence.reuse_key  # None = nothing is reused
             request.sequence.slot, kept = self.slots.take(text, request.taps, namespace)
             request.read = request.stats.reused = kept.shared(text, request.taps, namespace)
             request.states = [kept.first(request.read, request.taps)] if request.read and request.taps else []

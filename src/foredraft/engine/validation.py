@@ -6,7 +6,7 @@ Nothing here waits for a device: drafts are checked by what the host knows of th
 from __future__ import annotations
 
 from ..draft import Drafter
-from ..errors import UsageError
+from ..errors import UsageError, unknown_name
 from ..runtime import Executor
 from ..types import DraftBatch, Topology
 from .request import Request
@@ -38,6 +38,8 @@ def check_request(request: Request, executor: Executor) -> None:
     most = max(params.logprobs or 0, params.prompt_logprobs or 0)
     if most > vocab:
         raise UsageError(f"logprobs asks for {most} alternatives of {vocab} tokens")
+    if sequence.adapter is not None and sequence.adapter not in executor.adapter_names:
+        raise unknown_name("adapter", sequence.adapter, executor.adapter_names)
     if request.constraint is not None and request.method.rule.lossy:
         raise UsageError(
             f"rule {request.method.rule.name!r} is lossy and may accept what the grammar forbids; use a lossless rule"

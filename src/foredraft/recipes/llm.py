@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
-from .loading import Loaded, Place, adopt, load
+from .loading import Loaded, Place, add_adapters, adopt, load
 from .recipe import Options, PartsFactory
 from .retrieval.completions import Suggested, suggestions
 from .spelling import as_length, read_method
@@ -64,6 +64,7 @@ class LLM:
         device_map: str | None = None,
         guidance: float | None = None,
         share: bool = False,
+        lora: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """`method`, `shape`, `rule`, `stop` and `length` are spelled `name:key=value,..`, as on the command line; a
@@ -78,6 +79,7 @@ class LLM:
 
         `share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
+        `lora`: adapters by name, folders as peft writes them, for requests to run with (torch executor alone).
         """
         length, draft_length = as_length(length, draft_length)
         named = read_method(method)
@@ -87,13 +89,13 @@ class LLM:
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
         place = Place(dtype, device, batch_size, max_length, True, quantize, device_map, guidance)
         self.target = model if isinstance(model, Loaded) else load(model, place, progress)
+        add_adapters(self.target, lora or {})
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
             self.engine.share(Sharing(usual_piece(self.target.device), True, BudgetPlanner(costs_of(self.target))))
-        self.factory = PartsFactory(
-            self.target, replace(place, quantize=None, device_map=None)
-        )  # a drafter's weights are its own
+        own = replace(place, quantize=None, device_map=None)  # a drafter's weights are its own
+        self.factory = PartsFactory(self.target, own)
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Event]] = {}
@@ -160,9 +162,10 @@ class LLM:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         method: Method | str | None = None,
+        lora: str | None = None,
         on_finish: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
-        """Complete prompts (text or token ids). As many run at a time as `batch_size` says."""
+        """Complete prompts (text or token ids). As many run at a time as `batch_size` says. `lora`: an adapter."""
         batch = _as_list(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(batch)
@@ -171,7 +174,7 @@ class LLM:
             raise UsageError(
                 f"{len(batch)} prompts came with {len(each)} sampling options; give one for all or one each"
             )
-        requests = [self.request(prompt, p, method) for prompt, p in zip(batch, each, strict=True)]
+        requests = [self.request(prompt, p, method, lora) for prompt, p in zip(batch, each, strict=True)]
         return self._run(batch, requests, on_finish)
 
     def chat(
@@ -228,7 +231,9 @@ class LLM:
             for request in requests:
                 self._inboxes.pop(request.id, None)
 
-    def request(self, prompt: Prompt, params: SamplingParams, method: Method | str | None = None) -> Request:
+    def request(
+        self, prompt: Prompt, params: SamplingParams, method: Method | str | None = None, lora: str | None = None
+    ) -> Request:
         """An engine request for a prompt; not queued yet."""
         if isinstance(method, str):
             method = self.build(method)
@@ -236,7 +241,7 @@ class LLM:
         seed = params.seed if params.seed is not None else random.getrandbits(62)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.target.eos_ids)
         check = StopFinder(self.tokenizer, params.stop) if params.stop else None
-        sequence = Sequence(next(self._ids), tokens, len(tokens), params, seed)
+        sequence = Sequence(next(self._ids), tokens, len(tokens), params, seed, adapter=lora)
         return Request(sequence, method or self.method, stop_ids, check)
 
     def _run(

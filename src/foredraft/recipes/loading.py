@@ -28,6 +28,7 @@ from ..models import (
 )
 from ..models.config import EXPERTS, GEMMA, read_json, why_foreign
 from ..models.heads.delta import load_tuned
+from ..models.layers.peft_adapter import read_adapter
 from ..models.load.folders import silent
 from ..models.load.names import tuned_folder
 from ..models.load.quantised import load_quantised
@@ -175,6 +176,17 @@ def _spread(folder: Path, dtype: torch.dtype, place: Place) -> Executor:
     from ..runtime.hf.executor import HFExecutor
 
     return HFExecutor.from_folder(folder, dtype, slots=place.slots, max_length=place.max_length, device_map="auto")
+
+
+def add_adapters(target: Loaded, folders: Mapping[str, str]) -> None:
+    """LoRA adapters of peft, by name, that requests may run with; refused by name where passes cannot have them."""
+    for name, folder in folders.items():
+        decoder = target.executor.decoder
+        if decoder is None:
+            raise UsageError(
+                f"{target.name} runs in its own code ({target.executor.name}), which takes no LoRA adapters"
+            )
+        target.executor.add_adapter(name, read_adapter(Path(folder).expanduser(), decoder.config))
 
 
 def adopt(model: Any, tokenizer: Any, place: Place) -> Loaded:

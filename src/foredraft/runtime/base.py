@@ -10,14 +10,16 @@ nothing of drafters and rules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from ..models.decoder import FINAL, Decoder
+from ..models.layers.adapters import Factors
 from ..models.layers.skip_set import Skip
 from ..types import DraftBatch
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from .cuda.executor import GraphExecutor
     from .native.executor import NativeExecutor
 
-__all__ = ["FINAL", "Executor", "Output", "Placement", "Rows"]
+__all__ = ["FINAL", "Executor", "Output", "Placement", "Rows", "WithoutAdapters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,22 @@ class Output:
         return self.hidden[tap][self.index]
 
 
+class WithoutAdapters:
+    """For executors whose passes run with no LoRA adapters."""
+
+    name: str
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return ()
+
+    def add_adapter(self, name: str, factors: Mapping[str, Factors]) -> None:
+        raise UsageError(f"executor {self.name} runs no LoRA adapters; the torch executor does")
+
+    def adapt(self, slot: int, adapter: str | None) -> None:
+        """All slots have the plain model."""
+
+
 class Executor(Protocol):
     """A model on one device with its K/V cache. Methods without a remark do not change committed text."""
 
@@ -142,6 +160,16 @@ class Executor(Protocol):
     @property
     def compiled(self) -> NativeExecutor | None:
         """Itself, where the native library runs the passes; it can search logits and grow trees as well."""
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """LoRA adapters that passes can run with."""
+
+    def add_adapter(self, name: str, factors: Mapping[str, Factors]) -> None:
+        """Take up an adapter by its factors for the products of the layers; refused where passes cannot have one."""
+
+    def adapt(self, slot: int, adapter: str | None) -> None:
+        """Rows of this slot run with an adapter from now on; None = with none."""
 
     def length(self, slot: int) -> int:
         """Committed tokens in the slot."""

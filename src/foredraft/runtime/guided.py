@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..models.decoder import Decoder
 from ..models.layers.skip_set import Skip
-from .base import FINAL, Output, Placement, Rows
+from .base import FINAL, Output, Placement, Rows, WithoutAdapters
 from .torch.executor import TorchExecutor
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Guidance:
         return torch.lerp(unknown.float(), known.float(), self.scale).to(known.dtype)
 
 
-class GuidedExecutor:
+class GuidedExecutor(WithoutAdapters):
     """An executor of half as many slots as the one that it is around."""
 
     def __init__(self, inner: TorchExecutor, guidance: Guidance) -> None:

@@ -106,15 +106,16 @@ def api(service: Service) -> APIRouter:
 
     @router.get("/models")
     async def models() -> Document:
-        return {"object": "list", "data": [card()]}
+        return {"object": "list", "data": [card(name) for name in service.models]}
 
     @router.get("/models/{name:path}")
     async def model(name: str) -> Document:
         service.check_model(name)
-        return card()
+        return card(name)
 
-    def card() -> Document:
-        return {"id": service.settings.model_name, "object": "model", "created": born, "owned_by": "foredraft"}
+    def card(name: str) -> Document:
+        found = {"id": name, "object": "model", "created": born, "owned_by": "foredraft"}
+        return found if service.adapter(name) is None else found | {"parent": service.settings.model_name}
 
     return router
 

@@ -66,10 +66,20 @@ class Service:
         if not self.settings.open_metrics:
             self.keys.check(authorization)
 
-    def check_model(self, name: str) -> None:
-        if name != self.settings.model_name:
-            known = self.settings.model_name
-            raise ApiError(404, f"no model {name!r} here; this server has {known!r}", "model_not_found", "model")
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What clients may name as their model: the model itself, then its adapters."""
+        return (self.settings.model_name, *self.settings.adapters)
+
+    def check_model(self, name: str, adapters: bool = True) -> None:
+        """An error unless there is such a model; `adapters`: whether one of those will do."""
+        known = self.models if adapters else self.models[:1]
+        if name not in known:
+            here = ", ".join(map(repr, known))
+            raise ApiError(404, f"no model {name!r} here; this server has {here}", "model_not_found", "model")
+
+    def adapter(self, model: str) -> str | None:
+        return model if model in self.settings.adapters else None
 
     @property
     def longest_prompt(self) -> int:

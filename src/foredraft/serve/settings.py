@@ -67,10 +67,13 @@ class Settings:
     json_log: bool = False  # whether logs are JSON documents, one for every request too
     canary: float = 0.0  # share of the answers by lossy rules that the exact rule writes again, to compare
     canary_budget: float = 0.1  # share of other final answers beyond which lossy rules are switched off
+    adapters: tuple[str, ...] = ()  # LoRA adapters that clients may name as their model
 
     def __post_init__(self) -> None:
         if not 0 <= self.canary <= 1 or not 0 <= self.canary_budget < 1:
             raise UsageError("--canary takes a share from 0 to 1 and a budget below 1")
+        if self.model_name in self.adapters:
+            raise UsageError(f"an adapter is called {self.model_name!r} as the model is; give one of them another name")
         if any(not key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty; leave --api-key out to serve everyone")
         if self.key_weights and len(self.key_weights) != len(self.api_keys):

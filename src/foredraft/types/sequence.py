@@ -30,8 +30,16 @@ class Sequence:
     round: int = 0  # verification rounds so far: part of the key of the rng
     budget: Budget = NO_BUDGET  # what it may draft this round, set by the scheduler
     namespace: str | None = ""  # requests of one namespace may use each other's texts and K/V; None = nobody may
+    adapter: str | None = None  # LoRA adapter of the target that its passes run with
     expected: tuple[int, ...] = ()  # the output that the sender expects, as a source of drafts
     given: Given = field(default_factory=Given)
+
+    @property
+    def reuse_key(self) -> str | None:
+        """Sequences of the same one may go on from each other's K/V, which are an adapter's own; None = nobody may."""
+        if self.namespace is None or self.adapter is None:
+            return self.namespace
+        return f"{self.namespace}\0{self.adapter}"
 
     @property
     def output(self) -> list[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...errors import UsageError
 from ...models.decoder import Decoder
+from ...models.layers.adapters import Adapters, Factors
 from ...models.layers.skip_set import Skip
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVCache, Snapshot
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from ..cuda.executor import GraphExecutor
     from ..native.executor import NativeExecutor
 
+PLAIN_TORCH = "--device cpu --dtype fp32"  # what gets it
 CHUNK = 256  # prompt tokens that go through the model at once
 
 
@@ -44,6 +47,8 @@ class TorchExecutor:
         self.padded = self.device.type != "cpu" if padded is None else padded
         heads, sizes, dim = config.num_kv_heads, (self.max_length, self.max_scratch), config.head_dim
         self.kv_cache = KVCache(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
+        self.adapters: Adapters | None = None
+        self._adapted: dict[int, str] = {}  # slot -> adapter, where it has one
         self.masks = None
         if not self.padded:
             self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
@@ -59,6 +64,22 @@ class TorchExecutor:
     @property
     def compiled(self) -> NativeExecutor | None:
         return None
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return () if self.adapters is None else tuple(self.adapters.names)
+
+    def add_adapter(self, name: str, factors: Mapping[str, Factors]) -> None:
+        if type(self) is not TorchExecutor:
+            raise UsageError(f"executor {self.name} runs no LoRA adapters; the torch executor does: {PLAIN_TORCH}")
+        self.adapters = self.adapters or Adapters(self.decoder)
+        self.adapters.add(name, factors)
+
+    def adapt(self, slot: int, adapter: str | None) -> None:
+        if adapter is None:
+            self._adapted.pop(slot, None)
+        else:
+            self._adapted[slot] = adapter
 
     def length(self, slot: int) -> int:
         return self.kv_cache.lengths[slot]
@@ -134,7 +155,11 @@ class TorchExecutor:
     def forward_layers(
         self, placement: Placement, hidden: Tensor, layers: range, taps: Collection[int] = (), skip: Skip = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        return self.decoder.run(hidden, placement.position, placement.attend, layers, taps, skip)
+        if not self._adapted or self.adapters is None:
+            return self.decoder.run(hidden, placement.position, placement.attend, layers, taps, skip)
+        rows = placement.rows
+        with self.adapters.over(rows.counts, [self._adapted.get(slot) for slot in rows.slots]):
+            return self.decoder.run(hidden, placement.position, placement.attend, layers, taps, skip)
 
     def embed(self, token: Tensor) -> Tensor:
         return self.decoder.embed(token)

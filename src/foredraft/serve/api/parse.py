@@ -30,7 +30,8 @@ def build_requests(service: Service, body: ChatBody | CompletionBody, client: st
     requests, likely = [], expected(service, body)
     for ids in prompts:
         for choice in range(body.n or 1):
-            request = llm.request(ids, replace(params, seed=seed_of(params.seed, choice)), method)
+            own = replace(params, seed=seed_of(params.seed, choice))
+            request = llm.request(ids, own, method, service.adapter(body.model))
             request.trace = body.speculation is not None and bool(body.speculation.trace)
             request.sequence.expected = likely
             request.sequence.namespace = service.settings.namespace(client, body.cache_salt)

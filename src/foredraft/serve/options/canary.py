@@ -63,7 +63,7 @@ class Canary:
         again = self._llm.request(
             sequence.tokens[: sequence.prompt_length], sequence.params, self._methods.exact(request.method)
         )
-        again.sequence.namespace = sequence.namespace
+        again.sequence.namespace, again.sequence.adapter = sequence.namespace, sequence.adapter
         self._waiting.append(Pair(sequence.output, again))
 
     def begin(self) -> None:

@@ -83,7 +83,7 @@ async def embed(service: Service, http: HttpRequest) -> Response:
     client = http.state.client
     data = await read_body(http, service.limits, service.bodies)
     body = await run_in_threadpool(parse, EmbeddingBody, data, service.limits.body_bytes)
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=False)
     texts = await run_in_threadpool(_ids, service, body)
     service.admission.enter(1, client)
     try:

@@ -43,7 +43,7 @@ async def suggest_for(service: Service, http: HttpRequest) -> dict[str, Any]:
     client = http.state.client
     data = await read_body(http, service.limits, service.bodies)
     body = await run_in_threadpool(parse, SuggestionBody, data, service.limits.body_bytes)
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=False)
     service.admission.enter(1, client)
     try:
         made = service.worker.call(lambda llm: _suggest(llm, body, service.settings.namespace(client, None)))
