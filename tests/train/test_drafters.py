@@ -103,6 +103,32 @@ def test_greedy_identity(kind: str, shape: Shape, plain: list[list[int]]) -> Non
         assert finish(engine, request(prompt, method, 10 + i, max_new_tokens=14)) == [plain[i]]
 
 
+@pytest.mark.parametrize("shape", [Chain(3), StaticTree((2, 1), drawn=True)], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "falcon"])
+def test_a_prompt_of_one_token_holds_up_nobody(kind: str, shape: Shape) -> None:
+    """It has no state to draft from yet; the others draft on, and all texts are the target's."""
+    prompts, decoder = [PROMPTS[2], [7], PROMPTS[1]], toys.target()
+    plain = Method("plain", RULES["sample-and-match"])
+    usual = finish(
+        Engine(TorchExecutor(decoder, 4, 100)),
+        *(request(p, plain, i, max_new_tokens=14) for i, p in enumerate(prompts)),
+    )
+    executor = TorchExecutor(decoder, 4, 100)
+    made = drafter(decoder, kind, shape, target=executor)
+    engine, method = Engine(executor), Method(kind, default_rule(made.kinds, made.topology), made)
+    first, *others = [request(p, method, i, max_new_tokens=14) for i, p in enumerate(prompts)]
+    engine.add(first)
+    engine.step()
+    drafted = first.stats.drafted
+    for other in others:
+        engine.add(other)
+    engine.step()
+    assert first.stats.drafted > drafted and others[0].stats.drafted == 0
+    while not engine.scheduler.idle:
+        engine.step()
+    assert [each.sequence.output for each in (first, *others)] == usual
+
+
 def test_an_oracle_is_always_right() -> None:
     """A fast drafter that is the target itself has every draft accepted."""
     decoder = toys.target(layers=3)

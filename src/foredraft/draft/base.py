@@ -6,6 +6,7 @@ Knows no drafter by name, and nothing of the engine.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +15,22 @@ import torch
 from torch import Tensor
 
 from ..core.rng.keyed import Rng
+from ..core.trees.editing import among
 from ..runtime import Output
 from ..types import DraftBatch, Kind, Sequence, Topology, Verdict
+from ..types.drafts import empty_drafts
+
+
+def propose_for(
+    ready: Seq[bool], sequences: Seq[Sequence], rng: Rng, propose: Callable[[Seq[Sequence], Rng], DraftBatch]
+) -> DraftBatch:
+    """Drafts of the sequences that are ready; the others, such as prompts of one token, have none in this round."""
+    who = [b for b, one in enumerate(ready) if one]
+    if len(who) == len(sequences):
+        return propose(sequences, rng)
+    if not who:
+        return empty_drafts(len(sequences))
+    return among(propose([sequences[b] for b in who], rng.choose(torch.tensor(who))), who, len(sequences))
 
 
 @dataclass(frozen=True, slots=True)

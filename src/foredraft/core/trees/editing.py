@@ -114,6 +114,34 @@ def join(parts: Seq[tuple[Seq[int], DraftBatch]], batch: int) -> DraftBatch:
     )
 
 
+def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
+    """The drafts of sequences `index` (increasing) of a larger batch, in which the others have none."""
+    if len(index) == batch:
+        return drafts
+    place = [index.index(b) if b in index else 0 for b in range(batch)]
+    wide = part(replace(drafts, distributions=None, started=None), place)
+    wide = cut(wide, [wide.width if b in index else 0 for b in range(batch)])
+    if drafts.distributions is None:
+        return wide
+    device = drafts.token.device
+    distributions = DistributionsAmong(
+        drafts.distributions, torch.tensor(list(index), device=device), torch.tensor(place, device=device)
+    )
+    return replace(wide, distributions=distributions)
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionsAmong:
+    """Distributions of some sequences of a larger batch; for the others, which have no drawn nodes, any will do."""
+
+    distributions: Distributions
+    index: Tensor  # [b]
+    place: Tensor  # [B]
+
+    def at(self, row: Tensor) -> Distribution:
+        return self.distributions.at(row[self.index]).choose(self.place)
+
+
 def _column(drafts: DraftBatch, name: str) -> Tensor:
     column: Tensor | None = getattr(drafts, name)
     if column is None:  # a drafter that has not renumbered its nodes

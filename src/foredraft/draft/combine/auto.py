@@ -23,7 +23,7 @@ from ...control.objective import best_counts, rate
 from ...control.throughput_probe import LookupRest, ThroughputProbe
 from ...core.rng.keyed import Rng
 from ...core.trees.builder import tightened
-from ...core.trees.editing import cut, join, part
+from ...core.trees.editing import among, cut, join, part
 from ...core.trees.graft import NOBODY, Graft
 from ...core.trees.layout import trees
 from ...types import DraftBatch, Kind, Sequence, Topology
@@ -31,7 +31,7 @@ from ...types.drafts import empty_drafts
 from ..base import Round
 from .arm_values import ArmValues
 from .arms import PLAIN, Arm, Candidate, SequenceState, Tally
-from .team import Team, among, mean_length
+from .team import Team, mean_length
 
 __all__ = ["Arm", "AutoDrafter"]
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...core.rng.keyed import Rng
-from ...core.trees.editing import cut, move, part
+from ...core.trees.editing import among, move, part
 from ...core.trees.fuse import own_nodes
 from ...runtime import Output
-from ...types import Budget, Distribution, Distributions, DraftBatch, Sequence, Verdict
+from ...types import Budget, DraftBatch, Sequence, Verdict
 from ...types.drafts import empty_drafts
 from ..base import Drafter, Round
 
@@ -94,31 +94,3 @@ class Team(Drafter):
 def mean_length(sequences: Seq[Sequence]) -> float:
     """Tokens of a sequence of the batch, on average: the context that its passes cost by."""
     return sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-
-
-def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
-    """The drafts of sequences `index` (increasing) of a larger batch, in which the others have none."""
-    if len(index) == batch:
-        return drafts
-    place = [index.index(b) if b in index else 0 for b in range(batch)]
-    wide = part(replace(drafts, distributions=None, started=None), place)
-    wide = cut(wide, [wide.width if b in index else 0 for b in range(batch)])
-    if drafts.distributions is None:
-        return wide
-    device = drafts.token.device
-    distributions = DistributionsAmong(
-        drafts.distributions, torch.tensor(list(index), device=device), torch.tensor(place, device=device)
-    )
-    return replace(wide, distributions=distributions)
-
-
-@dataclass(frozen=True, slots=True)
-class DistributionsAmong:
-    """Distributions of some sequences of a larger batch; for the others, which have no drawn nodes, any will do."""
-
-    distributions: Distributions
-    index: Tensor  # [b]
-    place: Tensor  # [B]
-
-    def at(self, row: Tensor) -> Distribution:
-        return self.distributions.at(row[self.index]).choose(self.place)

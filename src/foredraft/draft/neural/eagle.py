@@ -27,8 +27,7 @@ from ...runtime.native.executor import NativeExecutor
 from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
-from ...types.drafts import empty_drafts
-from ..base import Round
+from ..base import Round, propose_for
 from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 
@@ -78,8 +77,9 @@ class EagleDrafter(ModelDrafter):
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        if not all(s.id in self._features for s in sequences):  # a prompt of one token has no state yet
-            return empty_drafts(len(sequences), self.executor.device)
+        return propose_for([s.id in self._features for s in sequences], sequences, rng, self._propose)
+
+    def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         if can_capture(self.executor, self.shape, sequences):
             made = self._captured(sequences)
             if made is not None:

@@ -23,8 +23,7 @@ from ...models.heads.falcon import State
 from ...runtime import Rows, TorchExecutor
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Sequence
-from ...types.drafts import empty_drafts
-from ..base import Round
+from ..base import Round, propose_for
 from .draft_model import ModelDrafter, draft_params
 from .eagle import accepted_rows
 
@@ -77,8 +76,10 @@ class FalconDrafter(ModelDrafter):
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        if any(len(s.tokens) <= self.head.size for s in sequences):  # no whole block yet
-            return empty_drafts(len(sequences), self.executor.device)
+        whole = [len(s.tokens) > self.head.size for s in sequences]  # else there is no block to begin from
+        return propose_for(whole, sequences, rng, self._propose)
+
+    def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         return self.shape.grow(

@@ -12,8 +12,7 @@ from ...core.rng.keyed import Rng
 from ...core.shapes.base import Frontier, Shape, Step, Vocabulary, most_siblings
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
-from ...types.drafts import empty_drafts
-from ..base import Drafter, Round
+from ..base import Drafter, Round, propose_for
 from .draft_model import draft_params
 from .eagle import accepted_rows
 
@@ -41,15 +40,17 @@ class MedusaDrafter(Drafter):
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        state = self.states_of(sequences)
-        if state is None:
-            return empty_drafts(len(sequences), self.vocabulary.ids.device)
-        return self.grow(self.head, sequences, state, rng)
+        return propose_for(self.ready(sequences), sequences, rng, self._propose)
 
-    def states_of(self, sequences: Seq[Sequence]) -> Tensor | None:
-        """What was kept for each sequence; None = a prompt of one token has no state yet."""
-        if not all(s.id in self._state for s in sequences):
-            return None
+    def ready(self, sequences: Seq[Sequence]) -> list[bool]:
+        """Whose states are known: a prompt of one token has none yet."""
+        return [s.id in self._state for s in sequences]
+
+    def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        return self.grow(self.head, sequences, self.states_of(sequences), rng)
+
+    def states_of(self, sequences: Seq[Sequence]) -> Tensor:
+        """What was kept for each sequence."""
         return torch.stack([self._state[s.id] for s in sequences])
 
     def grow(self, head: RecurrentHead, sequences: Seq[Sequence], state: Tensor, rng: Rng) -> DraftBatch:

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ...core.rng.keyed import Rng
 from ...core.shapes.base import Shape, Vocabulary
-from ...core.trees.editing import join
+from ...core.trees.editing import among, join
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence
 from ...types.drafts import empty_drafts
 from ..base import Round
-from ..combine.team import among
 from ..neural.medusa import MedusaDrafter
 from .online_head import OnlineHead
 from .recorder import Recorder
@@ -65,7 +64,9 @@ class OnlineDrafter(MedusaDrafter):
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         groups: dict[str | None, list[int]] = {}
-        for b, sequence in enumerate(sequences):
+        for b, (sequence, ready) in enumerate(zip(sequences, self.ready(sequences), strict=True)):
+            if not ready:
+                continue
             groups.setdefault(self._current(sequence.namespace), []).append(b)
         if self.kinds != {Kind.CHOSEN} and len(groups) > 1:  # distributions of several heads cannot be joined: the
             largest = max(groups, key=lambda name: len(groups[name]))  # others draft nothing in this round
@@ -81,8 +82,6 @@ class OnlineDrafter(MedusaDrafter):
 
     def _draft(self, head: RecurrentHead, sequences: list[Sequence], rng: Rng) -> DraftBatch:
         states = self.states_of(sequences)
-        if states is None:
-            return empty_drafts(len(sequences), self.vocabulary.ids.device)
         return self.grow(head, sequences, head.feature(torch.split(states, self._sizes, dim=-1)), rng)
 
     def observe(self, round: Round) -> None:
