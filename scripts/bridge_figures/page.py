@@ -75,27 +75,16 @@ def plugin(found: list[Record]) -> list[str]:
 
 
 def judge(found: list[Record]) -> list[str]:
-    head = ("who", "rule", "tokens", "accepted/drafted", "accepted a pass", "seconds", "same ids")
-    return rows(
-        head,
-        ((o["who"], o["rule"], o["tokens"], ratio(o), o["per pass"], o["seconds"], o["same ids"]) for o in found),
-    )
-
-
-def audits(found: list[Record]) -> list[str]:
-    head = ("server", "compared with", "greedy part", "texts", "sequential test", "drafted, accepted", "verdict")
-    return rows(
-        head,
-        ((o["server"], o["against"], o["greedy"], o["texts"], o["test"], o["counts"], o["verdict"]) for o in found),
-    )
-
-
-def benches(found: list[Record]) -> list[str]:
-    head = ("engine", "weights", "version", "tokens/s", "against its plain")
-    return rows(
-        head,
-        ((o["engine"], o["weights"], o["version"], o["rate"], o["against"]) for o in found),
-    )
+    head = ("who", "rule", "tokens", "passes", "accepted, in the texts", "accepted a pass", "seconds", "same ids")
+    body = []
+    for one in found:
+        rounds, kept = one["tokens"] - one["accepted"], one["accepted"]
+        if one["who"] != "foredraft":  # it counts accepted tokens beyond the end of a text too
+            rounds = one["drafted"] // 25
+            kept = one["tokens"] - int(one["same ids"].split()[2]) - rounds
+        each = f"{kept / rounds:.1f}"
+        body.append((one["who"], one["rule"], one["tokens"], rounds, kept, each, one["seconds"], one["same ids"]))
+    return rows(head, body)
 
 
 CHAIN = (
@@ -120,11 +109,5 @@ SECTIONS: dict[str, tuple[str, list[str], Callable[[list[Record]], list[str]]]] 
         ["The demonstration pair (docs/judge-demo.md): its target with the delta added, its drafter as vLLM's draft",
          "model, drafts of 25, greedy, float32. The judge reads the stream that enters layer 16."],
         judge,
-    ),
-    "audit": ("Audits of servers", ["`foredraft audit --endpoint URL`, three tokens a text."], audits),
-    "bench": (
-        "Servers beside us",
-        ["`foredraft bench peers --endpoint NAME=URL`: streamed completions over HTTP, greedy, in turns."],
-        benches,
     ),
 }  # fmt: skip

