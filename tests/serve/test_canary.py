@@ -69,7 +69,9 @@ def test_it_makes_room_for_clients() -> None:
     methods: Any = SimpleNamespace(exact=lambda method: method, exact_only=False)
     canary, metrics = Canary(llm, methods, metrics := Metrics(), 1.0, 0.5), metrics
     rule, params = SimpleNamespace(lossy=True), SimpleNamespace(temperature=0)
-    sequence = SimpleNamespace(tokens=[7, 1, 2], prompt_length=1, params=params, namespace="a", output=[1, 2])
+    sequence = SimpleNamespace(
+        tokens=[7, 1, 2], prompt_length=1, params=params, namespace="a", adapter="tuned", output=[1, 2]
+    )
     finished: Any = SimpleNamespace(
         method=SimpleNamespace(rule=rule, drafter=object()), constraint=None, sequence=sequence
     )
@@ -77,7 +79,8 @@ def test_it_makes_room_for_clients() -> None:
     canary.consider(finished)
     canary.begin()
     canary.begin()
-    assert [each.id for each in added] == [10] and added[0].sequence.namespace == "a"
+    assert [each.id for each in added] == [10]
+    assert (added[0].sequence.namespace, added[0].sequence.adapter) == ("a", "tuned")
     canary.make_room()
     assert not added
     canary.begin()
