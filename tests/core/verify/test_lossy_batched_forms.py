@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from foredraft.core.distributions.tensors import TableDistributions
+from foredraft.core.host_look import looking_away
 from foredraft.core.verify import RULES, BatchCase, Rule, find_rule, judge, lantern, lantern_pp, tree_case
 from foredraft.core.verify.lossy.lantern import nearest_codes
 from foredraft.types import Kind, Topology
-from tests.core.verify.test_batched_forms import VOCAB, random_case
+from tests.core.verify.test_batched_forms import VOCAB, random_case, rng_of
+from tests.kit.drafting import batch_case_of, draft_tree
+from tests.kit.tables import dirichlet
 
 CODES = nearest_codes(torch.rand((VOCAB, 2), generator=torch.Generator().manual_seed(0)), 20)
 LOSSY = [rule for rule in RULES.values() if rule.lossy]
@@ -24,13 +27,21 @@ LOSSY += [lantern(CODES, 5, 0.2), lantern_pp(CODES, 5, 3.0), lantern(CODES, 5, 0
 KINDS = [(kind,) for kind in Kind] + [(Kind.CHOSEN, Kind.SAMPLED_WITHOUT_REPLACEMENT, Kind.TOP_THEN_SAMPLED)]
 
 
-def full_case(rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int) -> BatchCase:
-    case = random_case(rule, kinds, topology, seed)
+def full_case(rule: Rule, kinds: tuple[Kind, ...], topology: Topology, seed: int, empty: bool = False) -> BatchCase:
+    case = empty_case(kinds, seed) if empty else random_case(rule, kinds, topology, seed)
     make = torch.Generator().manual_seed(seed)
     assert isinstance(case.target, TableDistributions)
     view = torch.softmax(torch.log(case.target.probs + 1e-3), dim=2) if rule.needs_temperature_one else None
     hidden = torch.rand((case.drafts.batch, case.drafts.width + 1, 4), generator=make)
     return replace(case, hidden=hidden, temperature_one=None if view is None else TableDistributions(view))
+
+
+def empty_case(kinds: tuple[Kind, ...], seed: int) -> BatchCase:
+    """Two sequences for which nobody drafted."""
+    rng, model = rng_of(seed, 2), dirichlet(VOCAB, seed, 0.1)
+    drafts = [draft_tree(model, [], [], rng.choose(torch.tensor([b]))) for b in range(2)]
+    case = batch_case_of(drafts, model, model, torch.float64)(rng)
+    return replace(case, drafts=replace(case.drafts, kind=kinds[0]))
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
@@ -48,3 +59,19 @@ def test_both_forms_agree(rule: Rule, topology: Topology, seeds: tuple[int, ...]
                 assert verdict.row(b) == rule.verify(tree_case(case, b)), (kinds, seed, b)
                 accepted += len(verdict.row(b).path)
     assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    "rule", [*[rule for rule in RULES.values() if not rule.lossy], *LOSSY], ids=lambda rule: rule.name
+)
+@pytest.mark.parametrize("empty", [False, True], ids=["ragged", "empty"])
+def test_verdicts_are_the_same_where_nobody_may_look(rule: Rule, empty: bool) -> None:
+    """As on a device: loops run to their fixed ends, on rounds in which nobody drafted too."""
+    kind = min((kind for kind, shape in rule.exact_for if shape is Topology.CHAIN), key=str, default=Kind.CHOSEN)
+    for seed in (1, 3):
+        case = full_case(rule, (kind,), Topology.CHAIN, seed, empty)
+        assert (case.drafts.width == 0) == empty
+        seen = rule.verify_batch(case)
+        with looking_away():
+            unseen = rule.verify_batch(case)
+        assert [unseen.row(b) for b in range(case.drafts.batch)] == [seen.row(b) for b in range(case.drafts.batch)]

@@ -54,7 +54,7 @@ def verify_longest_path_batch(threshold: Threshold, case: BatchCase) -> Verdict:
     alive[:, 0] = True
     bottom = (drafts.depth * drafts.used()).amax(dim=1) if drafts.width else torch.zeros_like(who)
     done = bottom == 0
-    for row in range(drafts.width + 1):
+    for row in range(drafts.width + 1 if drafts.width else 0):  # without nodes there is nothing to gather
         child = table[:, row]
         live = alive[:, row] & (child >= 0).any(dim=1) & ~done
         if may_look(live) and not bool(live.any()):
