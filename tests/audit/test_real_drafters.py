@@ -38,6 +38,7 @@ CLASSES = {
     "eesd": ("LengthControlDrafter around KangarooDrafter over KangarooHead", 2),
     "adaeagle": ("LengthControlDrafter around EagleDrafter over EagleHead", 2),
     "falcon": ("FalconDrafter over FalconHead", 2),
+    "forerunner": ("ForerunnerDrafter over ForerunnerHead", 2),
     "sdsat": ("SdsatDrafter over SdsatHead", 2),
     "s2d": ("SortedDrafter over SortedDraft", 2),
     "draft-and-verify": ("LengthControlDrafter around LayerSkipDrafter", 2),

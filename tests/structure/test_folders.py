@@ -19,6 +19,7 @@ SIBLINGS = {
     "eagle.py",  # the head, its drafter and its trainer; likewise the next ones
     "draft_length.py",
     "falcon.py",
+    "forerunner.py",
     "sdsat.py",
     "sorted_draft.py",
     "language.py",

@@ -14,7 +14,7 @@ from foredraft.core.shapes.base import Chain, Vocabulary
 from foredraft.core.verify import default_rule
 from foredraft.draft import Drafter
 from foredraft.draft.base import Round
-from foredraft.draft.neural.falcon import FalconDrafter
+from foredraft.draft.neural.blocks.falcon import FalconDrafter
 from foredraft.draft.neural.self_drafting import SdsatDrafter
 from foredraft.draft.neural.sorted_draft import SortedDrafter
 from foredraft.engine import Engine, Method

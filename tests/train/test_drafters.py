@@ -17,16 +17,25 @@ from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.stops import Confidence, PathConfidence
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
+from foredraft.draft.neural.blocks.falcon import FalconDrafter
+from foredraft.draft.neural.blocks.forerunner import ForerunnerDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.neural.eagle import EagleDrafter
-from foredraft.draft.neural.falcon import FalconDrafter
 from foredraft.draft.neural.kangaroo import KangarooDrafter
 from foredraft.draft.neural.medusa import MedusaDrafter
 from foredraft.draft.neural.self_drafting import SdsatDrafter
 from foredraft.draft.neural.sorted_draft import SortedDrafter
 from foredraft.engine import Engine, Method
 from foredraft.models import Decoder
-from foredraft.models.heads import FalconHead, FeatureHead, KangarooHead, RecurrentHead, SdsatHead, SortedDraft
+from foredraft.models.heads import (
+    FalconHead,
+    FeatureHead,
+    ForerunnerHead,
+    KangarooHead,
+    RecurrentHead,
+    SdsatHead,
+    SortedDraft,
+)
 from foredraft.runtime import Placement, TorchExecutor
 from foredraft.types.drafts import NO_BUDGET
 from tests.engine.runs import finish, request
@@ -58,6 +67,8 @@ def drafter(
     vocabulary = Vocabulary(torch.arange(words), index)
     if isinstance(head, FalconHead):
         return FalconDrafter(head, shape, vocabulary, slots, 100)
+    if isinstance(head, ForerunnerHead) and target is not None:
+        return ForerunnerDrafter(head, target, shape, vocabulary)
     if isinstance(head, SdsatHead) and target is not None:
         return SdsatDrafter(head, target, shape)
     if isinstance(head, SortedDraft) and isinstance(shape, Chain):
@@ -147,7 +158,7 @@ DISTRIBUTION_TOKENS = 2
 
 
 ENUMERATED: list[Shape] = [Chain(2), Eagle2Tree(nodes=3, width=2, depth=2), StaticTree((2,), drawn=True)]
-READING = ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo", "falcon", "sdsat", "s2d"]
+READING = ["eagle3", "griffin", "dovetail", "mlp-speculator", "kangaroo", "falcon", "sdsat", "s2d", "forerunner"]
 
 
 @pytest.mark.parametrize(

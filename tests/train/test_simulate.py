@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foredraft.train.simulate import runs, simulate
+from foredraft.train.simulation.simulate import runs, simulate
 
 TEXT = torch.tensor([[7, 8, 1, 2, 3, 4, 5, 6]])
 

@@ -41,7 +41,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     Some kinds draw noise or places, so the checkpoint holds the random generator too; KOALA's, its discriminator.
     """
     decoder = toys.target()
-    kinds = ("eagle3", "eagle", "medusa", "koala", "falcon", "sdsat")
+    kinds = ("eagle3", "eagle", "medusa", "koala", "falcon", "sdsat", "forerunner")
     whole = toys.trainer(decoder, tmp_path / "whole", kinds)
     whole.run()
     first = toys.trainer(decoder, tmp_path / "cut", kinds)

@@ -101,9 +101,7 @@ def test_guesses_are_about_the_right_places(kind: str) -> None:
     changed = outputs.ids.clone()
     place = 10
     changed[0, place:] = (changed[0, place:] + 17) % 61
-    other = toys.Teacher(decoder, outputs.words).outputs(
-        changed, outputs.written, KINDS[kind].taps(decoder, toys.settings(kind))
-    )
+    other = toys.outputs_of(decoder, kind, changed)
     before, after = (KINDS[kind].guess(head, x, 3) for x in (outputs, other))
     for j in range(3):
         same = before[0, :, j] == after[0, :, j]  # type: ignore[index]

@@ -14,14 +14,14 @@ from foredraft.models import Decoder, ModelConfig, random_decoder
 from foredraft.models.heads import HeadSpec, Identity
 from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus
-from foredraft.train.kinds import KINDS, Settings
+from foredraft.train.kinds import KINDS, ContextKind, Settings
 from foredraft.train.student import Pretrained
 from foredraft.train.teacher import Teacher, TeacherOutputs
 from foredraft.train.trainer import Plan, Trainer
 
 DRAFTING = (
     "eagle3", "eagle", "griffin", "dovetail", "fastdraft", "medusa", "mlp-speculator", "kangaroo",
-    "eesd", "koala", "koala-medusa", "falcon", "sdsat", "s2d",
+    "eesd", "koala", "koala-medusa", "falcon", "sdsat", "s2d", "forerunner",
 )  # fmt: skip
 
 
@@ -49,12 +49,17 @@ def outputs(
     decoder: Decoder, kind: str, words: int = 40, rows: int = 3, length: int = 20, seed: int = 0
 ) -> TeacherOutputs:
     """Random texts, all of which count."""
-    generator, layers = torch.Generator().manual_seed(seed), decoder.config.num_layers
+    generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, decoder.config.vocab_size, (rows, length), generator=generator)
+    return outputs_of(decoder, kind, ids, words)
+
+
+def outputs_of(decoder: Decoder, kind: str, ids: torch.Tensor, words: int = 40) -> TeacherOutputs:
+    """What a kind's teacher says of texts, all of which count."""
     teacher = Teacher(decoder, torch.arange(words))
-    return teacher.outputs(
-        ids, torch.ones_like(ids, dtype=torch.bool), KINDS[kind].taps(decoder, settings(kind, layers=layers))
-    )
+    own, chosen = settings(kind, layers=decoder.config.num_layers), KINDS[kind]
+    read = chosen.reads(decoder, own) if isinstance(chosen, ContextKind) else ()
+    return teacher.outputs(ids, torch.ones_like(ids, dtype=torch.bool), chosen.taps(decoder, own), read)
 
 
 def head(

@@ -25,8 +25,8 @@ Kinds = Annotated[
     str,
     typer.Argument(
         help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, eesd, koala, "
-        "koala-medusa, falcon, sdsat, s2d, accept-head, decision, adaeagle; several with commas share one pass of the "
-        "target. draft-and-verify searches layers to skip instead."
+        "koala-medusa, falcon, forerunner, sdsat, s2d, accept-head, decision, adaeagle; several with commas share one "
+        "pass of the target. draft-and-verify searches layers to skip instead."
     ),
 ]
 Prompts = Annotated[

@@ -17,9 +17,10 @@ from ..core.shapes.base import Chain, Shape, Vocabulary
 from ..core.shapes.fan import Decide, decision_features
 from ..core.shapes.step import Step
 from ..draft import Drafter
+from ..draft.neural.blocks.falcon import FalconDrafter
+from ..draft.neural.blocks.forerunner import ForerunnerDrafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..draft.neural.eagle import EagleDrafter
-from ..draft.neural.falcon import FalconDrafter
 from ..draft.neural.kangaroo import KangarooDrafter
 from ..draft.neural.medusa import MedusaDrafter
 from ..draft.neural.self_drafting import LayerSkipDrafter, SdsatDrafter
@@ -31,6 +32,7 @@ from ..models.heads import (
     DraftVocab,
     FalconHead,
     FeatureHead,
+    ForerunnerHead,
     HeadSpec,
     Identity,
     KangarooHead,
@@ -59,7 +61,7 @@ from ..runtime import TorchExecutor, executor_for
 from ..types import Kind
 from .loading import DTYPES, Loaded, Place
 
-INSIDE = ("kangaroo", "eesd", "sdsat", LAYER_SKIP)  # kinds that run layers of the target in its own slots
+INSIDE = ("kangaroo", "eesd", "sdsat", "forerunner", LAYER_SKIP)  # kinds that use the target's own slots
 USUAL_WORDS = 2048  # draft vocabulary of trees on a CPU, beside the tokens of the text
 
 
@@ -86,15 +88,17 @@ class Trained:
 
     @property
     def longest(self) -> int:
-        return (
-            self.head.length if isinstance(self.head, RecurrentHead | SdsatHead) else 1 << 16
-        )  # one step per depth, or any
+        by_depth = isinstance(self.head, RecurrentHead | SdsatHead | ForerunnerHead)  # one step per depth, or any
+        return self.head.length if by_depth else 1 << 16  # type: ignore[return-value]
 
     def drafter(self, shape: Shape, name: str) -> Drafter:
         """The drafter that drives this kind of head."""
         slots, length = self.target.max_slots, self.target.max_length
         if isinstance(self.head, FalconHead):
             return FalconDrafter(self.head, shape, self.vocabulary, slots, length, name)
+        if isinstance(self.head, ForerunnerHead):
+            words = self._draft_vocab(shape)
+            return ForerunnerDrafter(self.head, self.target, shape, self.vocabulary, name, words)
         if isinstance(self.head, SdsatHead):
             return SdsatDrafter(self.head, self.target, shape, name)
         if isinstance(self.head, SortedDraft) and isinstance(shape, Chain):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # cuDNN's attention spends milliseconds, forward and backward, on a plan for every new length: texts have many lengths.
 any_length = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+KeysAndValues = tuple[Tensor, Tensor]  # of a layer, [B, Hkv, T, D] each
 
 
 class Causal:
@@ -87,34 +91,39 @@ class Blocked(Causal):
 
 
 class Keeping(Causal):
-    """Keeps the keys and values of every layer, for rows that read a text from beside it."""
+    """Keeps the keys and values of layers (None = of all), for rows that read a text from beside it."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, layers: Collection[int] | None = None) -> None:
         super().__init__(batch)
-        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.layers = layers
+        self.seen: dict[int, KeysAndValues] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.seen.append((self._split(k), self._split(v)))
+        if self.layers is None or layer in self.layers:
+            self.seen[layer] = (self._split(k), self._split(v))
         return super().__call__(layer, q, k, v)
 
 
 class Anchored(Causal):
     """Groups of `size` rows after tokens at `anchors` [B, G]: each row sees the text up to its anchor, and its group up
-    to itself. Rows are packed [B, G, size].
+    to itself. Rows are packed [B, G, size]; `text` False = they see nothing but their group.
     """
 
-    def __init__(self, seen: list[tuple[Tensor, Tensor]], anchors: Tensor, size: int) -> None:
+    def __init__(self, seen: Mapping[int, KeysAndValues], anchors: Tensor, size: int, text: bool = True) -> None:
         super().__init__(len(anchors))
         self.seen = seen
-        groups, length = anchors.shape[1], seen[0][0].shape[2]
+        groups, length = anchors.shape[1], next(iter(seen.values()))[0].shape[2]
         anchor = anchors.repeat_interleave(size, dim=1)  # of each row
-        text = torch.arange(length, device=anchors.device) <= anchor[:, :, None]
+        past = (torch.arange(length, device=anchors.device) <= anchor[:, :, None]) & text
         row = torch.arange(groups * size, device=anchors.device)
         own = (row[:, None] // size == row[None, :] // size) & (row[None, :] <= row[:, None])
-        self.visible = torch.cat((text, own.expand(len(anchors), -1, -1)), dim=2)[:, None]
+        self.visible = torch.cat((past, own.expand(len(anchors), -1, -1)), dim=2)[:, None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         query, key, value = (self._split(x) for x in (q, k, v))
-        key, value = (torch.cat((old, new), dim=2) for old, new in zip(self.seen[layer], (key, value), strict=True))
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.visible, enable_gqa=True)
-        return self._join(out)
+        old = self.seen[layer]
+        key, value = (torch.cat((text, new.to(text.dtype)), 2) for text, new in zip(old, (key, value), strict=True))
+        group = query.shape[1] // key.shape[1]  # heads are repeated: no quick kernel has both groups and a mask
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask=self.visible)
+        return self._join(out).to(q.dtype)

@@ -51,14 +51,54 @@ def _value_and_slope(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _fused() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return _compiled(_value_and_slope)
+
+
+@functools.cache
+def _fused_pair() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]:
+    return _compiled(_pair_and_slopes)
+
+
+def _compiled(plain: Callable[..., Any]) -> Callable[..., Any]:
     """One kernel instead of ten passes over the vocabulary; as it stands where nothing can be compiled."""
-    fused = torch.compile(_value_and_slope, dynamic=True)
+    fused = torch.compile(plain, dynamic=True)
     try:
         probe = torch.zeros((2, 8), device="cuda")
         fused(probe, probe)
     except Exception:  # no compiler, no Triton: many ways to fail, and all of them only cost speed
-        return _value_and_slope
+        return plain
     return fused
+
+
+def kl_and_acceptance(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) and sum min(p, q), the chance that a sampled draft is accepted, from one look at both."""
+    value, chance = _KLAndAcceptance.apply(student, teacher)  # type: ignore[no-untyped-call]
+    return value, chance
+
+
+class _KLAndAcceptance(torch.autograd.Function):
+    """With c = [q < p] the chance a is sum c q + sum (1 - c) p, so da/dz = q (c - sum c q)."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        run = _fused_pair() if student.is_cuda else _pair_and_slopes
+        value, chance, slope, rise = run(student, teacher)
+        ctx.save_for_backward(slope, rise)
+        return value, chance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_chance: Tensor) -> tuple[Tensor, None]:
+        slope, rise = ctx.saved_tensors
+        return grad[:, None].to(slope.dtype) * slope + grad_chance[:, None].to(slope.dtype) * rise, None
+
+
+def _pair_and_slopes(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    p, q = teacher.softmax(-1, dtype=torch.float32), student.softmax(-1, dtype=torch.float32)
+    lse = student.float().logsumexp(-1)
+    value = lse - (p * student).sum(-1) - torch.special.entr(p).sum(-1)
+    below = torch.where(q < p, q, 0.0)
+    rise = below - q * below.sum(-1, keepdim=True)
+    return value, torch.minimum(p, q).sum(-1), (q - p).to(student.dtype), rise.to(student.dtype)
 
 
 def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:

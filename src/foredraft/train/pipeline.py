@@ -21,7 +21,7 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
-from .simulate import Simulation
+from .simulation.simulate import Simulation
 from .student import Pretrained, Student
 from .trainer import Plan, Trainer
 from .training_loop import Listener, ignore
@@ -152,7 +152,7 @@ def _simulate(trainer: Trainer, student: Student, texts: list[Sequence], length:
         place = torch.arange(width)[None, :]
         first = torch.tensor([text.prompt_length for text in part])[:, None]
         last = torch.tensor([len(text.tokens) for text in part])[:, None]
-        outputs = trainer.teacher.outputs(ids, (place >= first) & (place < last), trainer.taps)
+        outputs = trainer.outputs(ids, (place >= first) & (place < last))
         result = student.simulate(outputs, length)
         assert result is not None
         total += result

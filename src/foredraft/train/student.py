@@ -15,7 +15,7 @@ from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
 from .kinds import Kind, ScheduledKind, Settings
 from .optimizer import adamw, apply_gradients, autocast, smoothed
-from .simulate import Simulation, simulate
+from .simulation.simulate import Simulation, simulate
 from .teacher import TeacherOutputs
 
 LOWER = "give a lower --lr and remove the checkpoint, or go on from an earlier head with --begin"

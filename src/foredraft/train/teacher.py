@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models import Decoder
 from ..models.decoder import FINAL
-from .batch_attention import Causal
+from .batch_attention import Causal, Keeping, KeysAndValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class TeacherOutputs:
     words: Tensor  # [Vd] target ids of the draft vocabulary, the most frequent first
     rows: Tensor  # [Vd, d] the target's output rows of the draft vocabulary
     best: Tensor  # [B, T] int64: draft id of the target's most likely next token; -1 where the vocabulary lacks it
+    context: dict[int, KeysAndValues] = field(default_factory=dict)  # layer -> its keys and values, [B, Hkv, T, D] each
     _slots: dict[int, Tensor] = field(init=False, default_factory=dict)
 
     def embed(self, embedding: Tensor, shift: int) -> Tensor:
@@ -68,9 +69,12 @@ class TeacherOutputs:
 
     def labels(self, slots: Tensor, ahead: int) -> Tensor:
         """[N] draft ids of the tokens t + ahead themselves; -1 where the draft vocabulary lacks one."""
-        token = self.ids.flatten()[slots + ahead]
+        return self.columns(self.ids.flatten()[slots + ahead])
+
+    def columns(self, token: Tensor) -> Tensor:
+        """Draft ids of target ids; -1 where the draft vocabulary lacks one."""
         order = self.words.argsort()
-        place = torch.searchsorted(self.words[order], token).clamp(max=len(order) - 1)
+        place = torch.searchsorted(self.words[order], token.contiguous()).clamp(max=len(order) - 1)
         found = order[place]
         return torch.where(self.words[found] == token, found, -1)
 
@@ -100,18 +104,21 @@ class Teacher:
         self.index[self.words] = torch.arange(len(words), device=target.device)
 
     @torch.no_grad()
-    def outputs(self, ids: Tensor, written: Tensor, taps: Collection[int]) -> TeacherOutputs:
-        """One pass of the target over ids [B, T]."""
+    def outputs(
+        self, ids: Tensor, written: Tensor, taps: Collection[int], layers: Collection[int] = ()
+    ) -> TeacherOutputs:
+        """One pass of the target over ids [B, T]; `layers`: whose keys and values are handed over."""
         target = self.target
         ids = ids.to(target.device)
         batch, length = ids.shape
         position = torch.arange(length, device=target.device).repeat(batch)
         inner = [tap for tap in taps if tap != FINAL]
-        stream, states = target.run(target.embed(ids.reshape(-1)), position, Causal(batch), None, inner)
+        attend = Keeping(batch, layers) if layers else Causal(batch)
+        stream, states = target.run(target.embed(ids.reshape(-1)), position, attend, None, inner)
         features = target.finish(stream)
         best = torch.cat([target.logits(part).argmax(-1) for part in torch.split(features, 16384)])
         states[FINAL] = features
         shaped = {tap: state.view(batch, length, -1) for tap, state in states.items()}
-        return TeacherOutputs(
-            ids, written.to(target.device), shaped, self.words, self.rows, self.index[best].view(batch, length)
-        )
+        known = self.index[best].view(batch, length)
+        context = attend.seen if isinstance(attend, Keeping) else {}
+        return TeacherOutputs(ids, written.to(target.device), shaped, self.words, self.rows, known, context)

@@ -20,10 +20,10 @@ from ..models import Decoder
 from ..models.heads import Identity, read_weights
 from .batch_attention import any_length
 from .corpus import Corpus
-from .kinds import Kind, Settings
-from .simulate import Simulation
+from .kinds import ContextKind, Kind, Settings
+from .simulation.simulate import Simulation
 from .student import Pretrained, Student
-from .teacher import Teacher
+from .teacher import Teacher, TeacherOutputs
 from .training_loop import Listener, StepTrainer, TrainingLoop, ignore
 
 CHECKPOINT = "checkpoint.pt"
@@ -104,6 +104,9 @@ class Trainer(StepTrainer):
             words, self.coverage = known, self.corpus.share(known)
         self.teacher = Teacher(target, words)
         self.taps = {tap for kind, settings in kinds for tap in kind.taps(target, settings)}
+        self.layers = {
+            layer for kind, chosen in kinds if isinstance(kind, ContextKind) for layer in kind.reads(target, chosen)
+        }
         look = self._held_outputs(0, min(8, len(self.held)))
         self.students = [
             Student.create(kind, settings, target, identity, look, (begin or {}).get(kind.name))
@@ -131,7 +134,7 @@ class Trainer(StepTrainer):
             parts = corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
             tokens = [int(written.sum()) for _, written in parts]
             for (ids, written), count in zip(parts, tokens, strict=True):
-                outputs = self.teacher.outputs(ids, written, self.taps)
+                outputs = self.outputs(ids, written)
                 for student in students:
                     losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
         for student in self.students:
@@ -158,9 +161,13 @@ class Trainer(StepTrainer):
                 if result is not None:
                     self.simulations[name] = self.simulations[name] + result if name in self.simulations else result
 
-    def _held_outputs(self, begin: int, end: int) -> Any:
+    def outputs(self, ids: Tensor, written: Tensor) -> TeacherOutputs:
+        """One pass of the target, with all that any student reads."""
+        return self.teacher.outputs(ids, written, self.taps, self.layers)
+
+    def _held_outputs(self, begin: int, end: int) -> TeacherOutputs:
         ids = torch.from_numpy(self.held.ids[begin:end].astype("int64"))
-        return self.teacher.outputs(ids, torch.from_numpy(self.held.written[begin:end]), self.taps)
+        return self.outputs(ids, torch.from_numpy(self.held.written[begin:end]))
 
     def losses(self) -> dict[str, float]:
         return {student.kind.name: student.recent for student in self.students}

@@ -89,6 +89,7 @@ def _spec(kind: str, identity: Identity, words: int) -> HeadSpec:
         "kangaroo": ((2,), 1, {"mlp": False}),
         "eesd": ((2,), 1, {"mlp": True}),
         "falcon": (last, 1, {"rnn_layers": 2}),
+        "forerunner": (inner, 2, {"scales": [1.0] * 3, "context_layers": [1, 3], "width": WIDTH}),
         "sdsat": ((), 1, {"rank": 2}),
         "s2d": ((), 3, {"exits": [1, 2, 3]}),
         "fastdraft": ((), 1, {}),

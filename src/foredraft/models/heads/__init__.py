@@ -2,10 +2,11 @@
 
 from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
 from .base import Head, HeadSpec, Identity, own_parameters
+from .blocks.falcon import FalconHead
+from .blocks.forerunner import ForerunnerHead
 from .draft_length import LengthHead
 from .draft_vocab import DraftVocab, by_frequency
 from .eagle import DovetailHead, Eagle3Head, EagleHead, FeatureHead, GriffinHead
-from .falcon import FalconHead
 from .language import AcceptHead, FastDraft, KangarooHead
 from .layer_skip import LayerSkip
 from .loader import BUILDERS, load_head, settle
@@ -23,6 +24,7 @@ __all__ = [
     "FalconHead",
     "FastDraft",
     "FeatureHead",
+    "ForerunnerHead",
     "GriffinHead",
     "Head",
     "HeadSpec",

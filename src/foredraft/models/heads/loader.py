@@ -13,12 +13,13 @@ from ..decoder import Decoder
 from ..layers.linear import Linear, RoundedLinear, TiledLinear, can_pack, can_tile
 from .artefact import check_target, fill, read_spec
 from .base import HeadSpec, Identity, own_parameters
+from .blocks.falcon import FalconHead
+from .blocks.forerunner import ForerunnerHead
 from .decision import DecisionHead
 from .delta import whole_weights
 from .draft_length import LengthHead
 from .draft_vocab import by_frequency, rounded
 from .eagle import DovetailHead, Eagle3Head, EagleHead, GriffinHead
-from .falcon import FalconHead
 from .language import AcceptHead, FastDraft, KangarooHead
 from .layer_skip import KIND as LAYER_SKIP
 from .layer_skip import LayerSkip
@@ -44,6 +45,7 @@ BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "koala-medusa": MedusaHead,
     "adaeagle": LengthHead,
     "falcon": FalconHead,
+    "forerunner": ForerunnerHead,
     "sdsat": SdsatHead,
     "s2d": SortedDraft,
     LAYER_SKIP: LayerSkip,

@@ -30,6 +30,7 @@ def head_row(
 # Heads without attention take a step for a whole level; growing node by node would misuse them.
 BY_LEVEL = tuple(name for name in SHAPE_NAMES if name != "dyspec")
 TREE_OF_6, TREE_OF_4 = Options(shape="eagle2", draft_length=6), Options(shape="eagle2", draft_length=4)
+TREE_OF_8 = Options(shape="eagle2", draft_length=8)
 CHAIN_OF_5 = Options(shape="chain", draft_length=5)
 TRAINED = (
     head_row(
@@ -145,6 +146,18 @@ TRAINED = (
             "2.91-3.51x",
         ),
         TREE_OF_6,
+        shapes=BY_LEVEL,
+    ),
+    head_row(
+        "forerunner",
+        "forerunner",
+        (
+            "Forerunner",
+            "foredraft's own",
+            "a block a pass through the target's keys and values, corrected by token, copies, tree",
+            "",
+        ),
+        TREE_OF_8,
         shapes=BY_LEVEL,
     ),
     head_row(

@@ -84,6 +84,13 @@ class TorchExecutor:
     def length(self, slot: int) -> int:
         return self.kv_cache.lengths[slot]
 
+    def context(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer over the slot's committed text, [Hkv, length, D] each: views, for drafters that
+        attend to what the target has read. Valid until the next commit or rollback."""
+        keys, values = self.kv_cache.layer(layer)
+        length = self.kv_cache.lengths[slot]
+        return keys[slot, :, :length], values[slot, :, :length]
+
     @torch.no_grad()
     def prefill(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()

@@ -95,6 +95,14 @@ class ScheduledKind(Protocol):
         """The loss of all modules together at `progress`, 0 to 1; at 0 it is the head's alone."""
 
 
+@runtime_checkable
+class ContextKind(Protocol):
+    """A kind whose head attends to the target's own keys and values."""
+
+    def reads(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
+        """Layers of the target whose keys and values its teacher outputs must hold."""
+
+
 def typical_size(outputs: TeacherOutputs, tap: int) -> float:
     """Median over the written tokens of the root mean square of a state. The mean would not do: the states of a text's
     first tokens and of padding are a hundred times larger in many models."""

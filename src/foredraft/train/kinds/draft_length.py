@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import FeatureHead, HeadSpec, Identity, LengthHead, load_head, read_spec, weights_digest
-from ..simulate import runs
+from ..simulation.simulate import runs
 from ..teacher import TeacherOutputs, pull
 from .base import Settings
 from .eagle import Eagle, Eagle3, Griffin

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...models.heads import EagleHead, HeadSpec, Identity
 from ..kinds import KINDS, Settings
 from ..optimizer import autocast
-from ..simulate import Simulation
+from ..simulation.simulate import Simulation
 from ..student import Student
 from .guided_teacher import SCALES, GuidedTeacher
 from .stage import VisualTrainer

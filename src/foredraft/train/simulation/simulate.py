@@ -44,8 +44,12 @@ def runs(ids: Tensor, guesses: Tensor) -> Tensor:
 
 def simulate(ids: Tensor, written: Tensor, guesses: Tensor) -> Simulation:
     """Decode the written stretches of texts [B, T] with drafts of which guesses [B, T, L] are known everywhere."""
-    right = runs(ids, guesses).tolist()
-    length = guesses.shape[2]
+    return walk(runs(ids, guesses), written, guesses.shape[2])
+
+
+def walk(right: Tensor, written: Tensor, length: int) -> Simulation:
+    """The same where it is known how many drafts, at most `length`, would be accepted at each place, [B, T]."""
+    accepts = right.tolist()
     tokens = rounds = 0
     reached = [0] * length
     for row, mask in enumerate(written.tolist()):
@@ -53,7 +57,7 @@ def simulate(ids: Tensor, written: Tensor, guesses: Tensor) -> Simulation:
             at = max(begin, 2)  # the first round's pending token is the one before; it needs a state before that
             tokens += end - at
             while at < end:
-                accepted = min(right[row][at - 2], end - at)
+                accepted = min(accepts[row][at - 2], end - at)
                 for i in range(accepted):
                     reached[i] += 1
                 rounds += 1

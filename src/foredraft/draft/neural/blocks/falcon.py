@@ -14,18 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.distributions.sampling import ParamBlock
-from ...core.rng.keyed import Rng
-from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
-from ...models.decoder import FINAL
-from ...models.heads import FalconHead
-from ...models.heads.falcon import State
-from ...runtime import Rows, TorchExecutor
-from ...runtime.torch.executor import CHUNK
-from ...types import DraftBatch, Sequence
-from ..base import Round, propose_for
-from .draft_model import ModelDrafter, draft_params
-from .eagle import accepted_rows
+from ....core.distributions.sampling import ParamBlock
+from ....core.rng.keyed import Rng
+from ....core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ....models.decoder import FINAL
+from ....models.heads import FalconHead
+from ....models.heads.blocks.falcon import State
+from ....runtime import Rows, TorchExecutor
+from ....runtime.torch.executor import CHUNK
+from ....types import DraftBatch, Sequence
+from ...base import Round, propose_for
+from ..draft_model import ModelDrafter, draft_params
+from ..eagle import accepted_rows
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..config import ModelConfig
-from ..decoder import Layer
-from .base import HeadSpec
-from .eagle import EagleHead
+from ...config import ModelConfig
+from ...decoder import Layer
+from ..base import HeadSpec
+from ..eagle import EagleHead
 
 State = tuple[Tensor, Tensor]  # of the recurrence, [layers, N, d] each
 

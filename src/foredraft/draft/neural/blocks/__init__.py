@@ -1,0 +1,1 @@
+"""Drafters whose head says several tokens a pass."""

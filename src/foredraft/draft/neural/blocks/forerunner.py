@@ -1,0 +1,178 @@
+"""Drafts with a forerunner head: one pass of its backbone a round, then a small product a level.
+
+The head has no K/V of its own. Its backbone reads what the target's cache holds of the verified text; so a long prompt
+costs nothing before the first draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....core.distributions.sampling import ParamBlock
+from ....core.rng.keyed import Rng
+from ....core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ....errors import UsageError
+from ....models.heads import DraftVocab, ForerunnerHead
+from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, matched_tokens, point
+from ....runtime import TorchExecutor
+from ....types import DraftBatch, Kind, Sequence
+from ..draft_model import draft_params
+from ..medusa import MedusaDrafter
+
+
+class ForerunnerDrafter(MedusaDrafter):
+    """Remembers the target's states before the pending token; everything else it reads from the target's cache."""
+
+    head: ForerunnerHead  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        head: ForerunnerHead,
+        target: TorchExecutor,
+        shape: Shape,
+        vocabulary: Vocabulary,
+        name: str = "forerunner",
+        draft_vocab: DraftVocab | None = None,
+    ) -> None:
+        """draft_vocab: one that follows the texts, for drafts of kind CHOSEN; None = the head's own, `vocabulary`."""
+        if draft_vocab is not None and shape.kind is not Kind.CHOSEN:
+            raise UsageError("a draft vocabulary that follows the texts is for drafts that are chosen")
+        super().__init__(head, shape, vocabulary, name)  # type: ignore[arg-type]
+        self.target, self.draft_vocab = target, draft_vocab
+
+    def kept(self, states: list[Tensor]) -> Tensor:
+        return torch.cat(states, dim=-1)
+
+    def ready(self, sequences: Seq[Sequence]) -> list[bool]:
+        """Whose states are known and whose verified text is in the target's cache."""
+        return [s.id in self._state and self.target.length(s.slot) == len(s.tokens) - 1 for s in sequences]
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        super().end(sequences)
+        for sequence in sequences:
+            if self.draft_vocab is not None:
+                self.draft_vocab.forget(sequence.id)
+
+    def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        words = self.vocabulary
+        if self.draft_vocab is not None:
+            for s in sequences:
+                self.draft_vocab.follow(s.id, s.tokens)
+            words = self.draft_vocab.vocabulary
+        params = [draft_params(s.params, self.shape) for s in sequences]
+        block = ParamBlock.of(params, len(words.ids), self.target.device)
+        stepper = ForerunnerStepper(self, sequences, block, words)
+        return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
+
+    def blocks(self, sequences: Seq[Sequence]) -> tuple[Tensor, Pointers | None]:
+        """The backbone's rows after each sequence, [B, k, d], and where they may copy from."""
+        head, device = self.head, self.target.device
+        pending = torch.tensor([s.tokens[-1] for s in sequences], device=device)
+        position = torch.tensor([len(s.tokens) - 1 for s in sequences], device=device)
+        states = self.states_of(sequences).split(head.hidden_size, dim=-1)
+        attend = Lookback(self.target, head, [s.slot for s in sequences])
+        rows = head.backbone(head.stream(pending, states), position, attend)
+        return rows, self._pointers(sequences, rows[:, 0], position) if head.copies else None
+
+    def _pointers(self, sequences: Seq[Sequence], first: Tensor, position: Tensor) -> Pointers:
+        head = self.head
+        cos, sin = head.rotations[position.clamp(max=len(head.rotations) - 1)].chunk(2, dim=1)
+        asked = head.pointer.asked(head.features(first), cos, sin)
+        parts = len(head.context_layers), -1, head.pointer.dim
+        found = []
+        for s, query in zip(sequences, asked, strict=True):
+            text = torch.tensor([s.tokens], device=first.device)
+            likeness = torch.zeros(len(s.tokens), device=first.device)  # nothing follows the pending token
+            for layer, part in zip(head.context_layers, query.view(parts), strict=True):
+                keys, _ = self.target.context(layer, s.slot)
+                likeness[:-1] += (keys @ part[:, :, None].to(keys.dtype)).sum(0)[:, 0].float()
+            end = torch.tensor([[len(s.tokens) - 1]], device=first.device)
+            scores = head.pointer.scores(likeness[None, None], matched_tokens(text, end))
+            found.append(point(scores, text, end, head.length))
+        score = torch.cat([F.pad(p.score, (0, POINTERS - p.score.shape[1]), value=NOWHERE) for p in found])
+        token = torch.cat([F.pad(p.token, (0, 0, 0, POINTERS - p.token.shape[1]), value=-1) for p in found])
+        return Pointers(score, token)
+
+
+class Lookback:
+    """Attention of k rows a sequence over the target's keys and values of its text, and over the rows before them."""
+
+    def __init__(self, target: TorchExecutor, head: ForerunnerHead, slots: Seq[int]) -> None:
+        self.target, self.head, self.slots = target, head, slots
+        rows = torch.arange(head.length, device=target.device)
+        self.later = rows[None, :] > rows[:, None]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        size, heads = self.head.length, k.shape[1]
+        group = q.shape[1] // heads
+        asked = (q * q.shape[-1] ** -0.5).view(len(self.slots), size, heads, group, -1).permute(0, 2, 3, 1, 4)
+        key, value = (x.view(len(self.slots), size, heads, -1).transpose(1, 2) for x in (k, v))
+        out = [self._one(layer, *each) for each in zip(self.slots, asked, key, value, strict=True)]
+        return torch.stack(out).permute(0, 3, 1, 2, 4).reshape(len(q), -1)
+
+    def _one(self, layer: int, slot: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [Hkv, g, k, D], key and value [Hkv, k, D] of the rows themselves -> [Hkv, g, k, D]."""
+        own = (query @ key[:, None].transpose(-1, -2)).masked_fill(self.later, -torch.inf)
+        if not self.head.context:
+            return own.softmax(-1) @ value[:, None]
+        keys, values = self.target.context(self.head.context_layers[layer], slot)
+        heads, group, size, dim = query.shape
+        text = (query.reshape(heads, group * size, dim).to(keys.dtype) @ keys.transpose(1, 2)).to(own.dtype)
+        weight = torch.cat((text.view(heads, group, size, -1), own), dim=-1).softmax(-1)
+        seen, rest = weight.split((keys.shape[1], size), dim=-1)
+        mixed = seen.reshape(heads, group * size, -1).to(values.dtype) @ values
+        return mixed.view_as(query).to(own.dtype) + rest @ value[:, None]
+
+
+class ForerunnerStepper:
+    """One round. Shapes read level by level; a level is the backbone's row of its depth, corrected node by node."""
+
+    def __init__(
+        self, drafter: ForerunnerDrafter, sequences: Seq[Sequence], block: ParamBlock, words: Vocabulary
+    ) -> None:
+        self.head, self.block, self.vocabulary = drafter.head, block, words
+        self.words = drafter.head.head if drafter.draft_vocab is None else drafter.draft_vocab
+        self.batch, self.ids, self.device = len(sequences), tuple(s.id for s in sequences), drafter.target.device
+        self.rows, self.pointers = drafter.blocks(sequences)
+        rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
+        self._states = self.rows.new_zeros((*rooms, self.head.hidden_size))
+        if self.pointers is not None:
+            self._scores = self.pointers.score.new_zeros((*rooms, self.pointers.score.shape[1]))
+        self._depth = 0
+
+    def root(self) -> Step:
+        self._states[:, 0] = self.rows[:, 0]
+        if self.pointers is not None:
+            self._scores[:, 0] = self.pointers.score
+        return self._step(self._states[:, :1], None if self.pointers is None else self._scores[:, :1])
+
+    def expand(self, frontier: Frontier) -> Step:
+        self._depth += 1
+        above, place = frontier.parent.to(self.device) + 1, frontier.node.to(self.device) + 1
+        token, who = frontier.token.to(self.device), torch.arange(self.batch, device=self.device)[:, None]
+        width = token.shape[1]
+        row = self.rows[:, self._depth, None].expand(-1, width, -1).flatten(0, 1)
+        state = self.head.below(row, self._states[who, above].flatten(0, 1), token.flatten())
+        state = self._states[who, place] = state.view(self.batch, width, -1)
+        if self.pointers is None:
+            return self._step(state, None)
+        foreseen = self.pointers.token[:, None, :, self._depth - 1]
+        score = self.head.pointer.follow(self._scores[who, above], foreseen, token, self._depth)
+        self._scores[who, place] = score
+        return self._step(state, score)
+
+    def _step(self, state: Tensor, score: Tensor | None) -> Step:
+        """Nodes' states [B, w, d] and the scores of their pointers [B, w, M]."""
+        batch, width, _ = state.shape
+        features = self.head.features(state.flatten(0, 1))
+        logits: Tensor = self.words(features)
+        if score is not None and self.pointers is not None:
+            token = self.pointers.token[:, None, :, self._depth].expand(-1, width, -1).flatten(0, 1)
+            column = torch.where(token >= 0, self.vocabulary.index[token.clamp(min=0)], -1)
+            logits = self.head.pointer.mixed(logits.float(), features, score.flatten(0, 1), column, self._depth)
+        rows = torch.arange(batch * width, device=self.device).view(batch, width)
+        return Step(logits, rows, self.block, features, self.vocabulary)

@@ -1,0 +1,1 @@
+"""Heads that say several tokens a pass."""

@@ -1,0 +1,220 @@
+"""Forerunner: a block of k tokens from one pass that reads the prompt through the target's own keys and values.
+
+Backbone, once a round: k rows start from the pending token, the target's states before it and a learnt query each, and
+attend to keys and values that the target has computed anyway, and to the rows before them. Row j says what the token
+j + 1 places after the pending one might be, whatever stands between.
+
+Correction, once a level and without attention: a node's state is its row's, changed by the state above it and by its
+own token; so branches of a tree know their parents.
+
+Copies: pointers to places of the text, scored by the backbone's first row against the target's keys and by how much of
+the text before them agrees with its end. A pointer gives its token a share of the probability as long as what is
+drafted follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ....kernels.norm import norm
+from ...decoder import Decoder, Layer
+from ...layers.linear import Linear
+from ...layers.rope import rotate
+from ..base import HeadSpec, draft_config, start, word_rows
+
+MATCHES = 4  # tokens before a pointer that are compared with the end of the text
+POINTERS = 16  # that are followed
+FOLLOWED, LEFT = 1.0, -4.0  # what a pointer's score gains by a drafted token that it has foreseen, and else
+FIRST_MATCHES = (-12.0, -6.0, -3.5, -2.0, -1.0)  # scores at first, by matched tokens
+NOWHERE = -1e4  # the score of a place that nobody may point at
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """Where each of N drafts may copy from."""
+
+    score: Tensor  # [N, M] float32
+    token: Tensor  # [N, M, k] int64 target ids that follow each place; -1 where the text ends
+
+    def __getitem__(self, which: Tensor) -> Pointers:
+        return Pointers(self.score[which], self.token[which])
+
+
+class ForerunnerHead(nn.Module):
+    """Backbone, correction and pointers; each of `context`, `correction` and `copy` may be left out (`spec.extra`)."""
+
+    borrowed: tuple[str, ...] = ("embedding", "head.")
+    ids: Tensor
+
+    def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:
+        super().__init__()
+        extra, where, d = spec.extra, target.device, target.config.hidden_size
+        self.taps, self.length, self.hidden_size = spec.taps, spec.length, d
+        self.context_layers: tuple[int, ...] = tuple(extra["context_layers"])
+        self.scales = [float(scale) for scale in extra["scales"]]
+        self.context, self.corrects, self.copies = (bool(extra.get(n, True)) for n in ("context", "correction", "copy"))
+        self.config = draft_config(target.config, spec.layers, len(ids), extra.get("ff"))
+        self.embedding, self.head = target.embedding, word_rows(target, ids)
+        self.unit = float(target.embedding.detach().float().norm(dim=1).mean()) / d**0.5
+        self.register_buffer("rotations", target.rotations, persistent=False)
+        self.register_buffer("ids", ids.to(where), persistent=False)
+        self.fuse = Linear((len(spec.taps) + 1) * d, d, torch.float32, where)
+        self.query = nn.Parameter(torch.zeros((spec.length, d), device=where))
+        self.layers = nn.ModuleList(Layer(self.config, torch.float32, where) for _ in range(spec.layers))
+        self.norm = nn.Parameter(torch.ones(d, device=where))
+        if self.corrects:
+            self.correction = Correction(d, int(extra["width"]), self.config.norm_eps, where)
+        if self.copies:
+            self.pointer = Pointer(target, spec.layers, spec.length, where)
+        self.begin(target)
+
+    @torch.no_grad()
+    def begin(self, target: Decoder) -> None:
+        """Fresh weights. A backbone layer begins as the target's layer whose keys it reads, where their shapes agree;
+        streams are in units of the last tap's size here, so what a layer adds is made smaller by as much."""
+        start(self.fuse)
+        d = self.hidden_size
+        self.fuse.weight[:, -d:] += torch.eye(d, device=self.fuse.weight.device)
+        nn.init.normal_(self.query, std=0.5)
+        for layer, index in zip(self.layers, self.context_layers, strict=True):
+            start(layer)
+            given = dict(target.layers[index].named_parameters())
+            for name, own in layer.named_parameters():
+                source = given.get(name)
+                if source is not None and source.shape == own.shape:
+                    smaller = self.scales[-1] if name in ("out.weight", "down.weight") else 1.0
+                    own.copy_(source / smaller)
+        self.norm.copy_(target.norm)
+
+    def stream(self, token: Tensor, states: Sequence[Tensor]) -> Tensor:
+        """Pending tokens [N] and the target's states before them by tap, [N, d] each -> rows [N, k, d]."""
+        embeds = F.embedding(token, self.embedding) / self.unit
+        scaled = [state / scale for state, scale in zip(states, self.scales, strict=True)]
+        joined: Tensor = self.fuse(torch.cat([part.to(self.fuse.weight.dtype) for part in (embeds, *scaled)], dim=-1))
+        return joined[:, None] + self.query.to(joined.dtype)
+
+    def backbone(self, rows: Tensor, position: Tensor, attend: object) -> Tensor:
+        """Rows [N, k, d] that begin at positions [N] -> the same after all layers. `attend`: as a decoder's layers."""
+        count, size, d = rows.shape
+        place = position[:, None] + torch.arange(size, device=position.device)
+        turns = self.rotations[place.flatten().clamp(max=len(self.rotations) - 1)]
+        cos, sin = turns.chunk(2, dim=1)
+        x = rows.flatten(0, 1)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, attend, index)
+        return x.view(count, size, d)
+
+    def features(self, state: Tensor) -> Tensor:
+        """States [.., d] -> what the target's output rows read."""
+        return norm(state, self.norm, self.config.norm_eps)
+
+    def below(self, row: Tensor, above: Tensor, token: Tensor) -> Tensor:
+        """The backbone's rows of a level, the states above its nodes and their tokens -> the nodes' states, [.., d]."""
+        if not self.corrects:
+            return row.expand_as(above)
+        embeds = F.embedding(token, self.embedding) / self.unit
+        return self.correction(row, above, embeds)
+
+    def logits(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head(features)
+        return scores
+
+
+class Correction(nn.Module):
+    """row + W (silu(a) * b) with a, b linear in the normed row, the normed state above and the token's embedding."""
+
+    def __init__(self, d: int, width: int, eps: float, device: torch.device) -> None:
+        super().__init__()
+        self.eps = eps
+        self.row_norm, self.above_norm = (nn.Parameter(torch.ones(d, device=device)) for _ in range(2))
+        self.gate_up = Linear(3 * d, 2 * width, torch.float32, device)
+        self.down = Linear(width, d, torch.float32, device)
+        start(self)
+
+    def forward(self, row: Tensor, above: Tensor, embeds: Tensor) -> Tensor:
+        row = row.expand_as(above)
+        read = (norm(row, self.row_norm, self.eps), norm(above, self.above_norm, self.eps), embeds.to(above.dtype))
+        gate, up = self.gate_up(torch.cat(read, dim=-1)).chunk(2, dim=-1)
+        return self.down.add_to(row, F.silu(gate) * up)
+
+
+class Pointer(nn.Module):
+    """Scores of places to copy from, and how they change as drafts follow them."""
+
+    def __init__(self, target: Decoder, layers: int, length: int, device: torch.device) -> None:
+        super().__init__()
+        c = target.config
+        self.heads, self.dim = layers * c.num_kv_heads, c.head_dim
+        self.query = Linear(c.hidden_size, self.heads * self.dim, torch.float32, device)
+        nn.init.zeros_(self.query.weight)  # matches alone count at first: keys are large, and noise on them would copy
+        self.matched = nn.Parameter(torch.tensor(FIRST_MATCHES, device=device))
+        self.level = nn.Parameter(torch.zeros(length, device=device))
+        self.followed = nn.Parameter(torch.tensor([[LEFT, FOLLOWED]] * length, device=device))
+        self.gate = nn.Parameter(torch.zeros(c.hidden_size, device=device))
+
+    def asked(self, feature: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Features [N, d] of first rows -> queries [N, heads, D], turned as the keys are."""
+        asked = self.query(feature).view(len(feature), self.heads, self.dim)
+        return rotate(asked, cos, sin) * (self.dim * self.heads) ** -0.5
+
+    def scores(self, likeness: Tensor, matches: Tensor) -> Tensor:
+        """Products of queries and keys, and matched tokens, [.., T] each -> scores of every place."""
+        return likeness.float() + self.matched.float()[matches]
+
+    def follow(self, score: Tensor, token: Tensor, drafted: Tensor, level: int) -> Tensor:
+        """Scores [.., M] of pointers whose tokens of the level above were `token` [.., M], after `drafted` [..]."""
+        left, kept = self.followed[level].float()
+        return score + torch.where(token == drafted[..., None], kept, left)
+
+    def mixed(self, logits: Tensor, feature: Tensor, score: Tensor, token: Tensor, level: int) -> Tensor:
+        """Logits [N, V] with the pointers' shares. score and token: [N, M], tokens as columns of the logits, -1 none.
+
+        A pointer has exp(score + gate) as much probability as all words together before: a word that pointers name
+        gets log(exp z + sum exp(Z + c)), Z the logarithm of the sum over all words.
+        """
+        gate = (feature.float() * self.gate.float()).sum(-1) + self.level[level].float()
+        share = torch.where(token >= 0, score + gate[:, None], NOWHERE)
+        same = token[:, :, None] == token[:, None, :]
+        mass = torch.where(same, share[:, None, :], NOWHERE).logsumexp(-1)
+        first = ~(same & torch.ones_like(same).tril(-1)).any(-1) & (token >= 0)
+        column = token.clamp(min=0)
+        plain = logits.gather(1, column).float()
+        total = logits.float().logsumexp(-1, keepdim=True)
+        gain = torch.where(first, torch.logaddexp(plain, total + mass) - plain, 0.0)
+        return logits.scatter_add(1, column, gain.to(logits.dtype))
+
+
+def matched_tokens(text: Tensor, end: Tensor) -> Tensor:
+    """[.., T] int64: how many tokens up to each place of texts agree with those up to `end`, 0 to MATCHES.
+
+    text [B, T], end [B, G] -> [B, G, T].
+    """
+    length = text.shape[1]
+    running = torch.ones((*end.shape, length), dtype=torch.bool, device=text.device)
+    found = torch.zeros((*end.shape, length), dtype=torch.int64, device=text.device)
+    for i in range(MATCHES):
+        tail = text.gather(1, (end - i).clamp(min=0))
+        before = F.pad(text, (i, 0), value=-1)[:, :length]
+        running = running & (before[:, None, :] == tail[:, :, None]) & (end >= i)[:, :, None]
+        found = found + running
+    return found
+
+
+def point(scores: Tensor, text: Tensor, end: Tensor, size: int) -> Pointers:
+    """The best places of scores [B, G, T] and what follows them in texts [B, T] of which tokens up to `end` are known.
+
+    Place s says that the token after s comes next; the newest token has none after it. -> Pointers of B * G drafts.
+    """
+    groups, length = scores.shape[1:]
+    place = torch.arange(length, device=scores.device)
+    best = scores.masked_fill(place >= end[:, :, None], NOWHERE).topk(min(POINTERS, length), dim=-1)
+    after = best.indices[..., None] + 1 + torch.arange(size, device=scores.device)
+    known = (after <= end[:, :, None, None]) & (best.values > NOWHERE / 2)[..., None]
+    token = text[:, None, :].expand(-1, groups, -1).gather(2, after.clamp(max=length - 1).flatten(2))
+    token = torch.where(known, token.view_as(after), -1)
+    return Pointers(best.values.flatten(0, 1), token.flatten(0, 1))

@@ -1,0 +1,1 @@
+"""Decoding of held-out text, worked out without an engine."""

@@ -1,0 +1,152 @@
+"""Forerunner: what training sees is what drafting does, copies are a mixture, simulated trees are the engine's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foredraft.core.distributions.sampling import ParamBlock
+from foredraft.core.shapes.base import Chain, Frontier, Vocabulary
+from foredraft.core.shapes.eagle2_tree import Eagle2Tree
+from foredraft.core.verify import default_rule
+from foredraft.draft.neural.blocks.forerunner import ForerunnerDrafter, ForerunnerStepper
+from foredraft.engine import Engine, Method
+from foredraft.errors import UsageError
+from foredraft.models.heads import ForerunnerHead
+from foredraft.models.heads.blocks.forerunner import MATCHES, matched_tokens, point
+from foredraft.runtime import TorchExecutor
+from foredraft.train.kinds import KINDS
+from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
+from foredraft.train.objectives import forward_kl, kl_and_acceptance, total_variation
+from foredraft.train.simulation.tree_simulation import TreeSize, simulate_trees
+from foredraft.types import SamplingParams, Sequence
+from tests.engine.runs import finish, request
+
+from . import toys
+
+STEPS, WORDS = 3, 40
+
+
+def made(**switches: float) -> tuple[ForerunnerHead, toys.Decoder]:
+    decoder = toys.target()
+    torch.manual_seed(3)
+    look = toys.outputs(decoder, "forerunner")
+    own = toys.settings("forerunner", length=STEPS)
+    own = toys.replace(own, ff=16, extra=own.extra | {"width": 24} | switches)
+    kind = KINDS["forerunner"]
+    head = kind.build(decoder, kind.describe(decoder, toys.identity(decoder), own, look), look.words)
+    for parameter in head.parameters():
+        if parameter is not head.embedding and parameter is not head.head.weight:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    assert isinstance(head, ForerunnerHead)
+    if head.copies:
+        head.pointer.matched.data += 8.0  # loud enough to be seen
+    return head.requires_grad_(False), decoder
+
+
+def words() -> Vocabulary:
+    index = torch.full((61,), -1)
+    index[:WORDS] = torch.arange(WORDS)
+    return Vocabulary(torch.arange(WORDS), index)
+
+
+@pytest.mark.parametrize("off", [(), *((name,) for name in SWITCHES), SWITCHES], ids=str)
+def test_levels_of_training_are_real_drafts(off: tuple[str, ...]) -> None:
+    """The logits of the loss at a slot are those of a drafter whose target has read the text up to there."""
+    head, decoder = made(**dict.fromkeys(off, 0.0))
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, 12, (1, 24), generator=generator)  # few words, so that there is much to copy
+    outputs = toys.outputs_of(decoder, "forerunner", ids)
+    anchors = torch.arange(20)[None]
+    levels = list(true_paths(head, outputs, read_blocks(head, outputs, anchors), STEPS))
+    block = ParamBlock.of([SamplingParams()], WORDS, torch.device("cpu"))
+    for t in (1, 7, 15):
+        text = ids[0].tolist()
+        target = TorchExecutor(decoder, 1, 100)
+        states = target.prefill([0], [text[: t + 1]], head.taps)[0]
+        drafter = ForerunnerDrafter(head, target, Chain(STEPS), words())
+        sequence = Sequence(0, text[: t + 2], 2, SamplingParams(), 0, slot=0)
+        drafter.observe_prefill([sequence], [0], [states])
+        assert drafter.ready([sequence]) == [True]
+        stepper = ForerunnerStepper(drafter, [sequence], block, words())
+        found = [stepper.root().logits[0]]
+        for j, token in enumerate(text[t + 2 : t + 1 + STEPS]):
+            one = torch.tensor([[token]])
+            place = torch.full_like(one, j)
+            found.append(stepper.expand(Frontier(place, one, place - 1, place + 1)).logits[0])
+        for level, real in enumerate(found):
+            state, pointers = levels[level]
+            wanted = level_logits(head, outputs, state, pointers, level)[t]
+            assert torch.allclose(real, wanted, atol=2e-4), (t, level, (real - wanted).abs().max())
+
+
+def test_a_copy_is_a_share_of_the_probability() -> None:
+    """By hand: softmax over the words, beside pointers that have exp(c) as much as all of them."""
+    head, _ = made()
+    torch.manual_seed(0)
+    logits, feature = torch.randn(2, 6), torch.randn(2, 32)
+    score, token = torch.tensor([[0.3, -1.0, 0.5], [0.0, 2.0, 1.0]]), torch.tensor([[4, 2, 4], [1, -1, 5]])
+    mixed = head.pointer.mixed(logits, feature, score, token, 1).softmax(-1)
+    gate = feature @ head.pointer.gate + head.pointer.level[1]
+    weight = logits.softmax(-1)
+    for row in range(2):
+        for c, v in zip(score[row].tolist(), token[row].tolist(), strict=True):
+            if v >= 0:
+                weight[row, v] += (c + gate[row]).exp()
+    assert torch.allclose(mixed, weight / weight.sum(-1, keepdim=True), atol=1e-6)
+
+
+def test_pointers_follow_the_longest_match() -> None:
+    text = torch.tensor([[5, 1, 2, 3, 9, 8, 1, 2, 3]])
+    matches = matched_tokens(text, torch.tensor([[8]]))[0, 0]
+    assert matches.tolist() == [0, 0, 0, 3, 0, 0, 0, 0, MATCHES]
+    found = point(matches[None, None].float(), text, torch.tensor([[8]]), 3)
+    assert found.token[0, 0].tolist() == [9, 8, 1]
+    assert found.score[0, 0] == 3 and (found.token[0, :, 0] >= 0).sum() == 8  # every place but the text's end
+    later = next(i for i in range(8) if found.token[0, i, 0] == 3)
+    assert found.token[0, later].tolist() in ([3, 9, 8], [3, -1, -1])
+
+
+def test_trees_without_an_engine_are_its_own() -> None:
+    """On text that the toy writes greedily, rounds are as many as the engine takes."""
+    head, decoder = made()
+    target = TorchExecutor(decoder, 1, 100)
+    drafter = ForerunnerDrafter(head, target, Eagle2Tree(nodes=8, width=3, depth=STEPS), words())
+    method = Method("forerunner", default_rule(drafter.kinds, drafter.topology), drafter)
+    for prompt in ([1, 2, 3], [6, 7, 8, 9, 10, 11, 12]):
+        asked = request(prompt, method, 0, max_new_tokens=24)
+        (text,) = finish(Engine(target), asked)
+        ids = torch.tensor([prompt + text])
+        outputs = toys.outputs_of(decoder, "forerunner", ids)
+        written = torch.arange(ids.shape[1])[None] >= len(prompt)
+        outputs = toys.replace(outputs, written=written)
+        assert simulate_trees(head, outputs, TreeSize(8, 3, STEPS)).rounds == asked.stats.steps
+
+
+def test_acceptance_and_its_slope() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(4, 9, requires_grad=True), torch.randn(4, 9)
+    value, chance = kl_and_acceptance(student, teacher)
+    assert torch.allclose(value, forward_kl(student, teacher)) and torch.allclose(
+        1 - chance, total_variation(student, teacher)
+    )
+    (slope,) = torch.autograd.grad((value - 2 * chance).sum(), student)
+    other = student.detach().requires_grad_()
+    (wanted,) = torch.autograd.grad((forward_kl(other, teacher) + 2 * total_variation(other, teacher)).sum(), other)
+    assert torch.allclose(slope, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [({"colour": 1.0}, "knows no --set colour"), ({"context_layers": "1,9,30"}, "0 to 5"),
+     ({"context_layers": "1,2"}, "name as many"), ({"taps": "first"}, "takes layers")],
+)  # fmt: skip
+def test_bad_settings_are_refused_in_a_line(extra: dict[str, object], said: str) -> None:
+    decoder = toys.target()
+    own = toys.settings("forerunner")
+    own = toys.replace(own, extra=own.extra | extra)
+    with pytest.raises(UsageError, match=said) as refused:
+        kind = KINDS["forerunner"]
+        kind.reads(decoder, own)  # type: ignore[attr-defined]
+        kind.describe(decoder, toys.identity(decoder), own, toys.outputs(decoder, "forerunner"))
+    assert "\n" not in str(refused.value)
