@@ -37,11 +37,6 @@ class Blocks:
     rows: Tensor
     pointers: Pointers | None
 
-    def part(self, which: slice) -> Blocks:
-        """Of packed blocks."""
-        pointers = None if self.pointers is None else self.pointers[which]
-        return Blocks(self.anchors.flatten()[which][None], self.rows[which], pointers)
-
 
 @dataclass(frozen=True, slots=True)
 class Forerunner:

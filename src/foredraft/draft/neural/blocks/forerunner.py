@@ -73,7 +73,7 @@ class ForerunnerDrafter(MedusaDrafter):
         head, device = self.head, self.target.device
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=device)
         position = torch.tensor([len(s.tokens) - 1 for s in sequences], device=device)
-        states = self.states_of(sequences).split(head.hidden_size, dim=-1)
+        states = torch.split(self.states_of(sequences), head.hidden_size, dim=-1)
         attend = Lookback(self.target, head, [s.slot for s in sequences])
         rows = head.backbone(head.stream(pending, states), position, attend)
         return rows, self._pointers(sequences, rows[:, 0], position) if head.copies else None
@@ -123,7 +123,7 @@ class Lookback:
         heads, group, size, dim = query.shape
         text = (query.reshape(heads, group * size, dim).to(keys.dtype) @ keys.transpose(1, 2)).to(own.dtype)
         weight = torch.cat((text.view(heads, group, size, -1), own), dim=-1).softmax(-1)
-        seen, rest = weight.split((keys.shape[1], size), dim=-1)
+        seen, rest = torch.split(weight, [keys.shape[1], size], dim=-1)
         mixed = seen.reshape(heads, group * size, -1).to(values.dtype) @ values
         return mixed.view_as(query).to(own.dtype) + rest @ value[:, None]
 

@@ -50,6 +50,7 @@ class ForerunnerHead(nn.Module):
 
     borrowed: tuple[str, ...] = ("embedding", "head.")
     ids: Tensor
+    rotations: Tensor
 
     def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:
         super().__init__()
