@@ -10,9 +10,10 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.judge.fit.pipeline import OUTSIDE, TrainOrder, train
-from foredraft.judge.labels.record import write_records
+from foredraft.judge.labels.record import read_records, write_records
 from foredraft.models.judges import change, load_judge, read_spec
 from foredraft.models.judges.domain import WINDOW, Domain, fit_domain, limit_domain
+from foredraft.models.judges.known_prompts import fit_prompts
 from foredraft.recipes import Options
 from foredraft.recipes.judge_rules import target_identity
 from foredraft.types import Reason
@@ -105,3 +106,32 @@ def test_what_it_keeps_back_is_counted(judge: Path, model: Path, monkeypatch: py
     assert ids == plain.token_ids and Reason.ABSTAINED in why and Reason.JUDGE not in why
     ids, why = reasons(1e9)
     assert Reason.JUDGE in why and Reason.ABSTAINED not in why
+
+
+def test_prompts_of_another_domain_are_left_to_the_exact_rule(judge: Path, model: Path) -> None:
+    """A prompt whose token pairs no question had gets the target's own text; one of the questions is judged."""
+    llm = LLM(str(model), "plain", dtype="fp32", device="cpu", max_length=256)
+    method = llm.build_fresh("judge", Options(drafter="layers:1", judge=str(judge)))
+    assert method.rule.knows is not None and method.beyond is not None
+    asked = method.rule.knows.__self__  # type: ignore[attr-defined]
+    asked.limit.fill_(0.2)  # these questions are random ids: held-out ones are all strange
+    known = next(r.prompt for r in read_records(judge.parent / "labels.jsonl") if asked.strange(r.prompt) == 0)
+    strange = next(ids for ids in ([n, n + 1, n, n + 1] for n in range(5, 60)) if asked.strange(ids) > 0.5)
+    plain = llm.generate([strange], SamplingParams(max_new_tokens=24))[0]
+    requests = [llm.request(list(ids), SamplingParams(max_new_tokens=24), method) for ids in (strange, known)]
+    for request in requests:
+        llm.engine.add(request)
+    while any(request.finish_reason is None for request in requests):
+        llm.engine.step()
+    assert [request.stats.strange for request in requests] == [1, 0]
+    assert requests[0].sequence.output == plain.token_ids and Reason.JUDGE not in requests[0].reasons
+    assert Reason.JUDGE in requests[1].reasons
+
+
+def test_what_is_known_of_prompts() -> None:
+    asked = [[1, 2, 3, n, 9] for n in range(10, 40)]
+    found = fit_prompts(asked, [[1, 2, 3, 41, 9], [1, 2, 3, 12, 9]])
+    assert found.strange([1, 2, 3, 12, 9]) == 0 and found.strange([7]) == 0
+    assert found.strange([5, 6, 7, 8, 5]) == 1 and not found.knows([5, 6, 7, 8, 5])
+    assert float(found.limit) == pytest.approx(2 * 0.5, abs=0.01)
+    assert float(fit_prompts(asked, asked).limit) == pytest.approx(0.2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..core.verify import Rule, check_pair
 from ..draft import Drafter
@@ -18,8 +18,11 @@ class Method:
     rule: Rule
     drafter: Drafter | None = None  # None = plain decoding
     draft_length: int = 0  # longest draft, in tokens along a path; 0 = the drafter's own
+    beyond: Method | None = field(init=False, default=None)  # for prompts that the rule does not know
 
     def __post_init__(self) -> None:
+        if self.rule.beyond is not None:
+            object.__setattr__(self, "beyond", replace(self, rule=self.rule.beyond))
         if self.drafter is not None:
             lacking = [name for name in ("name", "nodes", "kinds", "topology") if not hasattr(self.drafter, name)]
             if lacking:

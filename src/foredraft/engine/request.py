@@ -37,6 +37,9 @@ class Request:
     constraint: Constraint | None = field(init=False, default=None)  # the grammar of the params, at work
 
     def __post_init__(self) -> None:
+        rule, prompt = self.method.rule, self.sequence.tokens[: self.sequence.prompt_length]
+        if self.method.beyond is not None and rule.knows is not None and not rule.knows(prompt):
+            self.method, self.stats.strange = self.method.beyond, 1
         if self.sequence.params.grammar is not None:
             self.constraint = self.sequence.params.grammar.start()
 

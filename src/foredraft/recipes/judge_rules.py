@@ -6,7 +6,7 @@ So a judge's file holds the target's states after a few tokens, and the loaded m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -116,7 +116,11 @@ class SeatedJudge:
     def rule(self, terms: Terms) -> Rule:
         spec = self.judge.spec
         forbidden = frozenset() if terms.control else frozenset(spec.forbidden_ids) | self.eos_ids
-        return judge(self.judge.head, terms.threshold, forbidden, terms.floor, spec.reads, spec.tap)
+        rule = judge(self.judge.head, terms.threshold, forbidden, terms.floor, spec.reads, spec.tap)
+        if self.judge.prompts is None:
+            return rule
+        off = judge(self.judge.head, OFF, forbidden, terms.floor, spec.reads, spec.tap)
+        return replace(rule, knows=self.judge.prompts.knows, beyond=off)
 
 
 def seat_judge(target: Loaded, drafter: Drafter | None, named: str | None) -> SeatedJudge:

@@ -31,6 +31,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.prompt_tokens = count("prompt_tokens", "Prompt tokens of admitted requests")
         self.reused = count("prompt_tokens_reused", "Prompt tokens that an earlier request had read already")
+        self.strange = count("judge_prompts_outside", "Prompts that the judge does not know: left to the exact rule")
         self.tokens = count("generated_tokens", "Tokens written", "method")
         self.reasons = count("tokens_by_reason", "Tokens written, by why they are there", "method", "reason")
         self.rounds = count("rounds", "Verification rounds of requests", "method")
@@ -117,6 +118,7 @@ class Meter:
         metrics, stats, seen = self._metrics, self._request.stats, self._seen
         metrics.rounds.labels(method).inc(stats.steps - seen.steps)
         metrics.reused.inc(stats.reused - seen.reused)
+        metrics.strange.inc(stats.strange - seen.strange)
         metrics.drafted.labels(method).inc(stats.drafted - seen.drafted)
         metrics.cut.labels(method).inc(stats.cut - seen.cut)
         metrics.accepted.labels(method).inc(stats.accepted - seen.accepted)

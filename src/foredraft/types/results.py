@@ -19,6 +19,7 @@ class Stats:
     emitted: int = 0  # tokens written
     reused: int = 0  # prompt tokens whose K/V an earlier request had left in the cache
     cut: int = 0  # draft nodes that were dropped unverified, because others made better use of the pass
+    strange: int = 0  # prompts that a judge does not know: left to the exact rule
     moved: int = 0  # bytes of target states that went to a drafter on another device
     drafted_by_position: list[int] = field(default_factory=list)  # rounds in which this depth was drafted
     accepted_by_position: list[int] = field(default_factory=list)  # rounds in which this depth was accepted
@@ -31,7 +32,7 @@ class Stats:
 
     def add(self, other: Stats) -> None:
         """Add another request's figures to these."""
-        for name in ("steps", "drafted", "accepted", "emitted", "reused", "cut", "moved"):
+        for name in ("steps", "drafted", "accepted", "emitted", "reused", "cut", "strange", "moved"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("prefill_seconds", "draft_seconds", "verify_seconds", "host_seconds", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))

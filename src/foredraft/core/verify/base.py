@@ -7,7 +7,7 @@ group that the drafter makes, on its topology, is in `exact_for`; other pairs ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,9 @@ class Rule:
     too_large: Callable[[frozenset[Kind], int, int], str | None] | None = None
     # The rule is the exact one with this second chance: greedy requests are then verified from argmax and scores alone.
     second_chance: BatchedSecondChance | None = None
+    # A lossy rule may know which prompts it is good for, by their ids; others are verified by `beyond`.
+    knows: Callable[[Sequence[int]], bool] | None = None
+    beyond: Rule | None = None
 
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)

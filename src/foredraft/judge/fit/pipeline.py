@@ -22,6 +22,7 @@ from ...errors import UsageError, unknown_name
 from ...models.judges import Judge, JudgeSpec, save_judge
 from ...models.judges.domain import Domain
 from ...models.judges.heads import KINDS
+from ...models.judges.known_prompts import SHARE, Prompts, fit_prompts
 from ...models.load.fetch import file_hash
 from ...provenance import provenance
 from ...recipes.judge_rules import probe_states, target_identity
@@ -238,7 +239,7 @@ def _judge(
     records: Sequence[LabelledText],
 ) -> Judge:  # fmt: skip
     head, data = copy.deepcopy(best.fitted.head), {path.name: file_hash(path) for path in order.labels}
-    head.domain = report.domain
+    head.domain, asked = report.domain, known_prompts(records)
     text = (*records[0].prompt, *records[0].answer)[:PROBE_TOKENS]
     spec = JudgeSpec(
         kind=order.kind,
@@ -255,8 +256,17 @@ def _judge(
         ladder=report.ladder,
         curve=report.curve,
         domain=None if report.domain is None else domain_card(report.domain),
+        prompts={"limit": float(asked.limit), "share": SHARE},
         figures=report.figures,
         data=data,
         provenance=provenance(seed=order.seed, data=data, target=target.name, left_out=list(order.leave_out)),
     )
-    return Judge(head, spec, probe_states(target.executor, text))
+    return Judge(head, spec, probe_states(target.executor, text), asked)
+
+
+def known_prompts(records: Sequence[LabelledText]) -> Prompts:
+    """What the questions say that the labels are of: nine groups of ten, and the limit by the tenth."""
+    questions = {record.group: record.prompt for record in records}
+    groups = sorted(questions)
+    held_out = set(groups[::10]) if len(groups) > 10 else set()
+    return fit_prompts(*([questions[g] for g in groups if (g in held_out) == late] for late in (False, True)))

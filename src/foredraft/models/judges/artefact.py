@@ -19,13 +19,14 @@ from ...provenance import write_json
 from ..config import read_json
 from ..decoder import FINAL
 from ..heads import Identity
+from . import known_prompts
 from .domain import FIELDS, Domain
 from .heads import JudgeHead
 
 FORMAT = 1
 SPEC, WEIGHTS = "judge.json", "judge.safetensors"
 POLARITY = "score = probability that the drafted token is right; it passes where score > threshold"
-DOMAIN = "domain."  # what the names of its tensors begin with
+DOMAIN, PROMPTS = "domain.", "prompts."  # what the names of their tensors begin with
 PROBE = "probe"  # the target's states after the probe tokens, [n, d]
 
 
@@ -47,6 +48,7 @@ class JudgeSpec:
     ladder: tuple[float, ...] = ()  # thresholds from strict to loose, fixed before calibration
     curve: list[dict[str, float]] = field(default_factory=list)  # token level, on held-out labels
     domain: dict[str, float] | None = None  # rank, limit, share of held-out rows outside; None = it never abstains
+    prompts: dict[str, float] | None = None  # limit, share of held-out questions outside; None = all prompts are judged
     calibration: dict[str, Any] | None = None
     figures: dict[str, Any] = field(default_factory=dict)  # AUC and the like
     data: dict[str, str] = field(default_factory=dict)  # training files -> sha256
@@ -70,12 +72,15 @@ class Judge:
     head: JudgeHead
     spec: JudgeSpec
     states: Tensor  # [n, d] of the probe
+    prompts: known_prompts.Prompts | None = None  # what it knows of prompts
 
 
 def save_judge(folder: Path, judge: Judge) -> None:
     """Write a judge in place of an older one."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in judge.head.state_dict().items()}
+    known = {} if judge.prompts is None else judge.prompts.state_dict()
+    tensors |= {PROMPTS + name: value.cpu().contiguous() for name, value in known.items()}
     save_file(tensors | {PROBE: judge.states.detach().cpu().contiguous()}, folder / WEIGHTS)
     write_json(folder / SPEC, judge.spec.to_json())
 
@@ -116,10 +121,13 @@ def load_judge(folder: Path, target: Identity) -> Judge:
     try:
         tensors = load_file(folder / WEIGHTS)
         states = tensors.pop(PROBE)
+        asked = None
+        if spec.prompts is not None:
+            asked = known_prompts.Prompts(*(tensors.pop(PROMPTS + name) for name in known_prompts.FIELDS))
         known = None if spec.domain is None else Domain(**{name: tensors[DOMAIN + name] for name in FIELDS})
         head = JudgeHead(spec.width, spec.units, known)
         head.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         line = str(error).split("\n")[0]
         raise ForedraftError(f"{folder / WEIGHTS} does not match {SPEC} or cannot be read: {line}") from None
-    return Judge(head.requires_grad_(False).eval(), spec, states)
+    return Judge(head.requires_grad_(False).eval(), spec, states, asked)

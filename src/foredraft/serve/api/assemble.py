@@ -109,7 +109,7 @@ def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, An
         judged, abstained = (sum(r.reasons.count(why) for r in requests) for why in (Reason.JUDGE, Reason.ABSTAINED))
         speculation |= {"drafted": total.drafted, "accepted": total.accepted, "judged": judged, "steps": total.steps}
         if method.rule.second_chance is not None and method.rule.second_chance.abstains:
-            speculation["abstained"] = abstained
+            speculation |= {"abstained": abstained, "prompts_outside": total.strange}
     given = [request.sequence.given for request in requests]
     if counters:
         speculation["forced"] = sum(each.forced for each in given)
