@@ -26,7 +26,7 @@ from .eagle import narrowed, take
 
 ANCHORS = 96  # tokens of a text that blocks follow in a step
 SWITCHES = ("context", "correction", "copy")  # ingredients that --set NAME=0 leaves out
-OWN = {"width": 512, "anchors": ANCHORS, "length_weight": 0.5, "reach": 1.0, "context_layers": "", "taps": ""}
+OWN = {"width": 384, "anchors": ANCHORS, "length_weight": 0.5, "reach": 1.0, "context_layers": "", "taps": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Forerunner:
     name: str = "forerunner"
     defaults: Settings = field(
         default_factory=lambda: Settings(
-            length=8, layers=3, ff=512, decay=0.85, extra=OWN | dict.fromkeys(SWITCHES, 1.0)
+            length=8, layers=3, ff=576, decay=0.85, extra=OWN | dict.fromkeys(SWITCHES, 1.0)
         )
     )
 
@@ -168,10 +168,11 @@ def true_paths(
 ) -> Iterator[tuple[Tensor, Pointers | None]]:
     """States [B * G, d] and pointers of every level, where the tokens drafted before are the text's own."""
     state, pointers = blocks.rows[:, 0], blocks.pointers
+    shares = head.shares(blocks.rows.flatten(0, 1)).view(*blocks.rows.shape[:2], -1)
     yield state, pointers
     for level in range(1, min(length, head.length)):
         token = outputs.shifted(outputs.ids, 1 + level).gather(1, blocks.anchors).flatten()
-        state = head.below(blocks.rows[:, level], state, token)
+        state = head.below(blocks.rows[:, level], shares[:, level], state, token)
         if pointers is not None:
             score = head.pointer.follow(pointers.score, pointers.token[:, :, level - 1], token, level)
             pointers = Pointers(score, pointers.token)

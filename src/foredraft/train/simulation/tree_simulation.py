@@ -60,8 +60,10 @@ def _accepted(
     token, value, on_path = (x.flatten(1) for x in (token, value, on_path))
     above = rows[:, :1].expand(-1, width, -1)
     ahead = None if pointers is None else pointers.score[:, None].expand(-1, width, -1)
+    shares = head.shares(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
     for level in range(1, truth.shape[1]):
-        state = head.below(rows[:, level, None], above, token)
+        given = (x[:, level, None].expand(-1, width, -1).flatten(0, 1) for x in (rows, shares))
+        state = head.below(*given, above.flatten(0, 1), token.flatten()).view_as(above)
         if pointers is not None and ahead is not None:
             ahead = head.pointer.follow(ahead, pointers.token[:, None, :, level - 1], token, level)
             run = pointers.token[:, None].expand(-1, width, -1, -1)

@@ -138,6 +138,7 @@ class ForerunnerStepper:
         self.words = drafter.head.head if drafter.draft_vocab is None else drafter.draft_vocab
         self.batch, self.ids, self.device = len(sequences), tuple(s.id for s in sequences), drafter.target.device
         self.rows, self.pointers = drafter.blocks(sequences)
+        self._shares = self.head.shares(self.rows.flatten(0, 1)).view(*self.rows.shape[:2], -1)
         rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
         self._states = self.rows.new_zeros((*rooms, self.head.hidden_size))
         if self.pointers is not None:
@@ -155,8 +156,8 @@ class ForerunnerStepper:
         above, place = frontier.parent.to(self.device) + 1, frontier.node.to(self.device) + 1
         token, who = frontier.token.to(self.device), torch.arange(self.batch, device=self.device)[:, None]
         width = token.shape[1]
-        row = self.rows[:, self._depth, None].expand(-1, width, -1).flatten(0, 1)
-        state = self.head.below(row, self._states[who, above].flatten(0, 1), token.flatten())
+        given = (x[:, self._depth, None].expand(-1, width, -1).flatten(0, 1) for x in (self.rows, self._shares))
+        state = self.head.below(*given, self._states[who, above].flatten(0, 1), token.flatten())
         state = self._states[who, place] = state.view(self.batch, width, -1)
         if self.pointers is None:
             return self._step(state, None)

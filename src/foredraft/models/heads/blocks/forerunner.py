@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ....kernels.activation import gated
 from ....kernels.norm import norm
 from ...decoder import Decoder, Layer
 from ...layers.linear import Linear
@@ -96,7 +97,7 @@ class ForerunnerHead(nn.Module):
         """Pending tokens [N] and the target's states before them by tap, [N, d] each -> rows [N, k, d]."""
         embeds = F.embedding(token, self.embedding) / self.unit
         scaled = [state / scale for state, scale in zip(states, self.scales, strict=True)]
-        joined: Tensor = self.fuse(torch.cat([part.to(self.fuse.weight.dtype) for part in (embeds, *scaled)], dim=-1))
+        joined: Tensor = self.fuse(torch.cat([part.to(self.query.dtype) for part in (embeds, *scaled)], dim=-1))
         return joined[:, None] + self.query.to(joined.dtype)
 
     def backbone(self, rows: Tensor, position: Tensor, attend: object) -> Tensor:
@@ -114,12 +115,18 @@ class ForerunnerHead(nn.Module):
         """States [.., d] -> what the target's output rows read."""
         return norm(state, self.norm, self.config.norm_eps)
 
-    def below(self, row: Tensor, above: Tensor, token: Tensor) -> Tensor:
-        """The backbone's rows of a level, the states above its nodes and their tokens -> the nodes' states, [.., d]."""
+    def shares(self, rows: Tensor) -> Tensor:
+        """What the correction of a level takes from the backbone's rows [N, d], worked out once for all its nodes."""
+        return (
+            self.correction.row(norm(rows, self.correction.row_norm, self.config.norm_eps)) if self.corrects else rows
+        )
+
+    def below(self, row: Tensor, share: Tensor, above: Tensor, token: Tensor) -> Tensor:
+        """The backbone's rows of nodes' levels and their `shares`, the states above the nodes, their tokens -> the
+        nodes' states; [N, d], [N] tokens."""
         if not self.corrects:
-            return row.expand_as(above)
-        embeds = F.embedding(token, self.embedding) / self.unit
-        return self.correction(row, above, embeds)
+            return row
+        return self.correction(row, share, above, F.embedding(token, self.embedding) / self.unit)
 
     def logits(self, features: Tensor) -> Tensor:
         scores: Tensor = self.head(features)
@@ -133,15 +140,14 @@ class Correction(nn.Module):
         super().__init__()
         self.eps = eps
         self.row_norm, self.above_norm = (nn.Parameter(torch.ones(d, device=device)) for _ in range(2))
-        self.gate_up = Linear(3 * d, 2 * width, torch.float32, device)
+        self.row = Linear(d, 2 * width, torch.float32, device)
+        self.node = Linear(2 * d, 2 * width, torch.float32, device)
         self.down = Linear(width, d, torch.float32, device)
         start(self)
 
-    def forward(self, row: Tensor, above: Tensor, embeds: Tensor) -> Tensor:
-        row = row.expand_as(above)
-        read = (norm(row, self.row_norm, self.eps), norm(above, self.above_norm, self.eps), embeds.to(above.dtype))
-        gate, up = self.gate_up(torch.cat(read, dim=-1)).chunk(2, dim=-1)
-        return self.down.add_to(row, F.silu(gate) * up)
+    def forward(self, row: Tensor, share: Tensor, above: Tensor, embeds: Tensor) -> Tensor:
+        read = torch.cat((norm(above, self.above_norm, self.eps), embeds.to(above.dtype)), dim=-1)
+        return self.down.add_to(row, gated(self.node.add_to(share, read)))
 
 
 class Pointer(nn.Module):
