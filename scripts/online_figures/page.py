@@ -15,19 +15,24 @@ def acceptance(points: list[dict[str, Any]]) -> float:
 def write(folder: Path, record: dict[str, Any]) -> None:
     draw(folder / "online.png", record)
     topics = list(dict.fromkeys(p["topic"] for p in record["points"]))
+    device = record["provenance"]["device"]
+    where = device["gpu"] or f"{device['cpu']}, {record['threads']} threads"
     lines = [
         "# A head that learns, under a shift of topic",
         "",
         f"`{record['method']}` against the same head frozen, greedy, {record['requests']} requests a topic of up to "
-        f"{record['tokens']} tokens, {record['executor']}, {record['threads']} threads. Acceptance is the share of "
-        "drafted tokens that were accepted among those that were tested: all before them in their chain had been. "
-        f"Answers that differ between the two: {record['different']}. Made by `scripts/measure-online`.",
+        f"{record['tokens']} tokens, {record['batch']} at a time, no prompt twice, {record['executor']} on {where}. "
+        "Acceptance is the share of drafted tokens that were accepted among those that were tested: all before them in "
+        f"their chain had been. Answers that differ between the two: {record['different']} of "
+        f"{sum(record['window'] for p in record['points'] if p['method'] == 'online')} (near-ties in 16 bits). Both run "
+        f"the same {record['window']} requests in turns; the head learns while and after its own. Made by "
+        f"`scripts/measure-online`. {record['cut']}",
         "",
         "![Acceptance over time](online.png)",
         "",
-        f"| topic | frozen | online, first {record['window']} requests | online, last {record['window']} | gain "
-        "at the end | tokens a pass, frozen | online, last |",
-        "|---|---|---|---|---|---|---|",
+        f"| topic | frozen | online, first {record['window']} requests | online, last {record['window']} | gain at the end "
+        "| +0.1 after requests | tokens a pass, frozen | online, last | seconds, frozen | online, learning included |",
+        "|" + "---|" * 10,
     ]
     for topic in topics:
         own = {n: [p for p in record["points"] if p["topic"] == topic and p["method"] == n] for n in COLOURS}
@@ -39,15 +44,19 @@ def write(folder: Path, record: dict[str, Any]) -> None:
 def row(topic: str, frozen: list[dict[str, Any]], online: list[dict[str, Any]]) -> str:
     last, there = online[-1:], frozen[-1:]
     gain = acceptance(last) - acceptance(there)
+    pairs = zip(online, frozen, strict=True)
+    above = next((p["end"] for p, q in pairs if acceptance([p]) >= acceptance([q]) + 0.1), None)
     cells = [
         topic,
         f"{acceptance(frozen):.3f}",
         f"{acceptance(online[:1]):.3f}",
         f"{acceptance(last):.3f}",
         f"{gain:+.3f}",
+        "-" if above is None else f"{above}",
     ]
     for part in (frozen, last):
         cells.append(f"{sum(p['emitted'] for p in part) / sum(p['passes'] for p in part):.2f}")
+    cells += [f"{sum(p['seconds'] for p in part):.0f}" for part in (frozen, online)]
     return "| " + " | ".join(cells) + " |"
 
 

@@ -1,8 +1,9 @@
 """Prompts of three kinds for the shift of topic: conversation, code, and another language. All are written here, as
-sentences times subjects, so that there are thousands and no file is needed."""
+sentences times subjects times endings, so that there are thousands, none comes twice, and no file is needed."""
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 CHAT = (
@@ -57,12 +58,19 @@ TEMAS = (
     "las abejas", "el jardín", "la danza", "el cine", "los mapas", "la playa", "el queso", "la noche", "el verano",
     "los idiomas", "la amistad", "el aceite de oliva", "la bicicleta", "el volcán", "las islas", "la radio",
 )  # fmt: skip
-TOPICS = {"chat": (CHAT, SUBJECTS), "code": (CODE, TASKS), "spanish": (SPANISH, TEMAS)}
+ENDINGS = ("", " Use simple words.", " Begin with an example.", " Be friendly.")
+NOTES = ("", " Add comments.", " Empty input must work.", " Explain it briefly.", " Show how it is called.")
+FINALES = ("", " Usa palabras sencillas.", " Empieza con un ejemplo.", " Sé amable.", " Sé breve.")
+TOPICS = {
+    "chat": (CHAT, SUBJECTS, ENDINGS),
+    "code": (CODE, TASKS, NOTES),
+    "spanish": (SPANISH, TEMAS, FINALES),
+}
 
 
 def prompts(topic: str, count: int, seed: int = 0) -> list[str]:
-    """So many prompts of a topic in random order; they come again when all were there."""
-    sentences, subjects = TOPICS[topic]
-    found = [sentence.format(*[subject] * 2) for sentence in sentences for subject in subjects]
+    """So many prompts of a topic in random order; they come again when all (2,520 or more) were there."""
+    parts = product(*TOPICS[topic])
+    found = [sentence.format(*[subject] * 2) + ending for sentence, subject, ending in parts]
     Random(f"{topic}/{seed}").shuffle(found)
     return [found[i % len(found)] for i in range(count)]

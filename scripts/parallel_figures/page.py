@@ -14,8 +14,8 @@ their last token; a drafted token is made wrong with the chance that is asked fo
 models and heads really run, so their time is real. Context 256, greedy, one text at a time; tokens/s.
 
 - **in turn**: the best chain that is drafted before each verification; **window**: PEARL, drafting on while the target verifies;
-  **planned**: what the cost model chose (no window = in turn with so many drafts, no drafts = plain decoding). **gain** = the
-  better of the last two against in turn.
+  **planned**: what the cost model chose (no window = the ordinary loop with so many drafts, no drafts = plain decoding). **gain**
+  = the better of the last two against in turn; **expected**: the same by the cost model, from the times of the parts.
 - **beside**: how much longer a draft and a verification take while the other one runs.
 """
 
@@ -53,7 +53,7 @@ def pair(name: str, value: dict[str, Any]) -> str:
         lines.append(f"A window of {window['window']} takes {1e3 * window['step']:.1f} ms, {longer:.2f} times its longer part.")
     if not value["rows"]:
         return "\n".join([*lines, "", "The part's time was over before tokens/s were measured.\n"])
-    lines += ["", "| acceptance | in turn | window | planned | gain |", "|---|---|---|---|---|"]
+    lines += ["", "| acceptance | in turn | window | planned | gain | expected |", "|---|---|---|---|---|---|"]
     return "\n".join([*lines, *map(line, value["rows"]), ""])
 
 
@@ -62,7 +62,8 @@ def line(row: dict[str, Any]) -> str:
     chosen = f"window {plan['window']}, {plan['lead']} in front" if plan["window"] else f"no window, {plan['lead']} drafts"
     rates = max(row["in_turn"].values()), row["pearl"]["rate"], row["planned"]["rate"]
     shown = " | ".join(f"{rate:.1f}" for rate in rates)
-    return f"| {row['acceptance']} | {shown} ({chosen}) | {row['gain']:.2f}x |"
+    given = f"{row['expected_gain']:.2f}x" if "expected_gain" in row else "-"
+    return f"| {row['acceptance']} | {shown} ({chosen}) | {row['gain']:.2f}x | {given} |"
 
 
 def dovetail(name: str, value: dict[str, Any]) -> str:

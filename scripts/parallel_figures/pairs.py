@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ import torch
 
 from foredraft.bench.lane_chart import draw
 from foredraft.control.overlap import PairTimes, Plan, WindowPlanner, best_plan, best_share, tokens_per_second
+from foredraft.core.rng.keyed import KeyedRng
 from foredraft.core.shapes.base import Chain, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.verify import RULES
@@ -45,12 +47,13 @@ TOY = ModelConfig("llama", 2048, 64, 3, 4, 2, 32, 128, max_position=1024, tied_h
 class Figures:
     """Where results go, and what parts share."""
 
-    def __init__(self, toy: bool, out: Path) -> None:
-        self.toy, self.out = toy, out
+    def __init__(self, toy: bool, out: Path, rates: Seq[float] = (0.8, 0.6, 0.9, 0.7)) -> None:
+        self.toy, self.out, self.rates = toy, out, rates
         self.gpu = torch.device("cpu" if toy or not torch.cuda.is_available() else "cuda")
         self.cpu = torch.device("cpu")
         self.found: dict[str, Any] = {"provenance": provenance(), "threads": torch.get_num_threads()}
         self.begun, self.ids, self.tokens = time.perf_counter(), itertools.count(), 16 if toy else TOKENS
+        self.split: dict[str, float] = {}  # of the last text: milliseconds a pass by part, and counts
         out.mkdir(parents=True, exist_ok=True)
 
     def say(self, *words: object) -> None:
@@ -95,6 +98,9 @@ class Figures:
             steps.append(time.perf_counter() - at)
         seconds = time.perf_counter() - begin
         assert set(request.sequence.output) == {prompt[-1]}, "the target does not repeat its last token"
+        stats, passes = request.stats, max(1, request.stats.steps)
+        self.split = {part: 1e3 * getattr(stats, f"{part}_seconds") / passes for part in ("draft", "verify", "host")}
+        self.split |= {"passes": passes, "tokens": stats.emitted, "accepted": stats.accepted}
         return (request.sequence.generated - written) / seconds, steps
 
     def best(self, engine: Engine, method: Method) -> float:
@@ -133,8 +139,9 @@ def pair(figures: Figures, name: str, target: Executor, drafter: Executor) -> No
     rows: list[dict[str, Any]] = []
     entry = figures.found[name] = {"times": asdict(times), "plain": plain, "cores": asdict(cores), "rows": rows}
     entry["shares"] = [{"cores": asdict(share), "times": asdict(found)} for found, _, share in tried]
+    entry["cold"] = cold_times(target, drafter, beside, times)
     entry["window"] = window_times(figures, name, engine, beside, times)
-    for rate in RATES[2:3] if figures.toy else (0.8, 0.6, 0.9, 0.7):
+    for rate in RATES[2:3] if figures.toy else figures.rates:
         with own_threads(0 if cores.target else cores.drafter):  # in turn the drafter runs here, on the best share too
             rows.append(_rate(figures, engine, target, drafter, beside, times, rate) | {"plain": plain})
         figures.say(name, rows[-1])
@@ -146,12 +153,13 @@ def _rate(
     times: PairTimes, rate: float,
 ) -> dict[str, Any]:  # fmt: skip
     """One acceptance: the best length in turn against the paper's window and the planned one."""
-    greedy, turns = RULES["sample-and-match"], {}
+    greedy, turns, split = RULES["sample-and-match"], {}, {}
     expected = {n: tokens_per_second(times, rate, Plan(0, n)) for n in LENGTHS}
     for length in sorted(expected, key=lambda n: -expected[n])[:2]:
         made = SyntheticModel(drafter, Chain(length, kind=Kind.CHOSEN), target.vocab_size)
         made.rate = rate
         turns[length] = figures.best(engine, Method("in turn", greedy, made))
+        split[f"in turn {length}"] = figures.split
     plans = {
         "pearl": Plan(max(1, min(24, round(times.pass_seconds(4) / times.draft)))),
         "planned": best_plan(times, rate),
@@ -162,8 +170,32 @@ def _rate(
         own.rate = rate
         found[label] = {"plan": asdict(plan), "rate": figures.best(engine, Method(label, greedy, own))}
         found[label]["expected"] = tokens_per_second(times, rate, plan)
-    best = max(turns.values())
-    return {"acceptance": rate, "in_turn": turns, **found, "gain": found["planned"]["rate"] / best}
+        split[label] = figures.split
+    best, own = max(turns.values()), max(found[label]["rate"] for label in plans)
+    expected = tokens_per_second(times, rate, plans["planned"]) / max(
+        tokens_per_second(times, rate, best_plan(times, rate, overlap=False)), 1e-9
+    )
+    return {"acceptance": rate, "in_turn": turns, **found, "gain": own / best, "expected_gain": expected, "split": split}
+
+
+def cold_times(target: Executor, drafter: Executor, beside: Callable[..., SyntheticAhead], times: PairTimes) -> Any:
+    """Seconds of drafting four tokens with and without a pause as long as a verification between the jobs."""
+    own, text = beside(WindowPlanner()), [7] * CONTEXT
+    start = Sequence(-2, text, CONTEXT, SamplingParams(), 0)
+    own.begin([start])
+    found = {}
+    for name, pause in (("hot", 0.0), ("cold", times.pass_seconds(4))):
+        taken = []
+        for i in range(12):
+            time.sleep(pause)
+            sequence = Sequence(-2, [*text, *[7] * (i % 8 + 1)], CONTEXT, SamplingParams(), 0)
+            keys = torch.zeros((3, 1), dtype=torch.int64, device=drafter.device)
+            at = time.perf_counter()
+            own.submit([sequence], [()], [4], KeyedRng(*keys)).result()
+            taken.append(time.perf_counter() - at)
+        found[name] = median(taken[2:])
+    own.end([start])
+    return found
 
 
 def window_times(

@@ -75,3 +75,13 @@ def test_the_plan_follows_acceptance_and_comes_back() -> None:
         planner.observe(0, 0)
     assert planner.plan() != Plan(0, 0)
     assert WindowPlanner(fixed=Plan(3, 1), first=1).plan() == Plan(3, 1, 1)
+
+
+def test_where_both_share_cores_turns_have_all_of_them() -> None:
+    """A window pays by the times of the shares, and no longer when drafting in turn may use every core."""
+    shared = PairTimes(1.0, (1, 16), (5.0, 6.0))
+    assert WindowPlanner(shared).plan().window > 0
+    quick = PairTimes(0.3, (1, 16), (2.5, 3.0))
+    plan = WindowPlanner(shared, apart=quick).plan()
+    assert plan.window == 0 and plan.lead > 0 and plan == WindowPlanner(quick).turn()
+    assert WindowPlanner(shared, apart=PairTimes(3.0, (1, 16), (9.0, 9.0))).plan() == WindowPlanner(shared).plan()

@@ -73,6 +73,78 @@ def test_texts_follow_the_target(plan: str, lane: str, rule: str) -> None:
     assert np.abs(distribution - TWO.joint(3, (0, 1))).max() < 1e-6
 
 
+@dataclass
+class ChangingPlanner(WindowPlanner):
+    """Another plan after every round."""
+
+    plans: list[Plan] = field(default_factory=list)
+    rounds: int = 0
+
+    def plan(self) -> Plan:
+        return self.plans[self.rounds % len(self.plans)]
+
+    def turn(self) -> Plan:
+        return self.plan()
+
+    def observe(self, tests: int, passed: int) -> None:
+        self.rounds += 1
+
+
+CHANGES = {
+    "into turns": [Plan(2), Plan(0, 2)],
+    "into windows": [Plan(0, 2), Plan(2), Plan(2, 1)],
+    "resting": [Plan(3), Plan(0), Plan(0, 1), Plan(0), Plan(2)],
+}
+
+
+def changing(plans: list[Plan], lane: Lane, kind: Kind, rule: str, model: TableModel = NARROW) -> Method:
+    own = method(Plan(3), lane, model, kind, rule)
+    own.drafter.planner = ChangingPlanner(plans=plans)  # type: ignore[union-attr]
+    return own
+
+
+@pytest.mark.parametrize("rule", ["residual", "sample-and-match"])
+@pytest.mark.parametrize("plans", CHANGES)
+def test_texts_follow_the_target_while_plans_change(plans: str, rule: str) -> None:
+    """Windows, drafting in turn in the plain loop, and no drafts, one after the other in one text."""
+    kind = Kind.SAMPLED_WITHOUT_REPLACEMENT if rule == "residual" else Kind.CHOSEN
+    distribution = np.zeros((3,) * 3)
+
+    def run(rng: EnumeratingRng) -> list[int]:
+        lane = LaggingLane(slow_on_even)
+        return one(TableExecutor(TWO), changing(CHANGES[plans], lane, kind, rule), 3, rng, temperature=1.0)
+
+    for weight, text in outcomes(run):
+        distribution[tuple(text)] += weight
+    assert np.abs(distribution - TWO.joint(3, (0, 1))).max() < 1e-6
+
+
+@pytest.mark.parametrize("plans", CHANGES)
+@pytest.mark.parametrize("make", [NoLane, partial(OwnLane, CPU, 1)])
+def test_greedy_text_while_plans_change(plans: str, make: Callable[[], Lane]) -> None:
+    own = changing(CHANGES[plans], make(), Kind.CHOSEN, "sample-and-match", NEAR)
+    assert one(TableExecutor(TARGET), own, 24) == greedy(24)
+
+
+class NoJobs:
+    """A lane that takes no drafting."""
+
+    def submit(self, job):  # type: ignore[no-untyped-def]
+        future = NoLane().submit(job)
+        assert future.result() is None, "drafted in the lane"
+        return future
+
+
+@pytest.mark.parametrize(("plan", "steps"), [(Plan(0, 3), 11), (Plan(0), 41)])
+def test_without_a_window_the_plain_loop_does_it(plan: Plan, steps: int) -> None:
+    """In turn three tokens stand in every round and one follows; without drafts the drafter is not asked at all."""
+    own = method(Plan(0, 3), NoJobs(), TARGET, Kind.CHOSEN, "sample-and-match")
+    own.drafter.planner = WindowPlanner(fixed=plan)  # type: ignore[union-attr]
+    engine, asked = Engine(TableExecutor(TARGET)), request((0, 1), own, max_new_tokens=41)
+    assert finish(engine, asked) == [greedy(41)]
+    assert asked.stats.steps == steps and (asked.stats.drafted > 0) is (plan.lead > 0)
+
+
 def test_two_requests_are_independent() -> None:
     """Both texts of two drafters, jointly, while a third request that does not draft keeps the loop from waiting."""
     distribution = np.zeros((3,) * 4)

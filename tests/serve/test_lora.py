@@ -19,6 +19,7 @@ from foredraft.errors import UsageError
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.runtime.hf.executor import HFExecutor
 from foredraft.runtime.native.executor import NativeExecutor
+from tests.runtime.tape import TapeGraphs
 
 from .kit import Running, serving
 
@@ -43,6 +44,11 @@ def make_adapter(folder: Path, seed: int, products: tuple[str, ...], **config: A
     written = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "target_modules": list(products)}
     (folder / "adapter_config.json").write_text(json.dumps(written | config))
     return folder
+
+
+def tape_graphs(executor: GraphExecutor) -> GraphExecutor:
+    executor.graphs = TapeGraphs(executor.device)
+    return executor
 
 
 def merge(model: Path, adapter: Path, folder: Path) -> Path:
@@ -95,6 +101,22 @@ def test_each_request_has_the_numbers_of_its_own_merged_model(
         request = llm.request(PROMPT, PARAMS, lora=name)
         list(llm.events([request]))
         assert request.sequence.output == expected[name]
+
+
+def test_captured_passes_give_way_to_adapters(
+    tiny: Path, adapters: dict[str, str], expected: dict[str | None, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA graphs: passes with adapters run step by step, and all others are captured, before and after."""
+    make = lambda *given: tape_graphs(GraphExecutor(*given))  # noqa: E731
+    monkeypatch.setattr("foredraft.recipes.loading.executor_for", make)
+    llm = LLM(str(tiny), "suffix", dtype="fp32", batch_size=3, lora=adapters)
+    captured = []
+    for names in ([None], ["every", None, "some"], [None]):
+        requests = [llm.request(PROMPT, PARAMS, lora=name) for name in names]
+        list(llm.events(requests))
+        assert [request.sequence.output for request in requests] == [expected[name] for name in names]
+        captured.append(llm.target.executor.graphs.replayed)  # type: ignore[attr-defined]
+    assert 0 < captured[0] == captured[1] < captured[2]
 
 
 def test_what_an_adapter_has_read_is_reused_by_itself_alone(tiny: Path, adapters: dict[str, str]) -> None:
@@ -156,7 +178,7 @@ def test_names_and_executors_that_are_refused(tiny: Path, tmp_path: Path, adapte
     llm = LLM(str(tiny), "plain", dtype="fp32", lora=adapters)
     with pytest.raises(UsageError, match="adapter"):
         list(llm.events([llm.request(PROMPT, PARAMS, lora="other")]))
-    for kind in (NativeExecutor, GraphExecutor, HFExecutor):
+    for kind in (NativeExecutor, HFExecutor):
         executor: Any = kind.__new__(kind)  # what it would load is not needed to be refused
         executor.name = kind.__name__
         with pytest.raises(UsageError, match=f"executor {kind.__name__} runs no LoRA adapters"):

@@ -29,6 +29,8 @@ def watch(llm: LLM, method: Method, prompt: str, tokens: int) -> list[Span]:
         llm.generate(prompt, params, method=method)
     finally:
         llm.engine.windowed.spans = None
+    if not spans:
+        raise UsageError(f"no window pays for {method.name!r} here, so nothing ran beside anything; try pearl:window=3")
     return spans[len(spans) // 2 :][:MOST]
 
 

@@ -110,6 +110,7 @@ class WindowPlanner:
     """The plan for the next window, by what was accepted so far; a fixed one where it was asked for."""
 
     times: PairTimes | None = None  # None = the plan is fixed
+    apart: PairTimes | None = None  # where each has all cores while the other waits: for plans without a window
     fixed: Plan = field(default_factory=lambda: Plan(4))
     most: int = MOST
     first: int = 0  # of every plan
@@ -118,8 +119,23 @@ class WindowPlanner:
     def plan(self) -> Plan:
         if self.times is None:
             return replace(self.fixed, first=self.first)
-        plan = best_plan(self.times, round(self.acceptance * STEPS) / STEPS, self.most)
+        plan, turn = best_plan(self.times, self._rounded, self.most), self.turn()
+        if self.apart is not None and self._rate(self.times, plan) <= self._rate(self.apart, turn):
+            plan = turn
         return replace(plan, first=self.first)
+
+    def turn(self) -> Plan:
+        """The best plan without a window; of a fixed one the longest that it drafts at a time."""
+        if self.times is None:
+            return Plan(0, self.fixed.lead or self.fixed.window)
+        return best_plan(self.apart or self.times, self._rounded, self.most, overlap=False)
+
+    def _rate(self, times: PairTimes, plan: Plan) -> float:
+        return tokens_per_second(times, self._rounded, plan)
+
+    @property
+    def _rounded(self) -> float:
+        return round(self.acceptance * STEPS) / STEPS
 
     @property
     def acceptance(self) -> float:

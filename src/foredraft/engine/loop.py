@@ -184,7 +184,7 @@ class Engine:
             self.executor.commit([s.slot for s in group.sequences], [len(v.path) + 1 for v in group.decided], keep)
 
     def observe(self, groups: list[MethodGroup]) -> None:
-        observing = [group for group in groups if group.method.drafter is not None]
+        observing = [group for group in groups if group.method.drafter is not None and not group.resting]
         if not observing:
             return
         self.clock.lap("host", requests_of(groups))

@@ -28,6 +28,7 @@ class MethodGroup:
     method: Method
     requests: list[Request]
     drafting: bool  # False: no room or no drafter, so the round is plain decoding
+    resting: bool = False  # its drafter need not even hear of this round
     drafts: DraftBatch = field(init=False)
     out: Output = field(init=False)
     rows: LogitDistributions = field(init=False)

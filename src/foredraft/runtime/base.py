@@ -126,7 +126,7 @@ class WithoutAdapters:
         return ()
 
     def add_adapter(self, name: str, factors: Mapping[str, Factors]) -> None:
-        raise UsageError(f"executor {self.name} runs no LoRA adapters; the torch executor does")
+        raise UsageError(f"executor {self.name} runs no LoRA adapters; torch and CUDA graphs do")
 
     def adapt(self, slot: int, adapter: str | None) -> None:
         """All slots have the plain model."""

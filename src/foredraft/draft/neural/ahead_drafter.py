@@ -2,15 +2,17 @@
 
 What it has read of a sequence is compared with the text that it is asked to go on after: what still stands is kept, the
 rest forgotten. So nothing has to be announced: verdicts, cancelled requests and failures all show in the text.
+Where no window pays it is an ordinary draft model in the ordinary loop, on the caller's thread.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +22,9 @@ from ...core.rng.keyed import Rng
 from ...core.shapes.base import Shape, Vocabulary
 from ...errors import ForedraftError
 from ...runtime import Executor
-from ...runtime.lanes import Lane, NoLane, Span
+from ...runtime.lanes import Lane, NoLane, Span, own_threads
 from ...types import Budget, DraftBatch, Sequence
+from ..base import Round
 from .draft_model import ModelDrafter
 
 
@@ -67,7 +70,8 @@ ALL_CORES = Cores()
 
 
 class AheadDrafter(ModelDrafter):
-    """Drafts on request, for texts that end in unverified drafts. The windowed loop runs it, not `propose`."""
+    """Drafts on request, for texts that end in unverified drafts: `submit`, for the windowed loop. `propose` is for the
+    plain one, in turn; the two may follow one another at any round."""
 
     cost_aware = True
 
@@ -85,14 +89,49 @@ class AheadDrafter(ModelDrafter):
         super().__init__(executor, shape, vocab_size, name, vocabulary)
         self.lane, self.planner, self.cores = lane or NoLane(), planner or WindowPlanner(), cores
         self.span: Span | None = None  # when its last drafts were made
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Seen] = {}  # of those that the lane has drafted for last
+        self._job: Future[Any] | None = None  # the newest one of the lane
+        self._in_turn = False  # whether the caller's stream may still work with the draft model
 
     def begin(self, sequences: Seq[Sequence]) -> None:
-        self.lane.submit(lambda: ModelDrafter.begin(self, sequences)).result()
+        self._wait_for_lane()
+        ModelDrafter.begin(self, sequences)
 
     def end(self, sequences: Seq[Sequence]) -> None:
         """After the job that is in flight, which may still use the slot."""
-        self.lane.submit(lambda: self._end(sequences))
+        self._submit(lambda: self._end(sequences))
+
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        """In turn: here and now, as long as the plan says."""
+        self._wait_for_lane()
+        self._in_turn = True
+        for sequence in sequences:
+            if sequence.id in self._seen:  # forget what was drafted in the lane and never written
+                self._follow(sequence)
+                del self._seen[sequence.id]
+        longest = self.planner.turn().lead
+        within = [replace(s, budget=Budget(s.budget.nodes, min(s.budget.depth, longest))) for s in sequences]
+        with own_threads(0 if self.cores.target else self.cores.drafter):
+            return self._grow(within, rng)
+
+    def observe(self, round: Round) -> None:
+        """After a round in turn; windows show in the text."""
+        for accepted in round.accepted:
+            self.planner.observe(min(round.drafts.levels, accepted + 1), accepted)
+        super().observe(round)
+
+    def _submit(self, job: Callable[[], Any]) -> Future[Any]:
+        if self._in_turn and self.executor.device.type == "cuda":
+            torch.cuda.current_stream(self.executor.device).synchronize()  # the lane has a stream of its own
+        self._in_turn, self._begun = False, None
+        self._job = self.lane.submit(job)
+        return self._job
+
+    def _wait_for_lane(self) -> None:
+        """What its jobs touch may be touched by the caller from here on."""
+        if self._job is not None:
+            wait((self._job,))
+            self._job = None
 
     def _end(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
@@ -107,7 +146,7 @@ class AheadDrafter(ModelDrafter):
             replace(s, tokens=[*s.tokens, *drafted], budget=Budget(self.shape.nodes, count))
             for s, drafted, count in zip(sequences, ready, counts, strict=True)
         ]
-        return self.lane.submit(lambda: self._draft(texts, rng))
+        return self._submit(lambda: self._draft(texts, rng))
 
     def _draft(self, texts: list[Sequence], rng: Rng) -> list[list[Branch]]:
         known = [text for text in texts if text.id in self._slots]  # others were cancelled meanwhile

@@ -134,7 +134,7 @@ def _take(
     out, verdict, summary = made
     copy = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, copy)
-    if ahead is not None and not key.width and all(group.method.drafter is None for group in groups):
+    if ahead is not None and not key.width and all(group.method.drafter is None or group.resting for group in groups):
         ahead.begin(executor.graphs, key, sequences, copy, executor.max_length)
 
 

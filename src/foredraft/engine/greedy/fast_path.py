@@ -43,12 +43,13 @@ class GreedyFastPath:
         steady: the next step will most likely be like this one, so it may begin before the host knows this one's end.
         """
         alone = steady and not any(_is_watched(group) for group in groups)
-        if not alone:
+        capturing = self.executor.capturing
+        if not alone or capturing is None:
             self._ahead.forget()
-        if self.executor.capturing is not None:
+        if capturing is not None:
             mine = groups if self.keyed else [group for group in groups if is_greedy(group)]
             ahead = self._ahead if alone and len(mine) == len(groups) else None
-            verify_captured(self.executor.capturing, mine, self.sampler, ahead)
+            verify_captured(capturing, mine, self.sampler, ahead)
         verified = [group for group in groups if group.summary is not None]
         for group in verified:
             if group.method.drafter is not None:  # while the device is busy

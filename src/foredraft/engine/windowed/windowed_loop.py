@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from ...control.overlap import Plan
 from ...core.distributions.tensors import PointMasses, TableDistributions
 from ...core.trees.editing import move
 from ...core.trees.layout import trees
@@ -71,9 +72,22 @@ class WindowedLoop:
         for group in groups:
             if not works_ahead(group):
                 others.append(group)
-            elif waiting := [r for r in group.requests if id(r) not in flying]:
-                own.append(MethodGroup(group.method, waiting, group.drafting))
+                continue
+            waiting = [r for r in group.requests if id(r) not in flying]
+            plan = drafter_of(group).planner.plan()
+            turn = [] if plan.window else [r for r in waiting if r.id not in self._ready]
+            if turn:
+                others.append(self._in_turn(group, turn, plan))
+            if windows := [r for r in waiting if plan.window or r.id in self._ready]:
+                own.append(MethodGroup(group.method, windows, group.drafting))
         return own, others
+
+    def _in_turn(self, group: MethodGroup, requests: list[Request], plan: Plan) -> MethodGroup:
+        """No window pays: the plain loop does the same with less, by captured rounds where there are some."""
+        if not plan.lead:
+            for _ in requests:
+                drafter_of(group).planner.observe(0, 0)  # so that drafting is tried again some day
+        return MethodGroup(group.method, requests, group.drafting and plan.lead > 0, resting=not plan.lead)
 
     def step(self, groups: list[MethodGroup], alone: bool) -> None:
         """Start these groups, run the target over them, and finish every window whose drafter is done.
@@ -132,7 +146,15 @@ class WindowedLoop:
         texts = [replace(group.sequences[b], seed=~group.sequences[b].seed) for b in who]
         future = drafter.submit(texts, [()] * len(who), [counts[b] for b in who], self.engine.rng(texts))
         for b, branches in zip(who, future.result(), strict=True):
-            ready[b] = self._ready[group.requests[b].id] = branches[0]
+            ready[b] = branches[0]
+            self._keep_ready(group.requests[b], ready[b])
+
+    def _keep_ready(self, request: Request, branch: Branch) -> None:
+        """For the next window; a request without an entry begins with nothing."""
+        if branch.tokens:
+            self._ready[request.id] = branch
+        else:
+            self._ready.pop(request.id, None)
 
     def _forward(self, flights: list[Flight]) -> None:
         """One pass of the target over what is ready."""
@@ -208,7 +230,7 @@ class WindowedLoop:
         drafter_of(group).planner.observe(*count_tests(ready, bool(branches[b]), len(path)))
         summary.verdict, summary.tokens = emitted(ready, summary.verdict, summary.tokens)
         engine.executor.commit([request.sequence.slot], [len(summary.tokens)])  # the ready drafts are a chain
-        self._ready[request.id] = next_ready(ready, branches[b], path)
+        self._keep_ready(request, next_ready(ready, branches[b], path))
         self._events.append(group.advance(b, engine.executor.max_length))
         if request.finish_reason is not None:
             engine.release(request)

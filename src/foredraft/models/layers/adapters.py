@@ -16,23 +16,32 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ..decoder import Decoder
+from .gemv_stream import StreamedLinear
 from .linear import Linear
 
 Factors = tuple[Tensor, Tensor]  # A [r, in] and s B [out, r]
 Part = tuple[str, Tensor | None]  # an adapter and its rows of a pass; None = all of them
 
 
-class AdaptedLinear(Linear):
-    """A product on the same weights with the factors of every adapter that has some for it."""
+class AdaptedLinear(nn.Module):
+    """A product with the factors of every adapter that has some for it; without rows of one it is as it was."""
 
-    def __init__(self, base: Linear, parts: list[Part]) -> None:
-        nn.Module.__init__(self)
-        self.weight, self.bias = base.weight, base.bias
+    def __init__(self, base: Linear | StreamedLinear, parts: list[Part]) -> None:
+        super().__init__()
+        self.base = base
         self.factors: dict[str, Factors] = {}
         self._parts = parts  # of the pass at hand; one list for all products
 
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
     def forward(self, x: Tensor) -> Tensor:
-        product = super().forward(x)
+        product: Tensor = self.base(x)
         for name, rows in self._parts:
             if name in self.factors:
                 a, b = self.factors[name]
@@ -43,7 +52,7 @@ class AdaptedLinear(Linear):
         return product
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return residual + self(x)
+        return residual + self(x) if self._parts else self.base.add_to(residual, x)
 
 
 class Adapters:
@@ -54,9 +63,10 @@ class Adapters:
         self.names: list[str] = []
         self._parts: list[Part] = []
         self._products: dict[str, AdaptedLinear] = {}
+        self._device = decoder.device
         for index, layer in enumerate(decoder.layers):
             for name, child in list(layer.named_children()):
-                if isinstance(child, Linear):
+                if isinstance(child, (Linear, StreamedLinear)):
                     made = self._products[f"layers.{index}.{name}"] = AdaptedLinear(child, self._parts)
                     setattr(layer, name, made)
 
@@ -73,14 +83,14 @@ class Adapters:
     @contextmanager
     def over(self, counts: Sequence[int], names: Sequence[str | None]) -> Iterator[None]:
         """For one pass: sequence after sequence, how many rows it has and its adapter."""
-        self._parts[:] = _parts(counts, names)
+        self._parts[:] = _parts(counts, names, self._device)
         try:
             yield
         finally:
             self._parts.clear()
 
 
-def _parts(counts: Sequence[int], names: Sequence[str | None]) -> list[Part]:
+def _parts(counts: Sequence[int], names: Sequence[str | None], device: torch.device) -> list[Part]:
     wanted = {name for name in names if name is not None}
     if len(wanted) == 1 and None not in names:
         return [(wanted.pop(), None)]
@@ -90,5 +100,5 @@ def _parts(counts: Sequence[int], names: Sequence[str | None]) -> list[Part]:
         for count, own in zip(counts, names, strict=True):
             rows += range(begin, begin + count) if own == name else ()
             begin += count
-        found.append((name, torch.tensor(rows)))
+        found.append((name, torch.tensor(rows, device=device)))
     return found

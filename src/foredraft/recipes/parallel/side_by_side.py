@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...control.overlap import PairTimes, Plan, WindowPlanner, best_plan, best_share
+from ...control.overlap import PairTimes, Plan, WindowPlanner, best_share
 from ...core.rng.keyed import KeyedRng
 from ...draft.neural.ahead_drafter import AheadDrafter, Cores
 from ...runtime import Executor
@@ -51,9 +51,10 @@ def beside(target: Executor, drafter: Executor, make: MakeDrafter, wishes: Wishe
     tried = [_measured(target, drafter, make, cores) for cores in shares]
     best = best_share([times for _, times in tried])
     lane, times = tried[best]
-    plan = best_plan(times, WindowPlanner().acceptance)
-    log.info("drafts beside the target: %s, at acceptance 0.7 %s, measured %s", shares[best], plan, times)
-    return make(WindowPlanner(times), lane, shares[best])
+    apart = pair_times(target, drafter, make, NoLane(), Cores()) if shares[best].target else None
+    planner = WindowPlanner(times, apart)
+    log.info("drafts beside the target: %s, at acceptance 0.7 %s, measured %s", shares[best], planner.plan(), times)
+    return make(planner, lane, shares[best])
 
 
 def shares_of(target: torch.device, drafter: torch.device, cores: int, asked: int = 0) -> list[Cores]:

@@ -81,8 +81,9 @@ class GraphExecutor(TorchExecutor):
         return self.graphs.captures
 
     @property
-    def capturing(self) -> GraphExecutor:
-        return self
+    def capturing(self) -> GraphExecutor | None:
+        """Itself; while some slot has an adapter nobody, since which rows those are would be captured with a pass."""
+        return None if self._adapted else self
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
@@ -95,7 +96,7 @@ class GraphExecutor(TorchExecutor):
     def _pass(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
         """A captured pass; given are [T] tokens or [T, channels] embeddings."""
         batch, width = fitting(len(rows.slots), BATCHES), fitting(max(rows.counts), WIDTHS)
-        if batch * width > MOST_ROWS:
+        if batch * width > MOST_ROWS or any(slot in self._adapted for slot in rows.slots):
             return self.resume(rows, self.decoder.embed(given) if given.dim() == 1 else given, 0, taps)
         inner = tuple(sorted(tap for tap in taps if tap != FINAL))
         bucket = Bucket(batch, width, rows.parent is None, given.dim() == 2, inner, self.decoder.mode)

@@ -44,6 +44,8 @@ class Spans:
 class NativeExecutor(TorchExecutor):
     """A decoder with tiled products and its K/V cache."""
 
+    runs_adapters = False
+
     def __init__(
         self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
     ) -> None:

@@ -28,6 +28,7 @@ class TorchExecutor:
     """A decoder with its K/V cache."""
 
     pads_rows = False
+    runs_adapters = True
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class TorchExecutor:
         return () if self.adapters is None else tuple(self.adapters.names)
 
     def add_adapter(self, name: str, factors: Mapping[str, Factors]) -> None:
-        if type(self) is not TorchExecutor:
-            raise UsageError(f"executor {self.name} runs no LoRA adapters; the torch executor does: {PLAIN_TORCH}")
+        if not self.runs_adapters:
+            raise UsageError(f"executor {self.name} runs no LoRA adapters; torch and CUDA graphs do: {PLAIN_TORCH}")
         self.adapters = self.adapters or Adapters(self.decoder)
         self.adapters.add(name, factors)
 
