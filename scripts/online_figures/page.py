@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"frozen": "#888888", "online": "#1b6ca8"}
+FROZEN, COLOURS = "#888888", ("#1b6ca8", "#c2571a", "#2e8b57", "#8455a8")
 
 
 def acceptance(points: list[dict[str, Any]]) -> float:
@@ -16,38 +16,40 @@ def write(folder: Path, record: dict[str, Any]) -> None:
     draw(folder / "online.png", record)
     topics = list(dict.fromkeys(p["topic"] for p in record["points"]))
     device = record["provenance"]["device"]
-    where = device["gpu"] or f"{device['cpu']}, {record['threads']} threads"
+    where = device.get("gpu") or f"{device['cpu']}, {record['threads']} threads"
+    answers = sum(p["method"] != "frozen" for p in record["points"]) * record["window"]
     lines = [
         "# A head that learns, under a shift of topic",
         "",
-        f"`{record['method']}` against the same head frozen, greedy, {record['requests']} requests a topic of up to "
+        f"A head that learns against the same head frozen, greedy, {record['requests']} requests a topic of up to "
         f"{record['tokens']} tokens, {record['batch']} at a time, no prompt twice, {record['executor']} on {where}. "
         "Acceptance is the share of drafted tokens that were accepted among those that were tested: all before them in "
-        f"their chain had been. Answers that differ between the two: {record['different']} of "
-        f"{sum(record['window'] for p in record['points'] if p['method'] == 'online')} (near-ties in 16 bits). Both run "
-        f"the same {record['window']} requests in turns; the head learns while and after its own. Made by "
-        f"`scripts/measure-online`. {record['cut']}",
+        f"their chain had been. Answers whose ids are not the frozen head's: {record['different']} of {answers} "
+        "(near-ties in 16 bits). All run the same requests in turns. Made by `scripts/measure-online`. " + record["cut"],
         "",
         "![Acceptance over time](online.png)",
         "",
-        f"| topic | frozen | online, first {record['window']} requests | online, last {record['window']} | gain at the end "
-        "| +0.1 after requests | tokens a pass, frozen | online, last | seconds, frozen | online, learning included |",
-        "|" + "---|" * 10,
+        f"| topic | method | frozen | online, first {record['window']} requests | online, last {record['window']} | gain at "
+        "the end | +0.1 after requests | tokens a pass, frozen | online, last | seconds, frozen | online with learning |",
+        "|" + "---|" * 11,
     ]
     for topic in topics:
-        own = {n: [p for p in record["points"] if p["topic"] == topic and p["method"] == n] for n in COLOURS}
-        lines.append(row(topic, own["frozen"], own["online"]))
-    lines += ["", *(f"`{line}`" for line in record.get("learner", [])), ""]
+        mine = [p for p in record["points"] if p["topic"] == topic]
+        frozen = [p for p in mine if p["method"] == "frozen"]
+        for name in record["methods"]:
+            lines.append(row(topic, name, frozen, [p for p in mine if p["method"] == name]))
+    lines += ["", *(f"`{name}`: {' '.join(found)}\n" for name, found in record.get("learner", {}).items()), ""]
     (folder / "results.md").write_text("\n".join(lines))
 
 
-def row(topic: str, frozen: list[dict[str, Any]], online: list[dict[str, Any]]) -> str:
+def row(topic: str, name: str, frozen: list[dict[str, Any]], online: list[dict[str, Any]]) -> str:
     last, there = online[-1:], frozen[-1:]
     gain = acceptance(last) - acceptance(there)
     pairs = zip(online, frozen, strict=True)
     above = next((p["end"] for p, q in pairs if acceptance([p]) >= acceptance([q]) + 0.1), None)
     cells = [
         topic,
+        f"`{name}`",
         f"{acceptance(frozen):.3f}",
         f"{acceptance(online[:1]):.3f}",
         f"{acceptance(last):.3f}",
@@ -68,7 +70,7 @@ def draw(path: Path, record: dict[str, Any]) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
     topics = list(dict.fromkeys(p["topic"] for p in record["points"]))
-    for name, colour in COLOURS.items():
+    for name, colour in zip(["frozen", *record["methods"]], [FROZEN, *COLOURS], strict=False):
         points = [p for p in record["points"] if p["method"] == name]
         x = [topics.index(p["topic"]) * record["requests"] + p["end"] for p in points]
         axes.plot(x, [acceptance([p]) for p in points], color=colour, marker=".", label=name)

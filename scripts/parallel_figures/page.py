@@ -77,4 +77,4 @@ def dovetail(name: str, value: dict[str, Any]) -> str:
 
 def origin(provenance: dict[str, Any]) -> str:
     device, when = provenance["device"], f"{provenance['time']}, commit {provenance['commit'][:12]}"
-    return f"*{when}: {device['gpu']}, {device['cpu']}, {device['cores']} cores.*\n"
+    return f"*{when}: {device.get('gpu', 'no GPU')}, {device['cpu']}, {device['cores']} cores.*\n"

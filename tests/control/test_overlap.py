@@ -83,5 +83,5 @@ def test_where_both_share_cores_turns_have_all_of_them() -> None:
     assert WindowPlanner(shared).plan().window > 0
     quick = PairTimes(0.3, (1, 16), (2.5, 3.0))
     plan = WindowPlanner(shared, apart=quick).plan()
-    assert plan.window == 0 and plan.lead > 0 and plan == WindowPlanner(quick).turn()
+    assert plan.window == 0 and plan.lead > 0 and plan == WindowPlanner(quick).sequential()
     assert WindowPlanner(shared, apart=PairTimes(3.0, (1, 16), (9.0, 9.0))).plan() == WindowPlanner(shared).plan()

@@ -83,7 +83,7 @@ class ChangingPlanner(WindowPlanner):
     def plan(self) -> Plan:
         return self.plans[self.rounds % len(self.plans)]
 
-    def turn(self) -> Plan:
+    def sequential(self) -> Plan:
         return self.plan()
 
     def observe(self, tests: int, passed: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foredraft import LLM
-from foredraft.models import random_decoder, shape
+from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.layers.adapters import Factors
 from foredraft.runtime import Rows, TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
@@ -19,6 +19,7 @@ from tests.serve.test_lora import PARAMS, PROMPT, SIZES, make_adapter, merge
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 CUDA = torch.device("cuda")
+SMALL = ModelConfig("llama", 96, 64, 3, 6, 2, 16, 96, max_position=512, eos_token_ids=(2,))
 NAMES: list[str | None] = ["every", None, "some"]
 
 
@@ -67,11 +68,11 @@ def test_text_is_that_of_merged_models(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_a_pass_have_their_own_adapters(kind: type[TorchExecutor], dtype: torch.dtype) -> None:
     """`executor.adapt` by slot, against a decoder whose weights were changed; in the products that CUDA runs."""
-    made = random_decoder(shape("tiny"), dtype, CUDA, seed=3)
+    made = random_decoder(SMALL, dtype, CUDA, seed=3)
     chance = torch.Generator().manual_seed(5)
     weights = {n: p for n, p in made.named_parameters() if n.endswith(("qkv.weight", "down.weight"))}
     factors: dict[str, Factors] = {}
-    merged = random_decoder(shape("tiny"), dtype, CUDA, seed=3)
+    merged = random_decoder(SMALL, dtype, CUDA, seed=3)
     for name, weight in weights.items():
         a = torch.randn((2, weight.shape[1]), generator=chance) / 8
         b = torch.randn((weight.shape[0], 2), generator=chance) / 8

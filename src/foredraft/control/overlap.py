@@ -119,12 +119,12 @@ class WindowPlanner:
     def plan(self) -> Plan:
         if self.times is None:
             return replace(self.fixed, first=self.first)
-        plan, turn = best_plan(self.times, self._rounded, self.most), self.turn()
-        if self.apart is not None and self._rate(self.times, plan) <= self._rate(self.apart, turn):
-            plan = turn
+        plan, one_by_one = best_plan(self.times, self._rounded, self.most), self.sequential()
+        if self.apart is not None and self._rate(self.times, plan) <= self._rate(self.apart, one_by_one):
+            plan = one_by_one
         return replace(plan, first=self.first)
 
-    def turn(self) -> Plan:
+    def sequential(self) -> Plan:
         """The best plan without a window; of a fixed one the longest that it drafts at a time."""
         if self.times is None:
             return Plan(0, self.fixed.lead or self.fixed.window)

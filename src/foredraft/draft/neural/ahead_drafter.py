@@ -109,7 +109,7 @@ class AheadDrafter(ModelDrafter):
             if sequence.id in self._seen:  # forget what was drafted in the lane and never written
                 self._follow(sequence)
                 del self._seen[sequence.id]
-        longest = self.planner.turn().lead
+        longest = self.planner.sequential().lead
         within = [replace(s, budget=Budget(s.budget.nodes, min(s.budget.depth, longest))) for s in sequences]
         with own_threads(0 if self.cores.target else self.cores.drafter):
             return self._grow(within, rng)

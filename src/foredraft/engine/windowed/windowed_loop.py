@@ -75,14 +75,13 @@ class WindowedLoop:
                 continue
             waiting = [r for r in group.requests if id(r) not in flying]
             plan = drafter_of(group).planner.plan()
-            turn = [] if plan.window else [r for r in waiting if r.id not in self._ready]
-            if turn:
-                others.append(self._in_turn(group, turn, plan))
+            if leaving := [r for r in waiting if not plan.window and r.id not in self._ready]:
+                others.append(self._without_window(group, leaving, plan))
             if windows := [r for r in waiting if plan.window or r.id in self._ready]:
                 own.append(MethodGroup(group.method, windows, group.drafting))
         return own, others
 
-    def _in_turn(self, group: MethodGroup, requests: list[Request], plan: Plan) -> MethodGroup:
+    def _without_window(self, group: MethodGroup, requests: list[Request], plan: Plan) -> MethodGroup:
         """No window pays: the plain loop does the same with less, by captured rounds where there are some."""
         if not plan.lead:
             for _ in requests:

@@ -24,11 +24,12 @@ def online(
     folder: str = "",
     every: int = 8,
     lr: float = 3e-4,
+    epochs: int = 2,
     places: str = ALL,
     margin: float = 0.0,
 ) -> Parts:
-    """folder: the one for what was learnt; every: texts between updates; places: what is learnt from; margin: by which
-    a swap must pay."""
+    """folder: the one for what was learnt; every: texts between updates; epochs: times that a text is learnt from;
+    places: what is learnt from; margin: by which a swap must pay."""
     if places not in PLACES:
         raise unknown_name("places to learn from", places, PLACES)
     kind = factory.best_head(KINDS, options.drafter) or KINDS[0]
@@ -40,7 +41,7 @@ def online(
     def learner(namespace: str) -> OnlineHead:
         copy = Distillation(ready.lender, ready.spec, ids, first, lr, places)
         save = lambda weights, figures: kept.save(namespace, weights, figures)  # noqa: E731
-        return OnlineHead(copy, first, ready.rebuilt, kept.load(namespace), margin, on_swap=save)
+        return OnlineHead(copy, first, ready.rebuilt, kept.load(namespace), margin, epochs, save)
 
     head = cast(RecurrentHead, ready.rebuilt(first))
     return Parts(stopped(OnlineDrafter(head, shape, ready.vocabulary, "online", learner, every), shape))
