@@ -62,8 +62,8 @@ def _accepted(
     ahead = None if pointers is None else pointers.score[:, None].expand(-1, width, -1)
     shares = head.shares(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
     for level in range(1, truth.shape[1]):
-        given = (x[:, level, None].expand(-1, width, -1).flatten(0, 1) for x in (rows, shares))
-        state = head.below(*given, above.flatten(0, 1), token.flatten()).view_as(above)
+        row, share = (x[:, level, None].expand(-1, width, -1).flatten(0, 1) for x in (rows, shares))
+        state = head.below(row, share, above.flatten(0, 1), token.flatten()).view_as(above)
         if pointers is not None and ahead is not None:
             ahead = head.pointer.follow(ahead, pointers.token[:, None, :, level - 1], token, level)
             run = pointers.token[:, None].expand(-1, width, -1, -1)

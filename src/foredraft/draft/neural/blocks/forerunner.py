@@ -156,8 +156,8 @@ class ForerunnerStepper:
         above, place = frontier.parent.to(self.device) + 1, frontier.node.to(self.device) + 1
         token, who = frontier.token.to(self.device), torch.arange(self.batch, device=self.device)[:, None]
         width = token.shape[1]
-        given = (x[:, self._depth, None].expand(-1, width, -1).flatten(0, 1) for x in (self.rows, self._shares))
-        state = self.head.below(*given, self._states[who, above].flatten(0, 1), token.flatten())
+        row, share = (x[:, self._depth, None].expand(-1, width, -1).flatten(0, 1) for x in (self.rows, self._shares))
+        state = self.head.below(row, share, self._states[who, above].flatten(0, 1), token.flatten())
         state = self._states[who, place] = state.view(self.batch, width, -1)
         if self.pointers is None:
             return self._step(state, None)

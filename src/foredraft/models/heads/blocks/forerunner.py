@@ -117,16 +117,15 @@ class ForerunnerHead(nn.Module):
 
     def shares(self, rows: Tensor) -> Tensor:
         """What the correction of a level takes from the backbone's rows [N, d], worked out once for all its nodes."""
-        return (
-            self.correction.row(norm(rows, self.correction.row_norm, self.config.norm_eps)) if self.corrects else rows
-        )
+        return self.correction.share(rows) if self.corrects else rows
 
     def below(self, row: Tensor, share: Tensor, above: Tensor, token: Tensor) -> Tensor:
         """The backbone's rows of nodes' levels and their `shares`, the states above the nodes, their tokens -> the
         nodes' states; [N, d], [N] tokens."""
         if not self.corrects:
             return row
-        return self.correction(row, share, above, F.embedding(token, self.embedding) / self.unit)
+        state: Tensor = self.correction(row, share, above, F.embedding(token, self.embedding) / self.unit)
+        return state
 
     def logits(self, features: Tensor) -> Tensor:
         scores: Tensor = self.head(features)
@@ -144,6 +143,10 @@ class Correction(nn.Module):
         self.node = Linear(2 * d, 2 * width, torch.float32, device)
         self.down = Linear(width, d, torch.float32, device)
         start(self)
+
+    def share(self, rows: Tensor) -> Tensor:
+        read: Tensor = self.row(norm(rows, self.row_norm, self.eps))
+        return read
 
     def forward(self, row: Tensor, share: Tensor, above: Tensor, embeds: Tensor) -> Tensor:
         read = torch.cat((norm(above, self.above_norm, self.eps), embeds.to(above.dtype)), dim=-1)
