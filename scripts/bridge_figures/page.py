@@ -79,7 +79,7 @@ def judge(found: list[Record]) -> list[str]:
     body = []
     for one in found:
         rounds, kept = one["tokens"] - one["accepted"], one["accepted"]
-        if one["who"] != "foredraft":  # it counts accepted tokens beyond the end of a text too
+        if not one["who"].startswith("foredraft"):  # it counts accepted tokens beyond the end of a text too
             rounds = one["drafted"] // 25
             kept = one["tokens"] - int(one["same ids"].split()[2]) - rounds
         each = f"{kept / rounds:.1f}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -15,9 +13,10 @@ from foredraft.integrations.export.exporter import TARGET, ExportOrder, export_h
 from foredraft.integrations.load_back.engines import Run, Served, vllm
 from foredraft.integrations.load_back.head_check import QUESTIONS, Bench, check_export
 from foredraft.integrations.vllm_plugin.judge_sampler import FOLDER, RULE
-from foredraft.provenance import write_json
 
-PROPOSERS = "foredraft.integrations.vllm_plugin.proposer"
+from .servers import audited, benched
+from .setting import PROPOSERS, Setting
+
 # Prompts in which text comes back, as lookups need it.
 COPIES = (
     "Repeat this list three times, word for word: red apples, green pears, yellow plums, blue grapes.",
@@ -26,35 +25,6 @@ COPIES = (
     "Correct the spelling and give the whole text back: The libary opens at nine and closses at six every day.",
 )
 Rows = list[dict[str, Any]]
-
-
-@dataclass
-class Setting:
-    """The environments, and where records are kept. What engines write without drafts is measured once."""
-
-    vllm: str | None
-    llama: str | None
-    records: Path
-    benches: dict[tuple[str, ...], Bench] = field(default_factory=dict)
-
-    def bench(self, questions: tuple[str, ...] = QUESTIONS) -> Bench:
-        """SmolLM2 here, with the plain runs of other engines that are known already."""
-        if questions not in self.benches:
-            made = self.benches[questions] = Bench.of("smollm2", questions=questions)
-            for engine in ("vllm", "llama.cpp"):
-                file = self._file(engine, questions)
-                if file.exists():
-                    known = json.loads(file.read_text(encoding="utf-8"))
-                    made.plain[engine] = Served(known["version"], [Run(**run) for run in known["runs"]])
-        return self.benches[questions]
-
-    def keep_plain(self) -> None:
-        for questions, bench in self.benches.items():
-            for engine, served in bench.plain.items():
-                write_json(self._file(engine, questions), asdict(served))
-
-    def _file(self, engine: str, questions: tuple[str, ...]) -> Path:
-        return self.records / f"plain-{engine}-{len(questions)}.json"
 
 
 def heads(engine: str, kind: str, schema: str, setting: Setting) -> Rows:
@@ -124,11 +94,15 @@ def judge(setting: Setting) -> Rows:
         judged, exact = run(speculative=how, environment=on), run(speculative=how)
     here = bench.ours(f"fastdraft:shape=chain,length={DRAFTED}")
     ours = bench.ours("judge:threshold=0.59")
+    # vLLM drafts after its first token only. From that token on both engines' rounds begin at the same places.
+    later = Bench(bench.llm, [p + ids[:1] for p, ids in zip(bench.prompts, judged.ids, strict=True)], bench.tokens - 1)
+    rest = Served(judged.version, [Run(run.ids[1:], 0, 0, 0.0) for run in judged.runs])
     return [
         judged_row("vLLM", "exact", exact, here, " (ours)"),
         judged_row("foredraft", "exact", here, here, ""),
         judged_row("vLLM", JUDGED, judged, ours, " (ours)"),
         judged_row("foredraft", JUDGED, ours, ours, ""),
+        judged_row("foredraft after vLLM's first token", JUDGED, later.ours("judge:threshold=0.59"), rest, " (vLLM's)"),
     ]
 
 
@@ -151,4 +125,8 @@ PARTS: dict[str, tuple[str, Callable[[Setting], Any]]] = {
     "plugin-copies-auto": ("vllm", partial(proposer, "AutoProposer", COPIES)),
     "plugin-copies-ngram": ("vllm", partial(proposer, "ngram", COPIES)),
     "judge": ("vllm", judge),
+    "audit-vllm": ("vllm", partial(audited, "vllm")),
+    "audit-vllm-unmended": ("vllm", partial(audited, "vllm-unmended")),
+    "audit-llama": ("llama", partial(audited, "llama")),
+    "bench-servers": ("vllm", benched),
 }

@@ -32,6 +32,8 @@ class Behaviour:
     many: int = 4  # choices per request at most
     keys: list[str | None] = field(default_factory=list)
     entries: bool = False  # log-probabilities as llama.cpp's server gives them
+    drafted: bool = False  # and as it gives them of drafts: every second token without any
+    cuts: bool = False  # leaves out unlikely tokens unless it is asked not to
 
 
 class Writer:
@@ -43,17 +45,23 @@ class Writer:
         return [self._choice(body, rng) for _ in range(min(body.get("n", 1), self.behaviour.many))]
 
     def _choice(self, body: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        how, prefix = self.behaviour, (len(body["prompt"]) % 5,)
+        how, prompt = self.behaviour, body["prompt"]
+        text, ids = (prompt[0], prompt[1:]) if isinstance(prompt, list) else (prompt, [])
+        prefix = (len(text) % 5, *ids)
         logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
         for _ in range(body["max_tokens"]):
             if logprobs["tokens"] and rng.random() < how.ends:
                 break
             distribution = how.model.next_distribution(prefix)
             hot = body.get("temperature", 1.0) > 0
-            token = int(rng.choice(distribution.size, p=how.bend(distribution))) if hot else how.greedy(distribution)
+            bent = how.bend(distribution)
+            if how.cuts and body.get("top_k") != 0:
+                bent = np.where(bent >= np.sort(bent)[-2], bent, 0.0)
+                bent = bent / bent.sum()
+            token = int(rng.choice(distribution.size, p=bent)) if hot else how.greedy(distribution)
             self._report(logprobs, distribution, token, body["logprobs"])
             prefix = (*prefix, token)
-        found = entries(logprobs) if how.entries else logprobs
+        found = entries(logprobs, how.drafted) if how.entries or how.drafted else logprobs
         return {"text": "".join(logprobs["tokens"]), "logprobs": found if how.logprobs else None}
 
     def _report(self, logprobs: dict[str, list[Any]], distribution: Array, token: int, top: int) -> None:
@@ -65,19 +73,19 @@ class Writer:
         logprobs["top_logprobs"].append({WORDS[i]: math.log(distribution[i]) for i in best})
 
 
-def entries(logprobs: dict[str, list[Any]]) -> dict[str, Any]:
+def entries(logprobs: dict[str, list[Any]], drafted: bool = False) -> dict[str, Any]:
     """An entry a token, as in chats."""
-    listed = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
-    return {
-        "content": [
-            {
-                "token": token,
-                "logprob": value,
-                "top_logprobs": [{"token": name, "logprob": each} for name, each in top.items()],
-            }
-            for token, value, top in listed
-        ]
-    }
+    found = []
+    for i, (token, value, top) in enumerate(
+        zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    ):
+        listed = [{"token": name, "logprob": each} for name, each in top.items()]
+        found.append({"token": token, "logprob": value, "top_logprobs": listed})
+        if drafted:
+            found[-1]["id"] = WORDS.index(token)
+            if i % 2:
+                found[-1] |= {"logprob": 0.0, "top_logprobs": []}
+    return {"content": found}
 
 
 @contextmanager

@@ -71,6 +71,24 @@ def test_logprobs_in_entries_are_read_too(prompts: Path, capsys: pytest.CaptureF
     assert code == 0 and document["statistics"]["texts"] > 0 and document["greedy"]["differences"] == []
 
 
+def test_distributions_of_drafted_tokens_are_asked_for(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp lists none for tokens of a draft; after their ids it does."""
+    with serving(Behaviour(drafted=True)) as url, serving(Behaviour(entries=True)) as plain:
+        code, document = audit(url, prompts, capsys, "--resolution", "0.3")
+        assert code == 0 and document["greedy"]["differences"] == []
+        code, document = audit(url, prompts, capsys, "--resolution", "0.4", "--reference", plain)
+        assert code == 0 and document["statistics"]["texts"] > 0
+    with serving(Behaviour(drafted=True, bend=sharper)) as url:
+        code, document = audit(url, prompts, capsys, "--resolution", "0.05", "--texts", "6000")
+    assert code == 3 and document["statistics"]["verdict"] == "FAIL"
+
+
+def test_what_a_server_cuts_by_itself_is_switched_off(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(cuts=True)) as url:
+        code, document = audit(url, prompts, capsys)
+    assert code == 0 and document["verdict"] == "PASS"
+
+
 @pytest.mark.parametrize("bend", [sharper, swapped, tail_heavy])
 def test_a_biased_server_fails(bend: Any, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Behaviour(bend=bend)) as url:

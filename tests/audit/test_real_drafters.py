@@ -26,6 +26,7 @@ from foredraft.types import Distribution, Distributions, DraftBatch, Sequence
 CLASSES = {
     "eagle": ("EagleDrafter over EagleHead", 3),
     "eagle3": ("EagleDrafter over Eagle3Head", 2),
+    "p-eagle": ("ParallelDrafter over ParallelEagle3", 3),
     "griffin": ("EagleDrafter over GriffinHead", 2),
     "dovetail": ("EagleDrafter over DovetailHead", 2),
     "koala": ("EagleDrafter over EagleHead", 2),

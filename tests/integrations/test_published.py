@@ -338,8 +338,6 @@ def spoilt(case: str, tmp_path: Path) -> tuple[str, Path]:
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     elif case == "shapes":
         config["num_attention_heads"] = 8
-    elif case == "parallel":
-        config["pard_token"] = 5
     else:
         (tmp_path / "whole" / "model.safetensors").write_bytes(b"nothing")
         return "eagle3", tmp_path / "whole"
@@ -356,7 +354,6 @@ REFUSED = {
     "layers": "do not fit a target of 5 layers",
     "both ids": "delete one of them",
     "shapes": "where its config tells",
-    "parallel": "serve it with vLLM",
     "broken": "download it again",
 }
 

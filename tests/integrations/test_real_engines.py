@@ -13,7 +13,9 @@ import pytest
 
 from foredraft.integrations.export.exporter import TARGET, ExportOrder, export_head
 from foredraft.integrations.load_back.engines import Served, vllm
-from foredraft.integrations.load_back.head_check import Bench, check_export
+from foredraft.integrations.load_back.head_check import ALIKE, Bench, check_export
+
+from .parallel_heads import parallel_folder
 
 LLAMA, VLLM = os.environ.get("FOREDRAFT_XLLAMACPP", ""), os.environ.get("FOREDRAFT_VLLM", "")
 pytestmark = pytest.mark.slow
@@ -61,6 +63,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(target: Path, bench: Bench) -> Served:
     return vllm(VLLM, target, bench.prompts, bench.tokens, bench.stop_ids)
+
+
+@with_vllm
+def test_vllm_accepts_what_we_accept_of_a_parallel_head(
+    target: Path, bench: Bench, plain: Served, tmp_path: Path
+) -> None:
+    """P-EAGLE: our eagle3 head with random placeholders, four levels in one pass there and here."""
+    export_head(ExportOrder("eagle3", "vllm", tmp_path / "source", "smollm2", dtype="fp32"))
+    folder = parallel_folder(tmp_path / "source", tmp_path / "parallel", 1)[0]
+    how = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 4, "parallel_drafting": True}
+    found = vllm(VLLM, target, bench.prompts, bench.tokens, bench.stop_ids, speculative=how)
+    ours = bench.ours("p-eagle:shape=chain,length=4", str(folder))
+    kept = sum(map(len, found.ids)) - len(found.runs) - found.drafted // 4  # of the texts, as in `kept_there`
+    print("P-EAGLE", kept, "of", found.drafted, "there,", ours.accepted, "of", ours.drafted, "here")
+    assert found.ids == plain.ids == ours.ids and abs(kept - ours.accepted) <= ALIKE * ours.accepted
 
 
 @with_vllm

@@ -19,6 +19,7 @@ from ..core.shapes.step import Step
 from ..draft import Drafter
 from ..draft.neural.blocks.falcon import FalconDrafter
 from ..draft.neural.blocks.forerunner import ForerunnerDrafter
+from ..draft.neural.blocks.p_eagle import ParallelDrafter
 from ..draft.neural.draft_model import ModelDrafter
 from ..draft.neural.eagle import EagleDrafter
 from ..draft.neural.kangaroo import KangarooDrafter
@@ -38,6 +39,7 @@ from ..models.heads import (
     KangarooHead,
     LayerSkip,
     LengthHead,
+    ParallelEagle3,
     RecurrentHead,
     SdsatHead,
     SortedDraft,
@@ -88,7 +90,9 @@ class Trained:
 
     @property
     def longest(self) -> int:
-        by_depth = isinstance(self.head, RecurrentHead | SdsatHead | ForerunnerHead)  # one step per depth, or any
+        by_depth = isinstance(
+            self.head, RecurrentHead | SdsatHead | ForerunnerHead | ParallelEagle3
+        )  # one step per depth, or any
         return self.head.length if by_depth else 1 << 16  # type: ignore[return-value]
 
     def drafter(self, shape: Shape, name: str) -> Drafter:
@@ -104,6 +108,8 @@ class Trained:
         if isinstance(self.head, SortedDraft) and isinstance(shape, Chain):
             choice = ExitChoice(len(self.head.exits), lambda rows: 1.0, only=len(self.head.exits) - 1)
             return SortedDrafter(self.head, shape, self.vocabulary, slots, length, choice, name=name)
+        if isinstance(self.head, ParallelEagle3):
+            return ParallelDrafter(self.head, shape, self.vocabulary, slots, length, name)
         if isinstance(self.head, FeatureHead):
             return EagleDrafter(self.head, shape, self.vocabulary, slots, length, name, self._draft_vocab(shape))
         if isinstance(self.head, RecurrentHead):

@@ -21,6 +21,8 @@ from ..subject import Activity
 TOP = 5  # alternatives that are asked for; every server gives that many
 _AT_ONCE = 16  # texts per request; servers that know one only are asked again
 _WAIT = 120.0  # seconds for one answer
+# Options beyond OpenAI's: texts that do not end early, and nothing cut off that a server cuts by default (llama.cpp).
+FURTHER: tuple[dict[str, Any], ...] = ({"ignore_eos": True, "top_k": 0, "min_p": 0.0}, {"ignore_eos": True})
 
 
 @dataclass(slots=True)
@@ -31,16 +33,17 @@ class Server:
     model: str
     api_key: str | None = None
     requests: int = 0
-    ignores_eos: bool = True  # until it refuses the option
+    knows: int = 0  # which of the further options it takes: the first that it has not refused
 
-    def complete(self, prompt: Text, **options: Any) -> list[dict[str, Any]]:
-        """The choices of one completion request."""
-        body = {"model": self.model, "prompt": "".join(map(str, prompt)), "logprobs": TOP, **options}
-        if self.ignores_eos:
+    def complete(self, prompt: Text, then: Sequence[int] = (), **options: Any) -> list[dict[str, Any]]:
+        """The choices of one completion request. then: ids after the prompt's text, where the server names ids."""
+        text = "".join(map(str, prompt))
+        body = {"model": self.model, "prompt": [text, *then] if then else text, "logprobs": TOP, **options}
+        while self.knows < len(FURTHER):
             try:
-                return self._choices(body | {"ignore_eos": True})
+                return self._choices(body | FURTHER[self.knows])
             except _Refused:
-                self.ignores_eos = False
+                self.knows += 1
         return self._choices(body)
 
     def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -63,7 +66,7 @@ class Server:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             body_text = error.read()[:200].decode(errors="replace")
-            if error.code in (400, 422) and "ignore_eos" in body:
+            if error.code in (400, 422) and self.knows < len(FURTHER):
                 raise _Refused from None
             raise ForedraftError(f"{self.url} answered {error.code}: {body_text}") from None
         except (urllib.error.URLError, OSError, ValueError) as error:
@@ -76,32 +79,36 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One text with the log-probabilities that came along."""
+    """One text with the log-probabilities that came along. llama.cpp leaves out those of drafted tokens: None."""
 
     text: Text
-    distributions: list[CellDistribution]
-    gaps: list[float]  # how far each token's log-probability lies below the most likely one's
+    distributions: list[CellDistribution | None]
+    gaps: list[float | None]  # how far each token's log-probability lies below the most likely one's
     ended: bool  # the server stopped before the last token that was asked for
+    ids: tuple[int, ...] = ()  # of the tokens, where the server names them
 
 
 def read_choice(choice: dict[str, Any], tokens: int, bare: bool = False) -> Written:
     """A choice of the completions API, checked. `bare` = a text without log-probabilities will do."""
     logprobs = as_completions(choice.get("logprobs") or {})
     names, own, tops = (logprobs.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))
-    if not names or not own or not tops or None in own or None in tops:
+    ids = tuple(logprobs.get("ids") or ())
+    if not names or not own or not tops or None in own or (None in tops and not ids and not bare) or not tops[0]:
         if bare and isinstance(choice.get("text"), str):
-            return Written(words(choice["text"])[:tokens], [], [], False)
+            return Written(tuple(names[:tokens]) if names else words(choice["text"])[:tokens], [], [], False)
         raise ForedraftError("the endpoint gives no log-probabilities; start it with logprobs, or use --reference")
-    text, distributions, gaps = [], [], []
+    text: list[str] = []
+    distributions: list[CellDistribution | None] = []
+    gaps: list[float | None] = []
     for name, value, top in zip(names[:tokens], own, tops, strict=False):
         # Servers add the sampled token to the list. What is listed must not depend on it, so the last one is dropped.
-        listed = sorted(top.items(), key=lambda item: -item[1])[: TOP - 1]
-        distributions.append(cells_of({token: math.exp(min(0.0, value)) for token, value in listed}))
+        listed = sorted((top or {}).items(), key=lambda item: -item[1])[: TOP - 1]
         known = dict(listed).get(name)
         # Another token that is written alike belongs to the rest.
         text.append(name if known is None or abs(known - value) < 1e-2 else f"{name}\0")
-        gaps.append(listed[0][1] - value)
-    return Written(tuple(text), distributions, gaps, len(text) < tokens)
+        distributions.append(cells_of({token: math.exp(min(0.0, v)) for token, v in listed}) if listed else None)
+        gaps.append(listed[0][1] - value if listed else None)
+    return Written(tuple(text), distributions, gaps, len(text) < tokens, ids[: len(text)])
 
 
 def as_completions(logprobs: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +118,7 @@ def as_completions(logprobs: dict[str, Any]) -> dict[str, Any]:
         return logprobs
     return {
         "tokens": [entry["token"] for entry in entries],
+        "ids": [entry["id"] for entry in entries] if all("id" in entry for entry in entries) else None,
         "token_logprobs": [entry["logprob"] for entry in entries],
         "top_logprobs": [
             {top["token"]: top["logprob"] for top in entry.get("top_logprobs") or ()} or None for entry in entries
@@ -134,11 +142,16 @@ class EndpointSubject:
         self.ended = 0  # texts that stopped early: their other tokens are hidden
         self.largest_change = 0.0  # how far the server's distributions of one context were apart
         self._distributions: dict[Text, CellDistribution] = {}
+        self._ids: dict[Text, tuple[int, ...]] = {}  # of what was written up to contexts without a distribution
 
     def sample(self, prompt: Text, count: int, tokens: int, seed: int) -> list[Text]:
         found: list[Text] = []
         while len(found) < count:
-            at = {"temperature": self.temperature, "top_p": 1.0, "seed": (seed + len(found)) % (1 << 31)}
+            at: dict[str, Any] = {
+                "temperature": self.temperature,
+                "top_p": 1.0,
+                "seed": (seed + len(found)) % (1 << 31),
+            }
             choices = self.server.complete(prompt, max_tokens=tokens, n=min(_AT_ONCE, count - len(found)), **at)
             for choice in choices[: count - len(found)]:
                 written = read_choice(choice, tokens, self.bare)
@@ -150,6 +163,9 @@ class EndpointSubject:
     def _keep(self, prompt: Text, written: Written) -> None:
         for i, distribution in enumerate(written.distributions):
             context = (*prompt, *written.text[:i])
+            if distribution is None:
+                self._ids[context] = written.ids[:i]
+                continue
             known = self._distributions.setdefault(context, distribution)
             self.largest_change = max(
                 self.largest_change,
@@ -158,12 +174,20 @@ class EndpointSubject:
 
     def distributions(self, prompt: Text, prefixes: Sequence[Text]) -> list[CellDistribution]:
         for prefix in prefixes:
-            if (*prompt, *prefix) not in self._distributions:
-                choice = self.server.complete((*prompt, *prefix), max_tokens=1, temperature=self.temperature)[0]
-                self._distributions[(*prompt, *prefix)] = read_choice(choice, 1).distributions[0]
+            context = (*prompt, *prefix)
+            if context not in self._distributions:
+                ids = self._ids.get(context, ())
+                found = next_token(self.server, prompt if ids else context, ids, self.temperature).distributions[0]
+                assert found is not None  # else it was refused as without log-probabilities
+                self._distributions[context] = found
         return [self._distributions[(*prompt, *prefix)] for prefix in prefixes]
 
     def check(self) -> None:
         """Only a few log-probabilities of temperature 1 are known, so those of other temperatures are not."""
         if self.temperature != 1.0:
             raise UsageError("an endpoint's own logprobs are those of temperature 1; use -t 1 or --reference URL")
+
+
+def next_token(server: Server, prompt: Text, then: Sequence[int], temperature: float) -> Written:
+    """One token more, whose distribution every server lists."""
+    return read_choice(server.complete(prompt, then, max_tokens=1, temperature=temperature)[0], 1)

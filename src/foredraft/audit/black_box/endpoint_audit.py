@@ -11,7 +11,7 @@ from ..report import conclude
 from ..sequential.cells import Text
 from ..sequential.paired_test import run_pairs
 from ..sequential.test import Plan, Progress, SequentialResult, Verdict, run_sequential_test
-from .endpoint import EndpointSubject, Server, Written, read_choice, words
+from .endpoint import EndpointSubject, Server, Written, next_token, read_choice, words
 
 GAP = 0.25  # log-probability by which rounding may lift another token over the most likely one
 _HIDDEN = 2  # texts that may end early before the sample is no longer that of the distribution
@@ -62,7 +62,8 @@ def greedy_part(server: Server, reference: Server | None, prompts: tuple[Text, .
     differences: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts, 1):
         first = _greedy_text(server, prompt, tokens, bare=reference is not None)
-        wrong: list[tuple[int, float | None]] = [(i, gap) for i, gap in enumerate(first.gaps) if gap > GAP]
+        gaps = [_gap(server, prompt, first, i) if gap is None else gap for i, gap in enumerate(first.gaps)]
+        wrong: list[tuple[int, float | None]] = [(i, gap) for i, gap in enumerate(gaps) if gap > GAP]
         if reference is not None:
             wrong += _parting(first, _greedy_text(reference, prompt, tokens, bare=True))
         differences += [{"prompt": number, "position": i + 1, "margin": margin} for i, margin in wrong[:1]]
@@ -86,10 +87,19 @@ def _greedy_text(server: Server, prompt: Text, tokens: int, bare: bool) -> Writt
     return read_choice(server.complete(prompt, max_tokens=tokens, temperature=0.0)[0], tokens, bare)
 
 
+def _gap(server: Server, prompt: Text, written: Written, place: int) -> float:
+    """How far a token that came without log-probabilities lies below the most likely one: at its place, asked again."""
+    found = next_token(server, prompt, written.ids[:place], 0.0)
+    likely = found.distributions[0]
+    assert likely is not None
+    listed = dict(zip(likely.tokens, np.log(likely.mass), strict=False))
+    return float(max(listed.values()) - listed.get(written.text[place], min(listed.values())))
+
+
 def _parting(first: Written, other: Written) -> list[tuple[int, float | None]]:
     """Where two greedy texts part, with the log-probability by which the reference preferred its token."""
     apart = next((i for i, (a, b) in enumerate(zip(first.text, other.text, strict=False)) if a != b), None)
     if apart is None:
         return []
-    mass = other.distributions[apart].mass if other.distributions else None
-    return [(apart, None if mass is None else float(np.log(mass[0] / mass[1])))]
+    likely = other.distributions[apart] if other.distributions else None
+    return [(apart, None if likely is None else float(np.log(likely.mass[0] / likely.mass[1])))]

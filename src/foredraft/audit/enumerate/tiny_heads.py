@@ -81,6 +81,11 @@ def _spec(kind: str, identity: Identity, words: int) -> HeadSpec:
     inner, last = (1, 2, 3), (FINAL,)
     found: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {  # taps, layers, what only the kind knows
         "eagle3": (inner, 1, {"scales": [1.0] * 3}),
+        "p-eagle": (
+            inner,
+            2,
+            {"mask_token": 0, "norm_before_residual": False, "norm_output": False, "norms": [], "embedding": False},
+        ),
         "dovetail": (last, 2, {}),
         "koala": (last, 2, {}),
         "medusa": (last, 1, {"scales": [1.0]}),

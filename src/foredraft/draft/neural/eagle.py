@@ -53,7 +53,7 @@ class EagleDrafter(ModelDrafter):
                 "words that follow the text are for drafts of kind CHOSEN: others are judged by their distribution"
             )
         self.draft_vocab, head = draft_vocab, head if draft_vocab is None else head.speaking(draft_vocab)
-        executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP))
+        executor = executor_for(head, slots, max_length, max(shape.reads, CATCH_UP + self.ahead(head)))
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.head = head
         self.taps = frozenset(head.taps)
@@ -61,6 +61,11 @@ class EagleDrafter(ModelDrafter):
         self._features: dict[int, list[Tensor]] = {}
         self._prefetched: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
         self._levels: dict[int, Levels] = {}
+
+    @staticmethod
+    def ahead(head: FeatureHead) -> int:
+        """Rows that a pass reads beside those of the text."""
+        return 0
 
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
@@ -88,17 +93,26 @@ class EagleDrafter(ModelDrafter):
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
-        native = self.executor.compiled
-        paired = native is not None and native.reads_pairs
-        kind = PairedStepper if paired else EagleStepper
-        stepper = kind(self.head, self.executor, slots, sequences, block, self.shape)
-        if isinstance(stepper, PairedStepper):
-            stepper.levels = self._levels_of(len(slots))
+        stepper = self.new_round(slots, sequences, block)
         stepper.vocabulary, stepper.features = self._words(sequences), features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
         if drafts.width:  # else nothing was read
             self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
         return drafts
+
+    @property
+    def paired(self) -> bool:
+        """Whether the executor looks tokens and features up by itself."""
+        native = self.executor.compiled
+        return native is not None and native.reads_pairs
+
+    def new_round(self, slots: list[int], sequences: Seq[Sequence], block: ParamBlock) -> EagleStepper:
+        given = (self.head, self.executor, slots, sequences, block, self.shape)
+        if not self.paired:
+            return EagleStepper(*given)
+        stepper = PairedStepper(*given)
+        stepper.levels = self._levels_of(len(slots))
+        return stepper
 
     def _levels_of(self, batch: int) -> Levels | None:
         """For shapes that grow by levels in numpy; one for every size of a batch."""

@@ -11,6 +11,7 @@ from .language import AcceptHead, FastDraft, KangarooHead
 from .layer_skip import LayerSkip
 from .loader import BUILDERS, load_head, settle
 from .medusa import MedusaHead, RecurrentHead, SpeculatorHead
+from .published.published_modules import ParallelEagle3
 from .sdsat import SdsatHead
 from .sorted_draft import SortedDraft
 
@@ -33,6 +34,7 @@ __all__ = [
     "LayerSkip",
     "LengthHead",
     "MedusaHead",
+    "ParallelEagle3",
     "RecurrentHead",
     "SdsatHead",
     "SortedDraft",

@@ -32,6 +32,7 @@ from .sorted_draft import SortedDraft
 BUILDERS: dict[str, Callable[[Decoder, HeadSpec, Tensor], nn.Module]] = {
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
+    "p-eagle": PUBLISHED["p-eagle"],
     "griffin": GriffinHead,
     "dovetail": DovetailHead,
     "medusa": MedusaHead,

@@ -9,6 +9,7 @@ from ..trained import shipped
 
 TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
 SHIPPED = f"come with the package for smollm2; for other models {TRAIN}"
+FOREIGN = "heads published for vLLM and speculators (P-EAGLE); name the folder with --drafter FOLDER"
 SHIPPED_KINDS = {folder.name for folder in shipped()}
 
 
@@ -21,8 +22,9 @@ def head_row(
     shapes: tuple[str, ...] = SHAPE_NAMES,
 ) -> Recipe:
     """A row over a trained head."""
-    weights = SHIPPED if kind in SHIPPED_KINDS else TRAIN
-    card = Card(*about, weights=weights, needs="trained head", get=f"foredraft train {kind} --target MODEL")
+    weights = SHIPPED if kind in SHIPPED_KINDS else FOREIGN if kind == "p-eagle" else TRAIN
+    get = "download a published head" if weights == FOREIGN else f"foredraft train {kind} --target MODEL"
+    card = Card(*about, weights=weights, needs="trained head", get=get)
     vocabulary = kind not in ("accept-head", "adaeagle", "sdsat")
     return Recipe(name, card, make or parts.head(kind), shapes, True, kind, vocabulary, True, defaults=defaults)
 
@@ -50,6 +52,17 @@ TRAINED = (
         "eagle3",
         ("EAGLE-3", "Li et al. 2025 (arXiv 2503.01840)", "three taps, trained unrolled, dynamic tree", "3.0-6.5x"),
         TREE_OF_6,
+    ),
+    head_row(
+        "p-eagle",
+        "p-eagle",
+        (
+            "P-EAGLE",
+            "AWS 2026 (arXiv 2602.01469)",
+            "EAGLE-3 with learnt placeholders: all levels in one pass of the head, chain",
+            "1.12x over EAGLE-3, GPT-OSS 120B at batch 1",
+        ),
+        Options(shape="chain", draft_length=7),
     ),
     head_row(
         "griffin",

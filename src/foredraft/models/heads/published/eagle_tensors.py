@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from ...decoder import FINAL
 from ..base import HeadSpec, Identity
 
 Found = tuple[HeadSpec, dict[str, Tensor]]
-LENGTH = 5  # tokens to draft where a folder does not say
+LENGTH, DEPTHS = 5, 8  # tokens to draft where a folder does not say: step by step, in one pass
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 IDS = "eagle_aux_hidden_state_layer_ids"
 LEFT_OUT = ("t2d", "rotary_emb.inv_freq", "verifier_", "lm_head_")
 
@@ -26,6 +28,7 @@ def eagle3_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelC
     tensors, taps = dict(given), layer_ids(raw, config.num_layers)
     sizes = _sizes(flat, config, given)
     weights = _layer(tensors, sizes, config.hidden_size * 2)
+    layers = _deeper_layers(tensors, sizes, config.hidden_size, weights)
     weights["layers.0.attn_norm"] = tensors.pop("layers.0.hidden_norm.weight")
     weights["layers.0.token_norm"] = tensors.pop("layers.0.input_layernorm.weight")
     weights["norm"], weights["fc.weight"] = tensors.pop("norm.weight"), tensors.pop("fc.weight")
@@ -42,8 +45,26 @@ def eagle3_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelC
         "norm_output": bool(raw.get("norm_output", False)),
         "norms": sorted({"joined_norm", "tap_norms"} & weights.keys()),
     }
-    spec = HeadSpec("eagle3", identity, len(rows), taps, 1, _length(raw), extra)
+    spec = HeadSpec("eagle3", identity, len(rows), taps, layers, _length(raw, LENGTH), extra)
     return _finished(spec, weights, tensors, config)
+
+
+def parallel_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelConfig, identity: Identity) -> Found:
+    """P-EAGLE: EAGLE-3 of several layers, with a token and a state that stand for what is not known yet."""
+    tensors = dict(given)
+    states = tensors.pop("mask_hidden").flatten()
+    token = next((raw[key] for key in MASK_TOKENS if raw.get(key) is not None), None)
+    if token is None:
+        raise UsageError(f"its config names no token for places ahead; add one of {', '.join(MASK_TOKENS)}")
+    if not 0 <= int(token) < config.vocab_size:
+        raise UsageError(f"its token for places ahead, {token}, is none of the target's {config.vocab_size}")
+    normed = {"norm_before_residual": raw.get("norm_before_residual", False)}  # unlike EAGLE-3 of speculators
+    spec, weights = eagle3_head({**raw, **normed}, tensors, config, identity)
+    if len(states) != len(spec.taps) * config.hidden_size:
+        raise UsageError(f"mask_hidden has {len(states)} numbers where {len(spec.taps)} states are read")
+    extra = spec.extra | {"mask_token": int(token)}
+    spec = replace(spec, kind="p-eagle", length=_length(raw, DEPTHS), extra=extra)
+    return spec, weights | {"mask_states": states}
 
 
 def eagle_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelConfig, identity: Identity) -> Found:
@@ -52,12 +73,14 @@ def eagle_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelCo
     tensors = dict(given)
     tensors.pop("lm_head.weight", None)  # a copy of the target's
     sizes = _sizes(raw, config, given)
+    if any(name.startswith("layers.1.") for name in tensors):
+        raise UsageError("EAGLE heads of more than one layer are not read here; serve it with vLLM")
     weights = _layer(tensors, sizes, config.hidden_size)
     weights["fc.weight"] = tensors.pop("fc.weight")
     weights["fc.bias"] = tensors.pop("fc.bias", torch.zeros(config.hidden_size))
     weights["ids"] = torch.arange(config.vocab_size)
     extra = {"published": True, "config": sizes}
-    spec = HeadSpec("eagle", identity, config.vocab_size, (FINAL,), 1, _length(raw), extra)
+    spec = HeadSpec("eagle", identity, config.vocab_size, (FINAL,), 1, _length(raw, LENGTH), extra)
     return _finished(spec, weights, tensors, config)
 
 
@@ -85,9 +108,7 @@ def draft_ids(d2t: Tensor | None, count: int, vocab: int) -> Tensor:
 
 
 def _layer(tensors: dict[str, Tensor], sizes: Mapping[str, Any], width: int) -> dict[str, Tensor]:
-    """The one decoder layer; q, k, v and gate, up side by side."""
-    if any(name.startswith("layers.1.") for name in tensors):
-        raise UsageError("heads of more than one layer are not read here; serve it with vLLM")
+    """A decoder layer, in `tensors` the first; q, k, v and gate, up side by side."""
     attention, mlp = "layers.0.self_attn.", "layers.0.mlp."
     parts = [tensors.pop(f"{attention}{letter}_proj.weight") for letter in "qkv"]
     rows = [sizes["num_heads"] * sizes["head_dim"], *[sizes["num_kv_heads"] * sizes["head_dim"]] * 2]
@@ -110,6 +131,22 @@ def _layer(tensors: dict[str, Tensor], sizes: Mapping[str, Any], width: int) -> 
     return found
 
 
+def _deeper_layers(tensors: dict[str, Tensor], sizes: Mapping[str, Any], width: int, weights: dict[str, Tensor]) -> int:
+    """Ordinary layers after the first, put to the weights; how many layers there are in all."""
+    count = 1
+    while any(name.startswith(f"layers.{count}.") for name in tensors):
+        place = f"layers.{count}."
+        own = {f"layers.0.{n.removeprefix(place)}": tensors.pop(n) for n in list(tensors) if n.startswith(place)}
+        own.pop("layers.0.hidden_norm.weight", None)  # vLLM's layers all have one; only the first's is used
+        found = _layer(own, sizes, width) | {"layers.0.attn_norm": own.pop("layers.0.input_layernorm.weight")}
+        weights |= {name.replace("layers.0.", place): value for name, value in found.items()}
+        tensors |= {name.replace("layers.0.", place): value for name, value in own.items()}  # nobody knows these
+        if own:
+            break
+        count += 1
+    return count
+
+
 def _sizes(raw: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What its layer has of its own; positions reach as far as the target's."""
     heads = int(raw.get("num_attention_heads", config.num_heads))
@@ -118,6 +155,8 @@ def _sizes(raw: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, Te
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise UsageError(f"rope type {kind!r} is not known here; serve it with vLLM")
+    if "sliding_attention" in (raw.get("layer_types") or ()):
+        raise UsageError("its layers read a window of the text only, which ours do not; serve it with vLLM")
     return {
         "num_heads": heads,
         "num_kv_heads": int(raw.get("num_key_value_heads") or heads),
@@ -126,7 +165,8 @@ def _sizes(raw: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, Te
         "norm_eps": float(raw.get("rms_norm_eps", config.norm_eps)),
         "rope_theta": float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
         "rope_scaling": None if kind == "default" else dict(scaling) | {"rope_type": kind},
-        "qkv_bias": bool(raw.get("attention_bias", False)),
+        # Qwen2's layers have biases that no config names.
+        "qkv_bias": bool(raw.get("attention_bias", False)) or "layers.0.self_attn.q_proj.bias" in tensors,
         "qk_norm": "layers.0.self_attn.q_norm.weight" in tensors,  # layers of Qwen3, the default of speculators
     }
 
@@ -153,6 +193,6 @@ def _finished(spec: HeadSpec, weights: dict[str, Tensor], left: dict[str, Tensor
     return spec, weights
 
 
-def _length(raw: Mapping[str, Any]) -> int:
+def _length(raw: Mapping[str, Any], usual: int) -> int:
     methods = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return int(methods[0].get("speculative_tokens", LENGTH))
+    return int(methods[0].get("speculative_tokens", usual))

@@ -18,7 +18,7 @@ from torch import Tensor
 from ....errors import ForedraftError, UsageError
 from ...config import ModelConfig, read_json
 from ..base import HeadSpec, Identity
-from .eagle_tensors import eagle3_head, eagle_head
+from .eagle_tensors import MASK_TOKENS, eagle3_head, eagle_head, parallel_head
 from .mtp_tensors import mtp_head, mtp_names
 from .recurrent_tensors import medusa_head, speculator_head
 
@@ -27,19 +27,12 @@ INDEX = "model.safetensors.index.json"
 FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 KINDS: dict[str, Callable[..., tuple[HeadSpec, dict[str, Tensor]]]] = {
     "eagle3": eagle3_head,
+    "p-eagle": parallel_head,
     "eagle": eagle_head,
     "medusa": medusa_head,
     "mlp-speculator": speculator_head,
 }
-UNKNOWN = {
-    "dflash",
-    "dflash2",
-    "dspark",
-    "mtp",
-    "peagle",
-    "xpress",
-}  # algorithms of speculators that nothing here drafts with
-PARALLEL = ("mask_hidden", "pard_token", "mask_token_id")  # what tells P-EAGLE from EAGLE-3
+UNKNOWN = {"dflash", "dflash2", "dspark", "mtp", "xpress"}  # algorithms of speculators that nothing here drafts with
 
 
 def is_head(folder: Path) -> bool:
@@ -55,11 +48,16 @@ def published_kind(folder: Path) -> str | None:
     if OURS in raw:
         return None
     named, names = str(raw.get("speculators_model_type", "")), _names(folder)
+    short = {_short(name) for name in names}
     classes = " ".join(raw.get("architectures") or ())
-    if named in UNKNOWN or any(key in raw for key in PARALLEL) or PARALLEL[0] in names:
-        what = named or "P-EAGLE"
-        raise UsageError(f"{folder} holds a {what} head, which drafts in a way that none here does; serve it with vLLM")
-    if named == "eagle3" or "Eagle3" in classes or "d2t" in names:
+    fused = named in ("eagle3", "peagle") or "Eagle3" in classes or "d2t" in short
+    masked = any(raw.get(key) is not None for key in MASK_TOKENS)
+    if named in UNKNOWN or (masked and not fused and "mask_hidden" not in short):
+        what = f"{named} head" if named else "model that drafts in parallel (PARD)"
+        raise UsageError(f"{folder} holds a {what}, which drafts in a way that none here does; serve it with vLLM")
+    if named == "peagle" or "mask_hidden" in short or (fused and masked):
+        return "p-eagle"
+    if fused:
         return "eagle3"
     if raw.get("model_type") == "medusa" or "Medusa" in classes or any(_MEDUSA.match(name) for name in names):
         return "medusa"
@@ -67,7 +65,7 @@ def published_kind(folder: Path) -> str | None:
         return "mlp-speculator"
     if mtp_names(names) is not None:
         return "eagle"  # a model's own layer, drafted with in the same way
-    return "eagle" if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= {_short(name) for name in names} else None
+    return "eagle" if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= short else None
 
 
 _MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|blocks\.\d+\.layers\.")
@@ -119,9 +117,9 @@ def _names(folder: Path) -> set[str]:
 
 
 def _tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Those whose names begin with a prefix; without one all of a folder of one file."""
+    """Those whose names begin with a prefix."""
     raw: dict[str, Tensor] = {}
-    for path in _shards(folder, prefix) if prefix else [_file(folder)]:
+    for path in _shards(folder, prefix):
         with _readable(path):
             if path.suffix != ".safetensors":
                 raw |= torch.load(path, "cpu", weights_only=True)

@@ -13,7 +13,7 @@ from ....kernels.norm import norm
 from ...config import ModelConfig
 from ...decoder import Decoder
 from ...layers.linear import Linear
-from ..base import HeadSpec
+from ..base import HeadSpec, start
 from ..eagle import Eagle3Head, Eagle3Layer, EagleHead, FeatureHead
 from ..medusa import MedusaHead, RecurrentHead
 
@@ -33,6 +33,7 @@ class PublishedEagle3(Eagle3Head):
         self.layer_type = NormedResidualLayer if spec.extra["norm_before_residual"] else Eagle3Layer
         super().__init__(target, spec, ids)
         self.head = Linear(self.config.hidden_size, len(ids), torch.float32, target.device)
+        start(self.head)
         _own_embedding(self, target, spec)
         self.borrowed = () if spec.extra["embedding"] else ("embedding",)
 
@@ -56,6 +57,19 @@ class PublishedEagle3(Eagle3Head):
 
     def back(self, stream: Tensor) -> Tensor:
         return self.finish(stream) if self.norm_output else stream
+
+
+class ParallelEagle3(PublishedEagle3):
+    """P-EAGLE: a token and a state of its own stand for what is not known yet; one pass says `length` levels."""
+
+    def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
+        super().add_parts(config, spec, device)
+        self.length, self.mask_token = spec.length, int(spec.extra["mask_token"])
+        self.mask_states = nn.Parameter(torch.zeros(len(spec.taps) * config.hidden_size, device=device))
+
+    def placeholder(self) -> Tensor:
+        """[1, d] the feature that goes with the token of places ahead."""
+        return self.feature(list(self.mask_states[None].chunk(len(self.taps), dim=-1)))
 
 
 class PublishedEagle(EagleHead):
@@ -159,6 +173,7 @@ class PublishedSpeculator(RecurrentHead):
 
 PUBLISHED = {
     "eagle3": PublishedEagle3,
+    "p-eagle": ParallelEagle3,
     "eagle": eagle_or_mtp,
     "medusa": PublishedMedusa,
     "mlp-speculator": PublishedSpeculator,

@@ -20,9 +20,8 @@ Found = tuple[HeadSpec, dict[str, Tensor]]
 def medusa_head(raw: Mapping[str, Any], given: dict[str, Tensor], config: ModelConfig, identity: Identity) -> Found:
     """Residual blocks a depth, then output rows: its own a depth, or the target's for all."""
     tensors = {_medusa_name(name): value for name, value in given.items()}
-    count = int(
-        raw.get("medusa_num_heads") or 1 + max(int(name.split(".")[1]) for name in tensors if "blocks." in name)
-    )
+    # By its tensors: the config of Medusa's own Vicuna heads says two, and there are five.
+    count = 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=0)
     depth = int(raw.get("medusa_num_layers") or 1)
     weights, own = {}, not raw.get("original_lm_head", False)
     for i in range(count):
