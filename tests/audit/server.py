@@ -30,6 +30,7 @@ class Behaviour:
     ends: float = 0.0  # chance that a text ends early
     greedy: Callable[[Array], int] = lambda distribution: int(distribution.argmax())
     many: int = 4  # choices per request at most
+    most: int = 64  # choices that may be asked for
     keys: list[str | None] = field(default_factory=list)
     entries: bool = False  # log-probabilities as llama.cpp's server gives them
     drafted: bool = False  # and as it gives them of drafts: every second token without any
@@ -98,7 +99,7 @@ def serving(behaviour: Behaviour | None = None) -> Iterator[str]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             how.keys.append(self.headers.get("Authorization"))
-            refused = how.strict and "ignore_eos" in body
+            refused = (how.strict and "ignore_eos" in body) or body.get("n", 1) > how.most
             code = 404 if self.path != "/v1/completions" else 400 if refused else 200
             answer = {"choices": writer.choices(body)} if code == 200 else {"error": "no"}
             data = json.dumps(answer).encode()

@@ -22,7 +22,7 @@ TOP = 5  # alternatives that are asked for; every server gives that many
 _AT_ONCE = 16  # texts per request; servers that know one only are asked again
 _WAIT = 120.0  # seconds for one answer
 # Options beyond OpenAI's: texts that do not end early, and nothing cut off that a server cuts by default (llama.cpp).
-FURTHER: tuple[dict[str, Any], ...] = ({"ignore_eos": True, "top_k": 0, "min_p": 0.0}, {"ignore_eos": True})
+FURTHER: tuple[dict[str, Any], ...] = ({"ignore_eos": True, "top_k": 0, "min_p": 0.0}, {"ignore_eos": True}, {})
 
 
 @dataclass(slots=True)
@@ -34,17 +34,27 @@ class Server:
     api_key: str | None = None
     requests: int = 0
     knows: int = 0  # which of the further options it takes: the first that it has not refused
+    settled: bool = False  # whether it has taken them
+    at_once: int = _AT_ONCE  # texts per request, fewer if it refuses so many
 
     def complete(self, prompt: Text, then: Sequence[int] = (), **options: Any) -> list[dict[str, Any]]:
         """The choices of one completion request. then: ids after the prompt's text, where the server names ids."""
         text = "".join(map(str, prompt))
         body = {"model": self.model, "prompt": [text, *then] if then else text, "logprobs": TOP, **options}
-        while self.knows < len(FURTHER):
+        while True:
             try:
-                return self._choices(body | FURTHER[self.knows])
-            except _Refused:
-                self.knows += 1
-        return self._choices(body)
+                found = self._choices(body | FURTHER[self.knows])
+            except _Refused as refusal:
+                if not self.settled and self.knows + 1 < len(FURTHER):
+                    self.knows += 1
+                elif body.get("n", 1) > 1:  # llama.cpp takes as many as it has slots
+                    body["n"] = self.at_once = body["n"] // 2
+                    self.knows = self.knows if self.settled else 0
+                else:
+                    raise ForedraftError(str(refusal)) from None
+            else:
+                self.settled = True
+                return found
 
     def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         answer = self._post(body)
@@ -66,15 +76,14 @@ class Server:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             body_text = error.read()[:200].decode(errors="replace")
-            if error.code in (400, 422) and self.knows < len(FURTHER):
-                raise _Refused from None
-            raise ForedraftError(f"{self.url} answered {error.code}: {body_text}") from None
+            answered = f"{self.url} answered {error.code}: {body_text}"
+            raise (_Refused if error.code in (400, 422) else ForedraftError)(answered) from None
         except (urllib.error.URLError, OSError, ValueError) as error:
             raise ForedraftError(f"{self.url} cannot be asked: {getattr(error, 'reason', error)}") from None
 
 
 class _Refused(Exception):
-    """The server does not know an option."""
+    """The server does not know an option, or takes fewer texts at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +161,9 @@ class EndpointSubject:
                 "top_p": 1.0,
                 "seed": (seed + len(found)) % (1 << 31),
             }
-            choices = self.server.complete(prompt, max_tokens=tokens, n=min(_AT_ONCE, count - len(found)), **at)
+            choices = self.server.complete(
+                prompt, max_tokens=tokens, n=min(self.server.at_once, count - len(found)), **at
+            )
             for choice in choices[: count - len(found)]:
                 written = read_choice(choice, tokens, self.bare)
                 self.ended += written.ended
