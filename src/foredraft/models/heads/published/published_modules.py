@@ -40,6 +40,7 @@ class PublishedEagle3(Eagle3Head):
     def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
         width, taps, norms = config.hidden_size, len(spec.taps), spec.extra["norms"]
         self.fc = Linear(taps * width, width, torch.float32, device)
+        start(self.fc)
         self.joined_norm = nn.Parameter(torch.ones(taps * width, device=device)) if "joined_norm" in norms else None
         self.tap_norms = nn.Parameter(torch.ones((taps, width), device=device)) if "tap_norms" in norms else None
         self.norm_output = bool(spec.extra["norm_output"])
