@@ -158,7 +158,7 @@ def scripted(*script: dict[int, float]) -> tuple[OnlineHead, Scripted, list[int]
         made.append(int(weights["w"]))
         return torch.nn.Identity()
 
-    return OnlineHead(copy, {"w": torch.tensor(1)}, rebuild, epochs=1), copy, made
+    return OnlineHead(lambda: copy, {"w": torch.tensor(1)}, rebuild, epochs=1), copy, made
 
 
 def test_only_what_is_better_on_held_out_texts_takes_over() -> None:

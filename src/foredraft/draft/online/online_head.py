@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from threading import Lock
 
 from torch import nn
@@ -41,7 +42,7 @@ class OnlineHead:
 
     def __init__(
         self,
-        distillation: Distillation,
+        distillation: Callable[[], Distillation],
         first: Weights,
         rebuild: Callable[[Weights], nn.Module],
         learnt: Weights | None = None,
@@ -49,14 +50,20 @@ class OnlineHead:
         epochs: int = 2,
         on_swap: Callable[[Weights, dict[str, float | None]], None] = lambda weights, figures: None,
     ) -> None:
-        """`first`: what everything begins with; `learnt`: what an earlier run has come to."""
+        """`distillation` is made when something is learnt first, by whoever learns: it takes a while. `first`: what
+        everything begins with; `learnt`: what an earlier run has come to."""
         self.traffic, self.progress = Traffic(), Progress()
-        self._copy, self._first, self._rebuild = distillation, first, rebuild
+        self._make_copy, self._first, self._rebuild = distillation, first, rebuild
         self._serving = learnt or first
         self._margin, self._epochs, self._vain, self._on_swap = margin, epochs, 0, on_swap
         self._ready = None if learnt is None else rebuild(learnt)
         self._lock = Lock()
-        self._copy.load(self._serving)
+
+    @cached_property
+    def _copy(self) -> Distillation:
+        made = self._make_copy()
+        made.load(self._serving)
+        return made
 
     @property
     def weights(self) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -39,7 +40,7 @@ def online(
     kept = KeptHeads(Path(folder).expanduser() if folder else None, ready.spec, ids)
 
     def learner(namespace: str) -> OnlineHead:
-        copy = Distillation(ready.lender, ready.spec, ids, first, lr, places)
+        copy = partial(Distillation, ready.lender, ready.spec, ids, first, lr, places)
         save = lambda weights, figures: kept.save(namespace, weights, figures)  # noqa: E731
         return OnlineHead(copy, first, ready.rebuilt, kept.load(namespace), margin, epochs, save)
 
