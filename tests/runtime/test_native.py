@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from foredraft.models import Decoder, ModelConfig, native, pack, random_decoder
+from foredraft.models.decoder import replace_products
 from foredraft.models.heads import Eagle3Head, EagleHead, HeadSpec, Identity, KangarooHead, settle
 from foredraft.models.heads.eagle import GriffinHead
+from foredraft.models.layers.linear import TiledLinear
 from foredraft.models.layers.skip_set import SkipSet
 from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
 from foredraft.runtime.native.executor import NativeExecutor
@@ -310,3 +312,26 @@ def test_a_pass_that_is_done_may_be_finished() -> None:
     whole = executor.forward(rows, taps=(LAYERS,))
     executor.rollback([0], [0])
     assert torch.equal(executor.resume(rows, whole.hidden[LAYERS], LAYERS).logits, whole.logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_drafters_layers_read_the_targets_keys(family: str) -> None:
+    """Layers of another width beside two of the model's, over two texts; what the slots hold stays as it was."""
+    config = CONFIGS[family]
+    quick, slow = pair(config)
+    other = replace(config, intermediate_size=64)
+    layers, plain = loud(other).layers[:2], loud(other).bfloat16().float().layers[:2]
+    replace_products(layers, TiledLinear)
+    layers.to(torch.bfloat16)
+    texts = [text(40), text(33, 1)]
+    for executor in (quick, slow):
+        executor.prefill([0, 1], texts)
+    rows = Rows.chains([0, 1], [[0] * 5, [0] * 5], CPU)
+    streams = torch.randn((10, config.hidden_size), generator=torch.Generator().manual_seed(2)).bfloat16()
+    before = quick.snapshot(0).data
+    got = quick.read_beside(rows, streams, [(0, layers[0]), (2, layers[1])])  # type: ignore[list-item]
+    true = slow.read_beside(rows, streams.float(), [(0, plain[0]), (2, plain[1])])  # type: ignore[list-item]
+    assert near(got, true)
+    assert torch.equal(quick.snapshot(0).data, before) and quick.length(1) == 33
+    elsewhere = slow.read_beside(rows, streams.float(), [(1, plain[0]), (2, plain[1])])  # type: ignore[list-item]
+    assert not near(got, elsewhere)

@@ -7,7 +7,7 @@ cut or on the number of threads. Greedy drafts are therefore judged by the very 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -56,6 +56,7 @@ class NativeExecutor(TorchExecutor):
         self._code = code
         self._layers = (native.Layer * self.num_layers)(*(_described(cast(Layer, layer)) for layer in decoder.layers))
         self._skipping: dict[SkipSet, Any] = {}
+        self._beside: dict[int, tuple[Layer, Any]] = {}  # by a drafter's layer: it, and the library's words for it
         self._order, self._tail = self._usual_order(), _end_of(decoder)
         self._paired = isinstance(decoder.layers[0], Eagle3Layer)
         table = decoder.embedding
@@ -120,6 +121,26 @@ class NativeExecutor(TorchExecutor):
             return hidden, {}
         hidden = hidden.to(torch.bfloat16).contiguous()
         return self._run(placement, *self._entering(hidden), layers, taps, skip=skip)
+
+    @torch.no_grad()
+    def read_beside(self, rows: Rows, streams: Tensor, layers: Sequence[tuple[int, Layer]]) -> Tensor:
+        if not all(_known(layer, index) for index, layer in layers):
+            return super().read_beside(rows, streams, layers)
+        placement, streams = self.place(rows), streams.to(torch.bfloat16).contiguous()
+        for index, layer in layers:
+            streams, _ = self._run(
+                placement, native.Source.of(streams), NOTHING, range(index, index + 1), (), own=layer
+            )
+        self.rollback(rows.slots, [self.length(slot) for slot in rows.slots])
+        return streams
+
+    def _told(self, index: int, layer: Layer) -> Any:
+        """The layers as the library reads them, with a drafter's in the place of one; kept, as it is every round's."""
+        if id(layer) not in self._beside:
+            made = type(self._layers).from_buffer_copy(self._layers)
+            made[index] = _described(layer)
+            self._beside[id(layer)] = (layer, made)
+        return self._beside[id(layer)][1]
 
     def _without(self, skip: SkipSet) -> Any:
         """The layers as the library reads them, halves left out; kept, since they are the same every round."""
@@ -201,6 +222,7 @@ class NativeExecutor(TorchExecutor):
         taps: Collection[int],
         tail: native.Tail | None = None,
         skip: Skip = None,
+        own: Layer | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         given = token.data or token.weight
         assert given or layers.start or not self._paired, "a head of pairs reads tokens beside its features"
@@ -219,6 +241,9 @@ class NativeExecutor(TorchExecutor):
         order.tail = None if tail is None else ctypes.addressof(tail)
         if skip is not None:
             order.layers = ctypes.addressof(self._without(skip))
+        if own is not None:
+            told = self._told(layers.start, own)
+            order.layers, order.inner = ctypes.addressof(told), told[layers.start].down.depth
         self._code.layers(order)
         return out, tapped
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...models.decoder import Decoder
+from ...models.decoder import Decoder, Layer
 from ...models.layers.adapters import Adapters, Factors
+from ...models.layers.attention_protocol import AttendHeads
 from ...models.layers.skip_set import Skip
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVCache, Snapshot
@@ -136,6 +137,18 @@ class TorchExecutor:
         else:
             attend = RaggedAttention(self.kv_cache, rows, first, self.masks, self.decoder.config.windows)
         return Placement(rows, self._positions(rows, first), first, attend)
+
+    @torch.no_grad()
+    def read_beside(self, rows: Rows, streams: Tensor, layers: Sequence[tuple[int, Layer]]) -> Tensor:
+        """Send streams [T, d] of new rows through a drafter's own layers, each beside a layer of the model: it attends
+        to that layer's keys and values of the committed text, and to the rows' ancestors. The rows are dropped."""
+        placement = self.place_open(rows)
+        attend, turned = placement.attend, isinstance(placement.attend, AttendHeads)
+        cos, sin = (streams, streams) if turned else self.decoder.rotation(placement.position)
+        for index, layer in layers:
+            streams = layer(streams, cos, sin, attend, index)
+        self.rollback(rows.slots, [self.length(slot) for slot in rows.slots])
+        return streams
 
     def place_open(self, rows: Rows) -> Placement:
         """The same with an attention that may be called layer by layer from outside."""

@@ -18,7 +18,7 @@ from ....core.shapes.base import Frontier, Shape, Step, Vocabulary
 from ....errors import UsageError
 from ....models.heads import DraftVocab, ForerunnerHead
 from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, matched_tokens, point
-from ....runtime import TorchExecutor
+from ....runtime import Rows, TorchExecutor
 from ....types import DraftBatch, Kind, Sequence
 from ..draft_model import draft_params
 from ..medusa import MedusaDrafter
@@ -74,8 +74,14 @@ class ForerunnerDrafter(MedusaDrafter):
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=device)
         position = torch.tensor([len(s.tokens) - 1 for s in sequences], device=device)
         states = torch.split(self.states_of(sequences), head.hidden_size, dim=-1)
-        attend = Lookback(self.target, head, [s.slot for s in sequences])
-        rows = head.backbone(head.stream(pending, states), position, attend)
+        rows = head.stream(pending, states)
+        if head.context:
+            tokens = [[s.tokens[-1]] * head.length for s in sequences]
+            beside = list(zip(head.context_layers, head.layers, strict=True))
+            chains = Rows.chains([s.slot for s in sequences], tokens, device)
+            rows = self.target.read_beside(chains, rows.flatten(0, 1), beside).view_as(rows)  # type: ignore[arg-type]
+        else:
+            rows = head.backbone(rows, position, OwnRows(len(sequences)))
         return rows, self._pointers(sequences, rows[:, 0], position) if head.copies else None
 
     def _pointers(self, sequences: Seq[Sequence], first: Tensor, position: Tensor) -> Pointers:
@@ -98,34 +104,16 @@ class ForerunnerDrafter(MedusaDrafter):
         return Pointers(score, token)
 
 
-class Lookback:
-    """Attention of k rows a sequence over the target's keys and values of its text, and over the rows before them."""
+class OwnRows:
+    """Attention of k rows a sequence over themselves alone, for heads without context."""
 
-    def __init__(self, target: TorchExecutor, head: ForerunnerHead, slots: Seq[int]) -> None:
-        self.target, self.head, self.slots = target, head, slots
-        rows = torch.arange(head.length, device=target.device)
-        self.later = rows[None, :] > rows[:, None]
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        size, heads = self.head.length, k.shape[1]
-        group = q.shape[1] // heads
-        asked = (q * q.shape[-1] ** -0.5).view(len(self.slots), size, heads, group, -1).permute(0, 2, 3, 1, 4)
-        key, value = (x.view(len(self.slots), size, heads, -1).transpose(1, 2) for x in (k, v))
-        out = [self._one(layer, *each) for each in zip(self.slots, asked, key, value, strict=True)]
-        return torch.stack(out).permute(0, 3, 1, 2, 4).reshape(len(q), -1)
-
-    def _one(self, layer: int, slot: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [Hkv, g, k, D], key and value [Hkv, k, D] of the rows themselves -> [Hkv, g, k, D]."""
-        own = (query @ key[:, None].transpose(-1, -2)).masked_fill(self.later, -torch.inf)
-        if not self.head.context:
-            return own.softmax(-1) @ value[:, None]
-        keys, values = self.target.context(self.head.context_layers[layer], slot)
-        heads, group, size, dim = query.shape
-        text = (query.reshape(heads, group * size, dim).to(keys.dtype) @ keys.transpose(1, 2)).to(own.dtype)
-        weight = torch.cat((text.view(heads, group, size, -1), own), dim=-1).softmax(-1)
-        seen, rest = torch.split(weight, [keys.shape[1], size], dim=-1)
-        mixed = seen.reshape(heads, group * size, -1).to(values.dtype) @ values
-        return mixed.view_as(query).to(own.dtype) + rest @ value[:, None]
+        asked = [x.view(self.batch, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*asked, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).reshape(len(q), -1)
 
 
 class ForerunnerStepper:
