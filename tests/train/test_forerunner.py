@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.shapes.base import Chain, Frontier, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
+from foredraft.core.trees.host_builder import HostTreeBuilder, SteppedTops
 from foredraft.core.verify import default_rule
-from foredraft.draft.neural.blocks.forerunner import ForerunnerDrafter, ForerunnerStepper
+from foredraft.draft.neural.blocks.forerunner import BlockTops, ForerunnerDrafter, ForerunnerStepper, with_copies
 from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
-from foredraft.models.heads import ForerunnerHead
+from foredraft.models import ModelConfig, native, pack, random_decoder
+from foredraft.models.heads import ForerunnerHead, HeadSpec, Identity, own_parameters, settle
 from foredraft.models.heads.blocks.forerunner import MATCHES, matched_tokens, point
-from foredraft.runtime import TorchExecutor
+from foredraft.runtime import TorchExecutor, executor_for
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
 from foredraft.train.objectives import forward_kl, kl_and_acceptance, total_variation
@@ -150,3 +153,61 @@ def test_bad_settings_are_refused_in_a_line(extra: dict[str, object], said: str)
         kind.reads(decoder, own)  # type: ignore[attr-defined]
         kind.describe(decoder, toys.identity(decoder), own, toys.outputs(decoder, "forerunner"))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(native.compiled() is None, reason="no compiler")
+@pytest.mark.parametrize("copy", [True, False])
+def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
+    """Two sequences of different lengths: the same top tokens after the same nodes, up to the rounding of bf16."""
+    config = ModelConfig("llama", 96, 64, 4, 2, 1, 32, 64, max_position=128, tied_head=True)
+    decoder = random_decoder(config, seed=4)
+    for parameter in decoder.parameters():
+        parameter.data *= 4.0 if parameter.dim() > 1 else 1.0
+    assert pack(decoder, torch.bfloat16)
+    target = executor_for(decoder, 2, 100)
+    extra = {"scales": [1.0, 1.0], "context_layers": [1, 3], "width": 32, "ff": 32, "copy": copy}
+    spec = HeadSpec("forerunner", Identity.of(config, "toy"), 64, (1, 3), 2, 4, extra)
+    torch.manual_seed(1)
+    head = ForerunnerHead(decoder, spec, torch.arange(64))
+    for name, parameter in own_parameters(head).items():  # type: ignore[arg-type]
+        parameter.data += 0.2 * torch.randn_like(parameter) * (parameter.dim() > 1 or name == "pointer.gate")
+    if copy:
+        head.pointer.matched.data += 6.0
+    settle(head, torch.bfloat16)
+    index = torch.full((96,), -1)
+    index[:64] = torch.arange(64)
+    shape = Eagle2Tree(nodes=12, width=4, depth=4)
+    drafter = ForerunnerDrafter(head, target, shape, Vocabulary(torch.arange(64), index))
+    texts = [[1, 2, 3, 9, 1, 2, 3], [7, 8] * 9]
+    sequences = [Sequence(i, text, 2, SamplingParams(), 0, slot=i) for i, text in enumerate(texts)]
+    states = target.prefill([0, 1], [text[:-1] for text in texts], head.taps)
+    drafter.observe_prefill(sequences, [0, 0], states)
+    block = ParamBlock.of([SamplingParams()] * 2, 64, torch.device("cpu"))
+    quick, slow = (ForerunnerStepper(drafter, sequences, block, drafter.vocabulary) for _ in range(2))
+    tops, reference = quick.tops(), SteppedTops(slow)
+    assert isinstance(tops, BlockTops)
+    found, wanted = tops.root(4), reference.root(4)
+    builder = HostTreeBuilder(slow, 4, 4)
+    front = None
+    for _ in range(3):
+        assert np.abs(found[0] - wanted[0]).max() < 0.08
+        front = builder.grow(front, wanted)
+        found, wanted = tops.below(front, 4), reference.below(front, 4)
+    assert np.abs(found[0] - wanted[0]).max() < 0.08 and (found[1] == wanted[1]).mean() > 0.8
+
+
+def test_copies_by_hand_are_the_heads_own() -> None:
+    """`with_copies` on the top words gives what `Pointer.mixed` gives on all of them."""
+    head, _ = made()
+    torch.manual_seed(2)
+    logits, feature = torch.randn(3, 40), torch.randn(3, 32)
+    score, token = 2 * torch.randn(3, 5), torch.tensor([[4, 2, 4, -1, 50], [39, 1, 1, 1, 0], [-1] * 5])
+    column = words().index[token.clamp(min=0)].where(token >= 0, -1)
+    wanted = head.pointer.mixed(logits, feature, score, column, 1).log_softmax(-1).topk(6)
+    gate = feature @ head.pointer.gate + head.pointer.level[1]
+    plain = logits.log_softmax(-1).topk(6)
+    values, ids = with_copies(
+        plain.values.numpy()[None], plain.indices.numpy()[None], logits.numpy()[None], words().index.numpy(),
+        (score + gate[:, None]).numpy()[None], token.numpy()[None], column.numpy()[None],
+    )  # fmt: skip
+    assert (ids[0] == wanted.indices.numpy()).all() and np.abs(values[0] - wanted.values.numpy()).max() < 1e-5

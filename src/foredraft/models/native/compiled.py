@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .build import built
 from .levels import SWITCH, Level, levels
-from .structs import Pass, Weight
+from .structs import Correction, Pass, Weight
 
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
@@ -33,6 +33,7 @@ class Compiled:
         self.level = level
         self._code = ctypes.CDLL(str(path))
         self._code.fd_layers.argtypes = [ctypes.POINTER(Pass)]
+        self._code.fd_correct.argtypes = [ctypes.POINTER(Correction)]
         weight = ctypes.POINTER(Weight)
         self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int]
         self._code.fd_norm.argtypes = [_pointer, _pointer, _float, _int, _int, _pointer]
@@ -45,6 +46,11 @@ class Compiled:
     def layers(self, order: Pass) -> None:
         """Send rows through layers, and on to their logits where the pass has a tail."""
         if not self._code.fd_layers(ctypes.byref(order)):
+            raise IndexError("a token lies outside the vocabulary")
+
+    def correct(self, order: Correction) -> None:
+        """The states of a level of a block drafter."""
+        if not self._code.fd_correct(ctypes.byref(order)):
             raise IndexError("a token lies outside the vocabulary")
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool) -> Tensor:

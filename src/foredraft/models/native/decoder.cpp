@@ -377,3 +377,5 @@ extern "C" void fd_likeliest(const float* x, int rows, int size, int k, const in
 extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, int size, bf16* to) {
     for (int r = 0; r < rows; r++) norm(x + long(r) * size, gain, eps, size, to + long(r) * size);
 }
+
+#include "correct.h"

@@ -69,3 +69,20 @@ class Pass(ctypes.Structure):
         ("token", Source),
         *_fields("", "output taps position rotations store span"),
     ]
+
+
+class Correction(ctypes.Structure):
+    _fields_ = [
+        *_fields("rows hidden inner threads width none"),
+        ("eps", _float),
+        ("scale", _float),
+        ("above", Source),
+        ("token", Source),
+        *_fields("", "norm"),
+        ("node", Weight),
+        ("down", Weight),
+        *_fields("", "share row"),
+        ("share_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        *_fields("", "state"),
+    ]

@@ -134,7 +134,7 @@ class NativeExecutor(TorchExecutor):
         self.rollback(rows.slots, [self.length(slot) for slot in rows.slots])
         return streams
 
-    def _told(self, index: int, layer: Layer) -> Any:
+    def _with_own(self, index: int, layer: Layer) -> Any:
         """The layers as the library reads them, with a drafter's in the place of one; kept, as it is every round's."""
         if id(layer) not in self._beside:
             made = type(self._layers).from_buffer_copy(self._layers)
@@ -173,6 +173,11 @@ class NativeExecutor(TorchExecutor):
         """What follows the last layer up to the words; for heads whose end the library knows."""
         assert self._tail is not None
         return native.Tail.from_buffer_copy(self._tail)
+
+    @property
+    def code(self) -> native.Compiled:
+        """The library."""
+        return self._code
 
     def run_pairs(self, order: native.Pass) -> None:
         """A pass that somebody else has put together."""
@@ -242,8 +247,8 @@ class NativeExecutor(TorchExecutor):
         if skip is not None:
             order.layers = ctypes.addressof(self._without(skip))
         if own is not None:
-            told = self._told(layers.start, own)
-            order.layers, order.inner = ctypes.addressof(told), told[layers.start].down.depth
+            mixed = self._with_own(layers.start, own)
+            order.layers, order.inner = ctypes.addressof(mixed), mixed[layers.start].down.depth
         self._code.layers(order)
         return out, tapped
 

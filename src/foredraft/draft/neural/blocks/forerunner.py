@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,10 +16,16 @@ from torch import Tensor
 from ....core.distributions.sampling import ParamBlock
 from ....core.rng.keyed import Rng
 from ....core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ....core.shapes.eagle2_tree import Eagle2Tree
+from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops
 from ....errors import UsageError
+from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
 from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, matched_tokens, point
+from ....models.layers.linear import TiledLinear
+from ....models.native import MOST
 from ....runtime import Rows, TorchExecutor
+from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
 from ....types import DraftBatch, Kind, Sequence
 from ..draft_model import draft_params
 from ..medusa import MedusaDrafter
@@ -43,6 +50,7 @@ class ForerunnerDrafter(MedusaDrafter):
             raise UsageError("a draft vocabulary that follows the texts is for drafts that are chosen")
         super().__init__(head, shape, vocabulary, name)  # type: ignore[arg-type]
         self.target, self.draft_vocab = target, draft_vocab
+        self._levels: dict[int, CorrectedLevels] = {}
 
     def kept(self, states: list[Tensor]) -> Tensor:
         return torch.cat(states, dim=-1)
@@ -67,6 +75,16 @@ class ForerunnerDrafter(MedusaDrafter):
         block = ParamBlock.of(params, len(words.ids), self.target.device)
         stepper = ForerunnerStepper(self, sequences, block, words)
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
+
+    def levels(self, batch: int) -> CorrectedLevels | None:
+        """For shapes that grow by levels in numpy; one for every size of a batch."""
+        native, words = self.target.compiled, self.draft_vocab or self.head.head
+        fits = isinstance(self.shape, Eagle2Tree) and self.shape.width <= MOST and corrects_natively(self.head)
+        if native is None or not fits or not isinstance(words, TiledLinear):
+            return None
+        if batch not in self._levels:
+            self._levels[batch] = CorrectedLevels(native, self.head, words, batch, self.shape.width)  # type: ignore[attr-defined]
+        return self._levels[batch]
 
     def blocks(self, sequences: Seq[Sequence]) -> tuple[Tensor, Pointers | None]:
         """The backbone's rows after each sequence, [B, k, d], and where they may copy from."""
@@ -111,8 +129,8 @@ class OwnRows:
         self.batch = batch
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        asked = [x.view(self.batch, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
-        out = F.scaled_dot_product_attention(*asked, is_causal=True, enable_gqa=True)
+        query, key, value = (x.view(self.batch, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).reshape(len(q), -1)
 
 
@@ -131,13 +149,17 @@ class ForerunnerStepper:
         self._states = self.rows.new_zeros((*rooms, self.head.hidden_size))
         if self.pointers is not None:
             self._scores = self.pointers.score.new_zeros((*rooms, self.pointers.score.shape[1]))
-        self._depth = 0
+        self._depth, self._levels = 0, drafter.levels(len(sequences))
 
     def root(self) -> Step:
         self._states[:, 0] = self.rows[:, 0]
         if self.pointers is not None:
             self._scores[:, 0] = self.pointers.score
         return self._step(self._states[:, :1], None if self.pointers is None else self._scores[:, :1])
+
+    def tops(self) -> Tops:
+        """For growth in numpy; of the two forms one is used in a round."""
+        return SteppedTops(self) if self._levels is None else BlockTops(self, self._levels)
 
     def expand(self, frontier: Frontier) -> Step:
         self._depth += 1
@@ -165,3 +187,63 @@ class ForerunnerStepper:
             logits = self.head.pointer.mixed(logits.float(), features, score.flatten(0, 1), column, self._depth)
         rows = torch.arange(batch * width, device=self.device).view(batch, width)
         return Step(logits, rows, self.block, features, self.vocabulary)
+
+
+class BlockTops:
+    """The same in numpy, without steps: the library runs a level, and copies change a few of its words."""
+
+    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels) -> None:
+        self._stepper, self._levels, self._head = stepper, levels, stepper.head
+        self._ids, self._index = stepper.vocabulary.ids, stepper.vocabulary.index.numpy()
+        pointers = stepper.pointers
+        self._tokens = None if pointers is None else pointers.token.numpy()  # [B, M, size]
+        self._scores = None if pointers is None else pointers.score.numpy()[:, None]  # [B, w, M]
+        self._who = np.arange(stepper.batch)[:, None]
+
+    def root(self, k: int) -> Found:
+        stepper = self._stepper
+        found = self._levels.root(stepper.rows, stepper._shares, self._ids, IMPOSSIBLE, k)
+        return self._mixed(found, 0)
+
+    def below(self, front: Front, k: int) -> Found:
+        level = front.level
+        if self._scores is not None and self._tokens is not None:
+            left, kept = self._head.pointer.followed[level].tolist()
+            same = self._tokens[:, None, :, level - 1] == front.token[:, :, None]
+            self._scores = self._scores[self._who, front.above] + np.where(same, kept, left)
+        return self._mixed(self._levels.below(front.token, front.above, level, k), level)
+
+    def _mixed(self, found: Found, level: int) -> Found:
+        """The top words after pointers had their shares; as `Pointer.mixed`, with probabilities instead of logits."""
+        if self._scores is None or self._tokens is None:
+            return found
+        (values, ids), pointer = found, self._head.pointer
+        gate = (self._levels.features.float() @ pointer.gate.float() + pointer.level[level].float()).numpy()
+        token = np.broadcast_to(self._tokens[:, None, :, level], self._scores.shape)
+        column = np.where(token >= 0, self._index[token], -1)
+        logits = self._levels.logits.numpy().reshape(*values.shape[:2], -1)
+        return with_copies(
+            values, ids, logits, self._index, self._scores + gate.reshape(*values.shape[:2], 1), token, column
+        )
+
+
+def with_copies(
+    values: Numbers, ids: Numbers, logits: Numbers, index: Numbers, share: Numbers, token: Numbers, column: Numbers
+) -> Found:
+    """Top words [B, w, k] with the shares of pointers [B, w, M] to tokens (their columns of the logits, -1 = none).
+
+    With q the words' probabilities and c the shares, a word has (q + sum of its exp c) / (1 + sum of all exp c).
+    """
+    mass = np.where(column >= 0, np.exp(np.minimum(share, 30.0)), 0.0)
+    total = np.log1p(mass.sum(-1, keepdims=True))
+    same = token[..., :, None] == token[..., None, :]
+    first = (column >= 0) & ~np.tril(same, -1).any(-1)
+    own = np.take_along_axis(logits, np.maximum(column, 0), -1)
+    top = np.take_along_axis(logits, index[ids[..., :1]], -1)
+    plain = np.exp(own - top + values[..., :1])  # the top word's value says what the sum over all words is
+    copied = np.log(np.maximum(plain + (same * mass[..., None, :]).sum(-1), 1e-38))
+    copied = np.where(first, copied - total, IMPOSSIBLE)
+    kept = np.where((ids[..., :, None] == token[..., None, :]).any(-1), IMPOSSIBLE, values - total)
+    every, names = np.concatenate((kept, copied), -1), np.concatenate((ids, token), -1)
+    best = np.argsort(-every, axis=-1, kind="stable")[..., : values.shape[-1]]
+    return np.take_along_axis(every, best, -1).astype(np.float32), np.take_along_axis(names, best, -1)
