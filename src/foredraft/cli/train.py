@@ -20,6 +20,7 @@ from .bench import numbers
 if TYPE_CHECKING:
     from ..train.training_loop import Report
 
+TEXT, HEAD, RUN, TRYING = "What it learns from", "The head", "The run", "How it is tried"
 Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
 Kinds = Annotated[
     str,
@@ -30,14 +31,25 @@ Kinds = Annotated[
     ),
 ]
 Prompts = Annotated[
-    list[Path] | None, typer.Option(help="draft-and-verify: files of prompts, JSON lines or one a line.")
+    list[Path] | None,
+    typer.Option(help="draft-and-verify: files of prompts, JSON lines or one a line.", rich_help_panel=TEXT),
 ]
 Drafter = Annotated[
-    Path | None, typer.Option(help="accept-head, decision: their fastdraft head; adaeagle: its eagle or eagle3 head.")
+    Path | None,
+    typer.Option(
+        help="accept-head, decision: their fastdraft head; adaeagle: its eagle or eagle3 head.", rich_help_panel=HEAD
+    ),
 ]
-Stages = Annotated[str | None, typer.Option(help="Parts of the run, END:RATE:WORD..: 0.7:1:all:ce,1:0.25.")]
-PretrainData = Annotated[list[Path] | None, typer.Option(help="Text of stages that pre-train: .txt or .npz files.")]
-Extra = Annotated[list[str] | None, typer.Option("--set", help="What one kind knows: top_weight=0, alignment=code.")]
+Stages = Annotated[
+    str | None, typer.Option(help="Parts of the run, END:RATE:WORD..: 0.7:1:all:ce,1:0.25.", rich_help_panel=RUN)
+]
+PretrainData = Annotated[
+    list[Path] | None, typer.Option(help="Text of stages that pre-train: .txt or .npz files.", rich_help_panel=TEXT)
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="What one kind knows: griffin top_weight=0, forerunner copy=0.", rich_help_panel=HEAD),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -72,36 +84,58 @@ class TrainingBar:
 def train(
     kinds: Kinds,
     target: Target = o.DEFAULT_MODEL,
-    data: Annotated[list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.", rich_help_panel=TEXT)
+    ] = None,
     prompts: Prompts = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")] = Path(
         "heads"
     ),
-    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1000,
-    minutes: Annotated[float | None, typer.Option(help="Train for so long instead, in all runs together.")] = None,
-    rows: Annotated[int, typer.Option(help="Texts per step and process.")] = 64,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    length: Annotated[int | None, typer.Option(help="Drafted tokens to train for.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.")] = None,
-    ff: Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.")] = None,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.", rich_help_panel=RUN)] = 1000,
+    minutes: Annotated[
+        float | None, typer.Option(help="Train for so long instead, in all runs together.", rich_help_panel=RUN)
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Texts per step and process.", rich_help_panel=RUN)] = 64,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=RUN)] = None,
+    length: Annotated[int | None, typer.Option(help="Drafted tokens to train for.", rich_help_panel=HEAD)] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.", rich_help_panel=HEAD)] = None,
+    ff: Annotated[
+        int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.", rich_help_panel=HEAD)
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.", rich_help_panel=HEAD)] = None,
     drafter: Drafter = None,
-    begin: Annotated[Path | None, typer.Option(help="Folder with heads of these kinds to go on from.")] = None,
-    objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.")] = None,
+    begin: Annotated[
+        Path | None, typer.Option(help="Folder with heads of these kinds to go on from.", rich_help_panel=HEAD)
+    ] = None,
+    objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.", rich_help_panel=RUN)] = None,
     stages: Stages = None,
     pretrain_data: PretrainData = None,
     extra: Extra = None,
-    held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.")] = 128,
-    try_every: Annotated[int, typer.Option(help="Steps between simulations.")] = 200,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
-    storage: Annotated[str, typer.Option(help="int8, int4 or bf16.")] = "int8",
-    measure: Annotated[int, typer.Option(help="Held-out prompts that the real engine answers at the end.")] = 32,
+    held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.", rich_help_panel=TRYING)] = 128,
+    try_every: Annotated[int, typer.Option(help="Steps between simulations.", rich_help_panel=TRYING)] = 200,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after so long; the same command goes on.", rich_help_panel=RUN)
+    ] = None,
+    storage: Annotated[str, typer.Option(help="int8, int4 or bf16.", rich_help_panel=HEAD)] = "int8",
+    measure: Annotated[
+        int, typer.Option(help="Held-out prompts that the real engine answers at the end.", rich_help_panel=TRYING)
+    ] = 32,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything.", rich_help_panel=RUN)] = 0,
     as_json: Json = False,
 ) -> int:
-    """Train drafters for a model; run it under torchrun to use several GPUs."""
+    """Train a drafter for a model, from text that the model wrote itself.
+
+    foredraft data --own 2000 --out corpus
+
+    foredraft train eagle3 --data corpus --minutes 10 --out heads
+
+    foredraft generate --method eagle3 --drafter heads/eagle3 "..."
+
+    The bar shows the loss and how many tokens a pass of the model would yield with this drafter: 1 is no gain. A run
+    that was cut off goes on by the same command. Under torchrun several GPUs share it. docs/train.md has the kinds.
+    """
     from ..models.heads.artefact import STORAGES
     from ..train.objectives import OBJECTIVES
     from ..train.pipeline import TrainOrder

@@ -64,6 +64,8 @@ class Forerunner:
         known = set(OWN) | set(SWITCHES)
         if strange := sorted(set(settings.extra) - known):
             raise UsageError(f"forerunner knows no --set {strange[0]}; it knows {', '.join(sorted(known))}")
+        if settings.objective != "kl":
+            raise UsageError("forerunner learns by KL and by its accepted length alone; leave --objective out")
         taps = self.taps(target, settings)
         extra: dict[str, Any] = {"scales": [typical_size(outputs, tap) for tap in taps]} | narrowed(settings)
         extra |= {"context_layers": list(self.reads(target, settings)), "width": int(settings.extra["width"])}
