@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+
 import torch
 
+from foredraft.train.simulation.learning_curve import CURVE, Curve
 from foredraft.train.simulation.simulate import runs, simulate
+from foredraft.train.training_loop import Report
 
 TEXT = torch.tensor([[7, 8, 1, 2, 3, 4, 5, 6]])
 
@@ -36,3 +42,17 @@ def test_unwritten_text_is_stepped_over() -> None:
     written = torch.tensor([[False, False, True, False, False, True, True, False]])
     result = simulate(TEXT, written, guesses)
     assert (result.tokens, result.rounds) == (3, 3)
+
+
+def test_the_course_of_a_training_is_on_the_disk(tmp_path: Path) -> None:
+    """A line for every half percent and for every new evaluation; what goes on after a kill is appended."""
+    heard: list[Report] = []
+    for steps in (range(1, 401), range(401, 1001)):
+        curve = Curve(tmp_path / "run" / CURVE, heard.append)
+        for step in steps:
+            scores = {"eagle3": float(step // 300)} if step >= 300 else {}
+            curve(Report(step, 1000, step / 1000, {"eagle3": math.nan if step == 1 else 1.0 / step}, scores))
+    lines = [json.loads(line) for line in (tmp_path / "run" / CURVE).read_text().splitlines()]
+    assert len(heard) == 1000 and 200 <= len(lines) <= 206
+    assert lines[0]["losses"] == {} and lines[-1]["step"] == 1000 and lines[-1]["scores"] == {"eagle3": 3.0}
+    assert {line["step"] for line in lines} >= {300, 600, 900}

@@ -21,6 +21,7 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
+from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
 from .student import Pretrained, Student
 from .trainer import Plan, Trainer
@@ -68,7 +69,7 @@ def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
     begin = pretrained_heads(order, identity(target))
     pretrain = load_corpus(order.pretrain, target.tokenizer) if order.pretrain else None
     trainer = Trainer(decoder_of(target), identity(target), corpus, chosen, order.plan, order.out, begin, pretrain)
-    if not trainer.run(listen, order.limit_seconds):
+    if not trainer.run(Curve(order.out / CURVE, listen), order.limit_seconds):
         return {"step": trainer.loop.step, "steps": order.plan.steps, "done": False}
     results: dict[str, Any] = {"done": True, "coverage": trainer.coverage, "heads": {}}
     if trainer.process.first:
