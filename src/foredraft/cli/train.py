@@ -18,6 +18,7 @@ from . import options as o
 from .bench import numbers
 
 if TYPE_CHECKING:
+    from ..train.pipeline import TrainOrder
     from ..train.training_loop import Report
 
 TEXT, HEAD, RUN, TRYING = "What it learns from", "The head", "The run", "How it is tried"
@@ -30,6 +31,34 @@ Kinds = Annotated[
         "pass of the target. draft-and-verify searches layers to skip instead."
     ),
 ]
+Data = Annotated[
+    list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.", rich_help_panel=TEXT)
+]
+Heads = Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")]
+Steps = Annotated[int, typer.Option(help="Optimiser steps.", rich_help_panel=RUN)]
+Minutes = Annotated[
+    float | None, typer.Option(help="Train for so long instead, in all runs together.", rich_help_panel=RUN)
+]
+Rows = Annotated[int, typer.Option(help="Texts per step and process.", rich_help_panel=RUN)]
+Lr = Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=RUN)]
+Length = Annotated[int | None, typer.Option(help="Drafted tokens to train for.", rich_help_panel=HEAD)]
+Layers = Annotated[int | None, typer.Option(help="Layers or blocks of the head.", rich_help_panel=HEAD)]
+Ff = Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.", rich_help_panel=HEAD)]
+Vocab = Annotated[int | None, typer.Option(help="Size of the draft vocabulary.", rich_help_panel=HEAD)]
+Begin = Annotated[
+    Path | None, typer.Option(help="Folder with heads of these kinds to go on from.", rich_help_panel=HEAD)
+]
+Objective = Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.", rich_help_panel=RUN)]
+HeldOut = Annotated[int, typer.Option(help="Greedy rows kept for the simulation.", rich_help_panel=TRYING)]
+TryEvery = Annotated[int, typer.Option(help="Steps between simulations.", rich_help_panel=TRYING)]
+Seconds = Annotated[
+    float | None, typer.Option(help="Stop after so long; the same command goes on.", rich_help_panel=RUN)
+]
+Storage = Annotated[str, typer.Option(help="int8, int4 or bf16.", rich_help_panel=HEAD)]
+Measure = Annotated[
+    int, typer.Option(help="Held-out prompts that the real engine answers at the end.", rich_help_panel=TRYING)
+]
+Seed = Annotated[int, typer.Option(help="Seed of everything.", rich_help_panel=RUN)]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(help="draft-and-verify: files of prompts, JSON lines or one a line.", rich_help_panel=TEXT),
@@ -84,45 +113,31 @@ class TrainingBar:
 def train(
     kinds: Kinds,
     target: Target = o.DEFAULT_MODEL,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.", rich_help_panel=TEXT)
-    ] = None,
+    data: Data = None,
     prompts: Prompts = None,
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")] = Path(
-        "heads"
-    ),
-    steps: Annotated[int, typer.Option(help="Optimiser steps.", rich_help_panel=RUN)] = 1000,
-    minutes: Annotated[
-        float | None, typer.Option(help="Train for so long instead, in all runs together.", rich_help_panel=RUN)
-    ] = None,
-    rows: Annotated[int, typer.Option(help="Texts per step and process.", rich_help_panel=RUN)] = 64,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=RUN)] = None,
-    length: Annotated[int | None, typer.Option(help="Drafted tokens to train for.", rich_help_panel=HEAD)] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers or blocks of the head.", rich_help_panel=HEAD)] = None,
-    ff: Annotated[
-        int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.", rich_help_panel=HEAD)
-    ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Size of the draft vocabulary.", rich_help_panel=HEAD)] = None,
+    out: Heads = Path("heads"),
+    steps: Steps = 1000,
+    minutes: Minutes = None,
+    rows: Rows = 64,
+    lr: Lr = None,
+    length: Length = None,
+    layers: Layers = None,
+    ff: Ff = None,
+    vocab: Vocab = None,
     drafter: Drafter = None,
-    begin: Annotated[
-        Path | None, typer.Option(help="Folder with heads of these kinds to go on from.", rich_help_panel=HEAD)
-    ] = None,
-    objective: Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.", rich_help_panel=RUN)] = None,
+    begin: Begin = None,
+    objective: Objective = None,
     stages: Stages = None,
     pretrain_data: PretrainData = None,
     extra: Extra = None,
-    held_out: Annotated[int, typer.Option(help="Greedy rows kept for the simulation.", rich_help_panel=TRYING)] = 128,
-    try_every: Annotated[int, typer.Option(help="Steps between simulations.", rich_help_panel=TRYING)] = 200,
-    seconds: Annotated[
-        float | None, typer.Option(help="Stop after so long; the same command goes on.", rich_help_panel=RUN)
-    ] = None,
-    storage: Annotated[str, typer.Option(help="int8, int4 or bf16.", rich_help_panel=HEAD)] = "int8",
-    measure: Annotated[
-        int, typer.Option(help="Held-out prompts that the real engine answers at the end.", rich_help_panel=TRYING)
-    ] = 32,
+    held_out: HeldOut = 128,
+    try_every: TryEvery = 200,
+    seconds: Seconds = None,
+    storage: Storage = "int8",
+    measure: Measure = 32,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of everything.", rich_help_panel=RUN)] = 0,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
     """Train a drafter for a model, from text that the model wrote itself.
@@ -139,29 +154,39 @@ def train(
     from ..models.heads.artefact import STORAGES
     from ..train.objectives import OBJECTIVES
     from ..train.pipeline import TrainOrder
-    from ..train.pipeline import train as run_training
     from ..train.trainer import Plan
 
     if kinds.strip() == "draft-and-verify":
         return _search(target, tuple(prompts or ()), out, steps, seconds, dtype, device, seed, as_json)
     _check("objective", objective or "kl", OBJECTIVES)
     _check("storage", storage, STORAGES)
-    wishes = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab, "objective": objective}
-    wishes |= {"stages": staged(stages)}
+    wishes = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
+    wishes |= {"objective": objective, "stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
-    plan = Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all)
     order = TrainOrder(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
-        plan=plan, changes={k: v for k, v in wishes.items() if v is not None}, dtype=dtype, device=device,
-        storage=storage, limit_seconds=seconds, measure=measure, drafter=drafter,
+        plan=Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all), changes=given(wishes),
+        dtype=dtype, device=device, storage=storage, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
+    return _train(order, as_json)
+
+
+def given(wishes: dict[str, Any]) -> dict[str, Any]:
+    """Those that were named."""
+    return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _train(order: TrainOrder, as_json: bool) -> int:
+    from ..train.pipeline import train as run_training
+
     bar = TrainingBar()
     with bar.progress:
         result = run_training(order, bar)
     if not as_json:
-        _show(result, out)
-    print(json.dumps(result | {"plan": {name: value for name, value in asdict(plan).items() if value != math.inf}}))
+        _show(result, order.out)
+    plan = {name: value for name, value in asdict(order.plan).items() if value != math.inf}
+    print(json.dumps(result | {"plan": plan}))
     return 0
 
 
