@@ -160,7 +160,7 @@ def train(
         return _search(target, tuple(prompts or ()), out, steps, seconds, dtype, device, seed, as_json)
     _check("objective", objective or "kl", OBJECTIVES)
     _check("storage", storage, STORAGES)
-    wishes = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
+    wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
     wishes |= {"objective": objective, "stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
     order = TrainOrder(
