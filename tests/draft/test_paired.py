@@ -14,10 +14,13 @@ from foredraft.core.shapes.base import Chain, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural import eagle as feature
+from foredraft.draft.neural.blocks import p_eagle
+from foredraft.draft.neural.blocks.p_eagle import ParallelDrafter
 from foredraft.draft.neural.eagle import EagleDrafter, EagleStepper
 from foredraft.engine import Engine, Method
 from foredraft.models import ModelConfig, native, pack, random_decoder
-from foredraft.models.heads import DraftVocab, Eagle3Head, HeadSpec, Identity, settle
+from foredraft.models.heads import DraftVocab, Eagle3Head, HeadSpec, Identity, ParallelEagle3, settle
+from foredraft.models.heads.published.published_modules import PublishedEagle3
 from foredraft.models.layers.linear import TiledLinear
 from foredraft.runtime import FINAL, TorchExecutor, executor_for
 from foredraft.types import DraftBatch
@@ -37,7 +40,13 @@ SHAPES: list[Shape] = [
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12], list(range(1, 40))]
 
 
-def text(shape: Shape | None, temperature: float = 0.0, follows: bool = False) -> tuple[list[list[int]], int]:
+HEADS = {"eagle3": Eagle3Head, "published": PublishedEagle3, "p-eagle": ParallelEagle3}
+EXTRA = {"norm_before_residual": False, "norm_output": True, "norms": [], "embedding": False, "mask_token": 5}
+
+
+def text(
+    shape: Shape | None, temperature: float = 0.0, follows: bool = False, kind: str = "eagle3"
+) -> tuple[list[list[int]], int]:
     """What a batch of three and one that waits for a slot write, and how many tokens were drafted for them.
 
     `follows`: the head begins with few words and takes up those of the texts.
@@ -50,14 +59,17 @@ def text(shape: Shape | None, temperature: float = 0.0, follows: bool = False) -
     method = Method("plain", RULES["sample-and-match"])
     if shape is not None:
         torch.manual_seed(6)
-        spec = HeadSpec("eagle3", Identity(96, LAYERS, VOCAB, ""), WORDS, (1, FINAL), 1, 3)
-        head = Eagle3Head(target, spec, torch.arange(0, VOCAB, 2))
+        extra = {} if kind == "eagle3" else EXTRA
+        spec = HeadSpec("eagle3", Identity(96, LAYERS, VOCAB, ""), WORDS, (1, FINAL), 1, 4, extra)
+        head = HEADS[kind](target, spec, torch.arange(0, VOCAB, 2))
         settle(head, torch.bfloat16)
         index = torch.full((VOCAB,), -1)
         index[::2] = torch.arange(WORDS)
         words = Vocabulary(torch.arange(0, VOCAB, 2), index)
         draft_vocab = DraftVocab(cast(TiledLinear, target.head), words.ids, 16) if follows else None
-        made = EagleDrafter(head, shape, words, 3, 128, "eagle3", draft_vocab)
+        made = (ParallelDrafter if kind == "p-eagle" else EagleDrafter)(
+            head, shape, words, 3, 128, "eagle3", draft_vocab
+        )
         method = Method("eagle3", default_rule(made.kinds, made.topology), made)
     executor: TorchExecutor = executor_for(target, 3, 128)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature}
@@ -81,6 +93,16 @@ def test_both_steppers_draft_alike(shape: Shape, temperature: float, monkeypatch
     assert text(shape, temperature) == quick and seen and quick[1] > 0
     if temperature == 0:
         assert quick[0] == text(None)[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=lambda shape: type(shape).__name__)
+@pytest.mark.parametrize("kind", ["published", "p-eagle"])
+def test_published_heads_draft_alike(kind: str, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their end is not ours, and what they hand back is normed: the library's passes and torch's steps agree."""
+    quick = text(shape, kind=kind)
+    monkeypatch.setattr(feature, "PairedStepper", EagleStepper)
+    monkeypatch.setattr(p_eagle, "PairedParallelStepper", p_eagle.ParallelStepper)
+    assert text(shape, kind=kind) == quick and quick[1] > 0 and quick[0] == text(None)[0]
 
 
 def trees(depth: int) -> list[Shape]:

@@ -327,7 +327,7 @@ class PairedStepper(EagleStepper):
         above = frontier.parent if rows.parent is None else rows.parent.view(batch, width)
         which = (above + self._begin).flatten()
         out = self.executor.forward_pairs(rows, self._table.flatten(0, 1), which, self._taps)
-        self._table[:, first : first + width] = out.hidden[self._taps[0]].view(batch, width, -1)
+        self._table[:, first : first + width] = self.head.back(out.hidden[self._taps[0]]).view(batch, width, -1)
         return self._step(out, out.index)
 
     def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:

@@ -296,7 +296,7 @@ def _described(layer: Layer) -> native.Layer:
 def _end_of(decoder: Decoder) -> native.Tail | None:
     """What follows the last layer up to the words, as the library wants it told; None = it does not know it."""
     kind, words = type(decoder), decoder.head
-    turn = decoder.turn if isinstance(decoder, Eagle3Head) else None
+    turn = cast(Eagle3Head, decoder).turn if kind.finish is Eagle3Head.finish else None  # published ones have none
     known = kind.finish in (Decoder.finish, Eagle3Head.finish) and kind.logits is Decoder.logits
     if not known or not isinstance(words, TiledLinear) or not words.wide or decoder.norm.dtype != torch.bfloat16:
         return None
