@@ -30,6 +30,8 @@ from ....types import DraftBatch, Kind, Sequence
 from ..draft_model import draft_params
 from ..medusa import MedusaDrafter
 
+NEGLIGIBLE = -9.0  # pointers with less, a ten-thousandth of the words' probability, are not worth following
+
 
 class ForerunnerDrafter(MedusaDrafter):
     """Remembers the target's states before the pending token; everything else it reads from the target's cache."""
@@ -192,12 +194,18 @@ class ForerunnerStepper:
 class BlockTops:
     """The same in numpy, without steps: the library runs a level, and copies change a few of its words."""
 
+    _tokens: Numbers | None
+    _scores: Numbers | None
+
     def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels) -> None:
         self._stepper, self._levels, self._head = stepper, levels, stepper.head
         self._ids, self._index = stepper.vocabulary.ids, stepper.vocabulary.index.numpy()
-        pointers = stepper.pointers
-        self._tokens = None if pointers is None else pointers.token.numpy()  # [B, M, size]
-        self._scores = None if pointers is None else pointers.score.numpy()[:, None]  # [B, w, M]
+        self._tokens = self._scores = None
+        if stepper.pointers is not None:
+            score, token = stepper.pointers.score.numpy(), stepper.pointers.token.numpy()
+            loud = (score > NEGLIGIBLE).any(axis=0)
+            if loud.any():
+                self._tokens, self._scores = token[:, loud], score[:, None, loud]  # [B, M, size], [B, w, M]
         self._who = np.arange(stepper.batch)[:, None]
 
     def root(self, k: int) -> Found:
