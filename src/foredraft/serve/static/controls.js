@@ -104,7 +104,10 @@ export class Controls {
   tools(answered) {
     const tools = readTools(this._fields.tools.value);
     const choice = this._fields.tool_choice.value;
-    return tools ? { tools, tool_choice: answered && choice === "required" ? "auto" : choice } : {};
+    if (!tools) return {};
+    if (choice !== "required") return { tools, tool_choice: choice };
+    // One call: small models go on calling until they are cut off where nothing but calls is allowed.
+    return answered ? { tools, tool_choice: "auto" } : { tools, tool_choice: choice, parallel_tool_calls: false };
   }
 
   get _method() {
