@@ -23,7 +23,7 @@ from foredraft.integrations.vllm_plugin.judge_sampler import FIX
 from .setting import PROPOSERS, Setting
 
 READY = 600.0  # seconds that a server may take to start on a busy machine
-NAME, TASKS = "smollm2", "mt-bench,translation,qa,math"
+NAME, TASKS = "smollm2", "own-chat,own-translation,own-qa,own-math"
 LLAMA = """
 import sys, time, xllamacpp as x
 model, draft, port = sys.argv[1:]
