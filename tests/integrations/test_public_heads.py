@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from foredraft.errors import ForedraftError
 from foredraft.models import Decoder
 from foredraft.models.heads import Identity, own_parameters
 from foredraft.models.heads.published import folder_formats
@@ -78,3 +79,7 @@ def test_heads_in_several_files_are_read(tmp_path: Path) -> None:
     ready = trained("mlp-speculator", target_of()[1], str(tmp_path))
     wanted = files["model-2.safetensors"]["speculator.ln.1.bias"]
     assert ready.longest == 2 and torch.equal(dict(ready.head.named_parameters())["shift.1"], wanted)
+    outside = {tensor: f"../{name}" for tensor, name in held.items()}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": outside}))
+    with pytest.raises(ForedraftError, match="outside of its folder"):
+        trained("mlp-speculator", target_of()[1], str(tmp_path))

@@ -136,7 +136,10 @@ def _shards(folder: Path, prefix: str) -> list[Path]:
     if not (folder / INDEX).exists():
         return [_file(folder)]
     held = read_json(folder / INDEX)["weight_map"]
-    return [folder / name for name in sorted({file for tensor, file in held.items() if tensor.startswith(prefix)})]
+    names = sorted({str(file) for tensor, file in held.items() if tensor.startswith(prefix)})
+    if any(Path(name).name != name for name in names):
+        raise ForedraftError(f"{folder / INDEX} names files outside of its folder; download it again")
+    return [folder / name for name in names]
 
 
 @contextmanager
