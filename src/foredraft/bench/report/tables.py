@@ -11,7 +11,7 @@ from typing import Any
 
 from ..results.rows import ALL
 from .runs import Row, Run
-from .terminal import interval, percent
+from .terminal import interval, per_pass, percent
 
 CLAIM = "paper's own figure, its own models and machines"
 WORST = 40  # differences that are listed one by one
@@ -209,7 +209,7 @@ def peers(run: Run) -> Table:
     rows = []
     for row in run.totals:
         cells = [interval(row, "speedup"), f"{row['tokens_per_second']:.1f}", f"{row['decode_tokens_per_second']:.1f}"]
-        cells += [f"{row['ttft_ms']:.0f} ms", f"{row['tokens_per_step']:.2f}", percent(row["looped_share"])]
+        cells += [f"{row['ttft_ms']:.0f} ms", per_pass(row), percent(row["looped_share"])]
         rows.append([row["method"], *known.get(row["method"], ["-", "-"]), *cells])
     missing = [f"{name}: {why}" for name, why in run.document["missing"].items()]
     note = f"Against {run.document['baseline']}. Engines with GGUF weights compute in 4 bit and may write other texts."

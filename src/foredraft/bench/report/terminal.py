@@ -31,6 +31,12 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
+def per_pass(row: Row) -> str:
+    """Tokens a pass; an engine that tells when its first token came and when its last one did, shows no passes."""
+    untold = row["tokens"] <= 2 * row["answers"] * row["tokens_per_step"] and row["tokens"] > 4 * row["answers"]
+    return "-" if untold else f"{row['tokens_per_step']:.2f}"
+
+
 def speed_table(rows: Iterable[Row], title: str, width: int = 120) -> Table:
     """One line per method, over all tasks; narrow terminals see less."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -82,7 +88,7 @@ def peer_table(document: Mapping[str, Any]) -> Table:
         if row["task"] == ALL:
             cells = [row["method"], weights.get(row["method"], "-"), interval(row, "speedup")]
             cells += [f"{row['tokens_per_second']:.1f}", f"{row['decode_tokens_per_second']:.1f}"]
-            cells += [f"{row['ttft_ms']:.0f} ms", f"{row['tokens_per_step']:.2f}", percent(row["looped_share"])]
+            cells += [f"{row['ttft_ms']:.0f} ms", per_pass(row), percent(row["looped_share"])]
             table.add_row(*cells)
     best = [name for name in document.get("best", {}).values()]
     table.caption = f"the quickest way of each engine: {', '.join(best)}" if best else None
