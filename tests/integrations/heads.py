@@ -8,9 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import BUILDERS, HeadSpec, Identity, own_parameters, save_head
 from foredraft.recipes.loading import Loaded, Place, load
 from foredraft.recipes.trained import Trained, decoder_of, trained
@@ -60,3 +62,10 @@ def said(head: Any, token: Tensor, states: Sequence[Tensor] | None, feature: Ten
     x = head.join(head.embed(token), feature)
     x, _ = head.run(x, torch.arange(len(token)), Causal())
     return head.logits(head.finish(x)), head.back(x)
+
+
+def refused(kind: str, folder: Path, why: str) -> None:
+    """A folder is no head for the target, and one line says why."""
+    with pytest.raises((UsageError, ForedraftError), match=why) as error:
+        trained(kind, target_of()[1], str(folder))
+    assert "\n" not in str(error.value)
