@@ -67,18 +67,21 @@ def draw(path: Path, record: dict[str, Any]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from PIL import Image
 
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
     topics = list(dict.fromkeys(p["topic"] for p in record["points"]))
     for name, colour in zip(["frozen", *record["methods"]], [FROZEN, *COLOURS], strict=False):
         points = [p for p in record["points"] if p["method"] == name]
         x = [topics.index(p["topic"]) * record["requests"] + p["end"] for p in points]
-        axes.plot(x, [acceptance([p]) for p in points], color=colour, marker=".", label=name)
+        axes.plot(x, [acceptance([p]) for p in points], color=colour, marker=".", label=name.replace(":shape=chain:drawn=false,", ":"))
     for i, topic in enumerate(topics):
         axes.axvline(i * record["requests"], color="#cccccc", linewidth=1)
-        axes.text((i + 0.5) * record["requests"], 0.02, topic, ha="center", transform=axes.get_xaxis_transform())
+        reached = max(p["end"] for p in record["points"] if p["topic"] == topic)
+        axes.text(i * record["requests"] + reached / 2, 0.02, topic, ha="center", transform=axes.get_xaxis_transform())
     axes.set_xlabel("requests")
     axes.set_ylabel("acceptance of drafted tokens")
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
+    Image.open(path).convert("RGB").quantize(32, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -22,7 +22,7 @@ from .recorder import Heard
 
 Weights = dict[str, Tensor]
 BETAS, CLIP = (0.9, 0.95), 1.0
-MEASURED = 384  # held-out places that acceptance is measured at
+MEASURED = 1024  # held-out places that acceptance is measured at
 ALL, CORRECTED, DRAFTED = PLACES = ("all", "corrected", "drafted")  # drafted: up to the correction
 
 

@@ -18,6 +18,7 @@ from .distillation import Distillation, Weights
 from .recorder import Heard
 from .traffic import Traffic
 
+FAR = 0.05  # a copy whose acceptance is lower by more than this than the first head's starts again from there
 PATIENCE = 16  # updates in a row that brought nothing, after which the copy starts again from what is drafted with
 
 
@@ -108,9 +109,11 @@ class OnlineHead:
         if math.isnan(found["serving"]):  # nothing to judge by
             best = "serving"
         self._vain = 0 if best == "learnt" else self._vain + 1
-        if best == "first" or self._vain >= PATIENCE:
+        self.progress.reverts += best == "first"
+        # What was learnt is kept where the first head is but a little better: that may be chance.
+        if self._vain >= PATIENCE or (best == "first" and found["learnt"] < found["first"] - FAR):
             self._copy.load(self._first if best == "first" else self._serving)
-            self.progress.reverts, self._vain = self.progress.reverts + 1, 0
+            self.progress.reverts, self._vain = self.progress.reverts + (best != "first"), 0
         if best == "serving":
             return False
         self.progress.swaps += best == "learnt"

@@ -12,7 +12,7 @@ from threading import Lock
 from .recorder import Heard
 
 HOLD_OUT = 4  # every so many-th text is held out
-HELD_OUT = 16  # texts that are held out at a time, the newest
+HELD_OUT = 32  # texts that are held out at a time, the newest
 RESERVOIR = 32  # old texts
 OLD_SHARE = 0.1  # old texts among those that are learnt from
 

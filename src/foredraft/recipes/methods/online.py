@@ -27,7 +27,7 @@ def online(
     lr: float = 3e-4,
     epochs: int = 2,
     places: str = ALL,
-    margin: float = 0.0,
+    margin: float = 0.01,
 ) -> Parts:
     """folder: the one for what was learnt; every: texts between updates; epochs: times that a text is learnt from;
     places: what is learnt from; margin: by which a swap must pay."""
