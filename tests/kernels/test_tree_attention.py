@@ -11,8 +11,9 @@ from torch import Tensor
 from foredraft.kernels.activation import gated_fused, gated_reference
 from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_reference
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
+from foredraft.runtime.cuda import prompt_attention as p
 from foredraft.runtime.cuda import tree_attention as k
-from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, lay_out
+from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, lay_out, lay_out_prompts
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -64,28 +65,68 @@ def test_rows_are_turned_stored_and_attended_to(case: tuple[int, int, int, int, 
     here = ground(batch, width, scratch, packed)
     rows = len(here.place)
     given = noise(rows, heads + 2 * kv_heads, dim)
-    rotations = noise(400, 2, dim) if turn else None
+    rotations, bias = (noise(400, 2, dim), noise(heads + 2 * kv_heads, dim).flatten()) if turn else (None, None)
     out = []
     for store, attend in (
         (k.rotate_and_store_fused, k.tree_attention_fused),
         (k.rotate_and_store_reference, k.tree_attention_reference),
     ):
         keys, values = noise(SLOTS, kv_heads, CAPACITY, dim), noise(SLOTS, kv_heads, CAPACITY, dim) + 1
-        query = store(given, rotations, here, keys, values)
+        query = store(given, rotations, here, keys, values, bias)
         out.append((query, keys, values, attend(query, here, keys, values)))
     for fused, reference in zip(*out, strict=True):
         assert (fused - reference).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("programs", [1, 14])  # the keys of a sequence are not shared out, or among two programs
-def test_many_sequences_leave_no_parts(programs: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(k, "PROGRAMS", programs)
-    here = ground(3, 9, 32, packed)
-    query = noise(len(here.place), 4, 16)
-    keys, values = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16) + 1
-    expected = k.tree_attention_reference(query, here, keys, values)
-    assert (k.tree_attention_fused(query, here, keys, values) - expected).abs().max() < 1e-5
+# Keys of a unit, chunks of all key heads, tiles: one chunk; many; a second tile of lines; several blocks of both.
+CUTS = [
+    (512, 32, k.Tiles(32, 0, 64, 4, 2, 1)),
+    (32, 64, k.Tiles(16, 16, 32, 4, 2, 2)),
+    (64, 4, k.Tiles(16, 0, 16, 4, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("unit", "items", "tiles"), CUTS, ids=str)
+def test_texts_are_cut_into_chunks(unit: int, items: int, tiles: k.Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("UNIT", unit), ("ITEMS", items), ("LEAST_CHUNKS", 1)):
+        monkeypatch.setattr(k, name, value)
+    for packed in (True, False):
+        here = ground(3, 9, 32, packed)
+        query = noise(len(here.place), 4, 16)
+        keys, values = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16) + 1
+        expected = k.tree_attention_reference(query, here, keys, values)
+        assert (k.tree_attention_fused(query, here, keys, values, tiles) - expected).abs().max() < 1e-5
+
+
+def test_a_row_is_cut_alike_alone_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of a text of 130 tokens, the same as the first of nine, and both in a batch with another text."""
+    for name, value in (("UNIT", 32), ("ITEMS", 8), ("LEAST_CHUNKS", 1)):
+        monkeypatch.setattr(k, name, value)
+    keys, values, query = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16), noise(1, 4, 16)
+    found = []
+    for lengths, count in (((130,), 1), ((130,), 9), ((130, 7), 9), ((130, 290), 1)):
+        batch = len(lengths)
+        columns = [range(batch), lengths, [0] * batch, [count] * batch, [b * count for b in range(batch)]]
+        table = SlotTable.of(torch.tensor([list(column) for column in columns], device=DEVICE))
+        seen = torch.zeros((SLOTS + 1, 24, 24), dtype=torch.uint8, device=DEVICE)
+        depth = torch.arange(count, device=DEVICE).repeat(batch)
+        here = lay_out(table, depth, None, count, seen, Limits(CAPACITY, 400))
+        asked = torch.cat((query, noise(batch * count - 1, 4, 16))) if batch * count > 1 else query
+        found.append(k.tree_attention_fused(asked, here, keys, values, k.Tiles(32, 0, 32, 4, 2, 1))[0])
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("tiles", [k.Tiles(32, 0, 32, 4, 2, 1), k.Tiles(16, 0, 64, 4, 2, 1)], ids=str)
+def test_prompts_see_what_is_before_them(tiles: k.Tiles) -> None:
+    """Texts of several lengths, one that is new, one without new rows, and padding after the last."""
+    keys, values, query = noise(SLOTS, 2, CAPACITY, 16), noise(SLOTS, 2, CAPACITY, 16) + 1, noise(64, 4, 16)
+    spans = [p.Span(2, 0, 33, 70), p.Span(0, 33, 1, 5), p.Span(3, 34, 21, 0)]
+    columns = [[2, 0, 3, -1], [70, 5, 0, 0], [0] * 4, [33, 1, 21, 0], [0, 33, 34, 55]]
+    here = lay_out_prompts(SlotTable.of(torch.tensor(columns, device=DEVICE)), 64, Limits(CAPACITY, 400))
+    assert here.place[32:36].tolist() == [102, 5, 0, 1] and (here.place[55:] == -1).all()
+    expected = p.prompt_attention_reference(query, spans, keys, values)
+    found = p.prompt_attention_fused(query, here, keys, values, tiles)
+    assert (found[:55] - expected[:55]).abs().max() < 1e-5
 
 
 def test_accepted_rows_move_to_the_front() -> None:

@@ -15,8 +15,9 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["count", "kv_heads"])  # type: ignore[untyped-decorator]
     def rotate_rows(  # type: ignore[no-untyped-def]
-        heads, rotations, position, place, slot_of, query, keys, values,
-        count, kv_heads, slot_stride, head_stride, D: tl.constexpr, TURN: tl.constexpr, EARLY: tl.constexpr,
+        heads, bias, rotations, position, place, slot_of, query, keys, values,
+        count, kv_heads, slot_stride, head_stride, D: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr,
+        EARLY: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
             wait_for_others()
@@ -25,6 +26,8 @@ if triton is not None:
         i = tl.arange(0, D)
         source = heads + (row * count + head) * D
         x = tl.load(source + i)
+        if BIAS:
+            x += tl.load(bias + head * D + i)
         at = tl.load(place + row)
         slot = tl.load(slot_of + row)
         stored = at + i * 0 >= 0
@@ -32,7 +35,10 @@ if triton is not None:
             turned = x
             if TURN:
                 turn = rotations + tl.load(position + row) * (2 * D)
-                other = tl.load(source + (i + D // 2) % D).to(tl.float32)
+                other = tl.load(source + (i + D // 2) % D)
+                if BIAS:
+                    other += tl.load(bias + head * D + (i + D // 2) % D)
+                other = other.to(tl.float32)
                 cos, sin = tl.load(turn + i).to(tl.float32), tl.load(turn + D + i).to(tl.float32)
                 turned = (x.to(tl.float32) * cos + other * sin).to(x.dtype)
             if head < queries:
@@ -54,83 +60,181 @@ if triton is not None:
         sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None], input_precision=PRECISION)
         return higher, total * fade + tl.sum(weight, axis=1), sums
 
-    @triton.jit(do_not_specialize=["scale", "width", "kv_heads", "reach", "splits"])  # type: ignore[untyped-decorator]
-    def attend_rows(  # type: ignore[no-untyped-def]
-        query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass, out,
-        scale, width, kv_heads, reach, splits, slot_stride, head_stride,
-        G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-        SHARED: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _seen_by_all(q, k, v, scale, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+        """One more tile of keys that every line sees."""
+        return _weigh(tl.dot(q, k, input_precision=PRECISION) * scale, v, top, total, sums, PRECISION)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _leave(part, peak, mass, slab, line, real, top, total, sums, D: tl.constexpr):  # type: ignore[no-untyped-def]
+        """A chunk's part of a softmax, for whoever merges."""
+        d = tl.arange(0, D)
+        tl.store(part + (slab + line)[:, None] * D + d[None, :], sums, mask=real[:, None])
+        tl.store(peak + slab + line, top, mask=real)
+        tl.store(mass + slab + line, total, mask=real)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _lines(first, last, count, begin, head, kv_heads, G: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """ROWS lines from `first` on, a line for each new row and query head of the group: its number, its row, whether
+        it is real, and its number among all query heads of the pass."""
+        line = first + tl.arange(0, ROWS)
+        row = line // G
+        return line, row, (line < last) & (row < count), (begin + row) * (kv_heads * G) + head * G + line % G
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _nothing_yet(ROWS: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The softmax of lines that have seen no key."""
+        top = tl.full((ROWS,), -float("inf"), tl.float32)
+        return top, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D), tl.float32)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _seen_by_some(  # type: ignore[no-untyped-def]
+        q, k, v, scale, visible, row, real, at, length, stop, reach, top, total, sums, PRECISION: tl.constexpr
+    ):
+        """One more tile of keys at these places [KEYS], of which each line sees the text and what `visible` says."""
+        scratch, inside = at - length, at < stop
+        asked = real[:, None] & (inside & (scratch >= 0))[None, :]
+        seen = tl.load(visible + row[:, None] * reach + scratch[None, :], mask=asked, other=0)
+        score = tl.dot(q, k, input_precision=PRECISION) * scale
+        score = tl.where((inside & (scratch < 0))[None, :] | (seen != 0), score, -float("inf"))
+        return _weigh(score, v, top, total, sums, PRECISION)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _chunk(length, reach, MOST: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Keys of a chunk, by the committed length alone: a row's sum is cut alike whatever is computed beside it."""
+        return tl.maximum(tl.cdiv(tl.cdiv(length + reach, UNIT), MOST), 1) * UNIT
+
+    @triton.jit(do_not_specialize=["batch", "width", "kv_heads", "blocks", "per", "reach"])  # type: ignore[untyped-decorator]
+    def attend_chunks(  # type: ignore[no-untyped-def]
+        query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass,
+        scale, batch, width, kv_heads, blocks, per, reach, slot_stride, head_stride,
+        BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
+        KEYS: tl.constexpr, MOST: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        """Programs take (sequence, chunk of its keys, key head, block of lines) in turn until none is left: a long text
+        is spread over all of them, whatever lies beside it. A tile of keys is read once for all lines of a block, which
+        are ROWS and a rest: 33 rows of four heads are 128 and 4 lines."""
         if EARLY:
             wait_for_others()
-        both, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        b, head = both // kv_heads, both % kv_heads
-        length, end = tl.load(lengths + b).to(tl.int32), tl.load(ends + b).to(tl.int32)
-        count = tl.load(counts + b).to(tl.int32)
-        base = tl.load(slots + b) * slot_stride + head * head_stride
-        line = block * ROWS + tl.arange(0, ROWS)  # new row n and query head g of the group
-        row, member = line // G, line % G
-        real = row < count
+        every = tl.arange(0, BATCH)
+        own, known = every < batch, tl.load(lengths + every, mask=every < batch, other=0).to(tl.int32)
+        used = own & (tl.load(counts + every, mask=own, other=0) > 0)
+        ended = tl.load(ends + every, mask=own, other=0).to(tl.int32)
+        chunks = tl.where(used, tl.cdiv(ended, _chunk(known, reach, MOST, UNIT)), 0)
+        upto, shares = tl.cumsum(chunks, 0), kv_heads * blocks
         d, j = tl.arange(0, D), tl.arange(0, KEYS)
-        flat = (tl.load(begins + b).to(tl.int32) + row) * (kv_heads * G) + head * G + member
-        q = tl.load(query + flat[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
-        tiles = tl.cdiv(tl.cdiv(end, KEYS), splits)
-        begin = split * tiles * KEYS
-        stop = tl.minimum(end, begin + tiles * KEYS)
-        stop = tl.where(count > 0, stop, begin)
-        text = tl.minimum(stop, tl.maximum(begin, length // KEYS * KEYS))  # tiles up to here are seen by every row
-        there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
-        top = tl.full((ROWS,), -float("inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        sums = tl.zeros((ROWS, D), tl.float32)
-        for start in range(begin, text, KEYS):
-            k, v = tl.load(there + start * D), tl.load(here + start * D)
-            score = tl.dot(q, k, input_precision=PRECISION) * scale
-            top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
-        for start in range(text, stop, KEYS):
-            at = start + j
-            inside = at < stop
-            k = tl.load(there + start * D, mask=inside[None, :], other=0.0)
-            v = tl.load(here + start * D, mask=inside[:, None], other=0.0)
-            scratch = at - length
-            asked = real[:, None] & (inside & (scratch >= 0))[None, :]
-            seen = tl.load(visible + (b * width + row)[:, None] * reach + scratch[None, :], mask=asked, other=0)
-            score = tl.dot(q, k, input_precision=PRECISION) * scale
-            score = tl.where((inside & (scratch < 0))[None, :] | (seen != 0), score, -float("inf"))
-            top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
-        written = line < width * G
-        if SHARED:
-            slab = (both * splits + split) * width * G + line
-            tl.store(part + slab[:, None] * D + d[None, :], tl.where(real[:, None], sums, 0.0), mask=written[:, None])
-            tl.store(peak + slab, tl.where(real, top, -float("inf")), mask=written)
-            tl.store(mass + slab, tl.where(real, total, 0.0), mask=written)
-        else:
-            found = tl.where(real[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
-            shown = written & (real | PADDED)  # padding's zeros, where padding has rows of its own
-            tl.store(out + flat[:, None] * D + d[None, :], found.to(out.dtype.element_ty), mask=shown[:, None])
+        for item in range(tl.program_id(0), tl.sum(chunks, 0) * shares, tl.num_programs(0)):
+            turn, head, block = item // shares, item % shares // blocks, item % blocks
+            b = tl.sum((upto <= turn).to(tl.int32), 0)
+            chunk = turn - tl.sum(tl.where(every < b, chunks, 0), 0)
+            length, end = tl.load(lengths + b).to(tl.int32), tl.load(ends + b).to(tl.int32)
+            count, packed = tl.load(counts + b).to(tl.int32), tl.load(begins + b).to(tl.int32)
+            base = tl.load(slots + b) * slot_stride + head * head_stride
+            size = _chunk(length, reach, MOST, UNIT)
+            begin = chunk * size
+            stop = tl.minimum(end, begin + size)
+            text = tl.minimum(stop, tl.maximum(begin, length // KEYS * KEYS))  # tiles up to here are seen by every row
+            there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
+            first, last = block * per, (block + 1) * per
+            line, row, real, flat = _lines(first, last, count, packed, head, kv_heads, G, ROWS)
+            q = tl.load(query + flat[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+            top, total, sums = _nothing_yet(ROWS, D)
+            if REST > 0:
+                line2, row2, real2, flat2 = _lines(first + ROWS, last, count, packed, head, kv_heads, G, REST)
+                q2 = tl.load(query + flat2[:, None] * D + d[None, :], mask=real2[:, None], other=0.0)
+                top2, total2, sums2 = _nothing_yet(REST, D)
+            for start in range(begin, text, KEYS):
+                k, v = tl.load(there + start * D), tl.load(here + start * D)
+                top, total, sums = _seen_by_all(q, k, v, scale, top, total, sums, PRECISION)
+                if REST > 0:
+                    top2, total2, sums2 = _seen_by_all(q2, k, v, scale, top2, total2, sums2, PRECISION)
+            for start in range(text, stop, KEYS):
+                at = start + j
+                k = tl.load(there + start * D, mask=(at < stop)[None, :], other=0.0)
+                v = tl.load(here + start * D, mask=(at < stop)[:, None], other=0.0)
+                top, total, sums = _seen_by_some(
+                    q, k, v, scale, visible, b * width + row, real, at, length, stop, reach, top, total, sums, PRECISION
+                )
+                if REST > 0:
+                    top2, total2, sums2 = _seen_by_some(
+                        q2, k, v, scale, visible, b * width + row2, real2, at, length, stop, reach, top2, total2, sums2,
+                        PRECISION,
+                    )  # fmt: skip
+            slab = ((b * kv_heads + head) * MOST + chunk).to(tl.int64) * (width * G)
+            _leave(part, peak, mass, slab, line, real, top, total, sums, D)
+            if REST > 0:
+                _leave(part, peak, mass, slab, line2, real2, top2, total2, sums2, D)
 
-    @triton.jit(do_not_specialize=["width", "kv_heads", "splits"])  # type: ignore[untyped-decorator]
-    def merge_splits(  # type: ignore[no-untyped-def]
-        part, peak, mass, counts, begins, out, width, kv_heads, splits,
-        G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    @triton.jit(do_not_specialize=["width", "kv_heads", "reach"])  # type: ignore[untyped-decorator]
+    def merge_chunks(  # type: ignore[no-untyped-def]
+        part, peak, mass, lengths, counts, begins, ends, out, width, kv_heads, reach, G: tl.constexpr, D: tl.constexpr,
+        MOST: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        """A row's chunks in their order, SPAN at a time."""
         if EARLY:
             wait_for_others()
         cell, head = tl.program_id(0), tl.program_id(1)
         b, new = cell // width, cell % width
-        d, split = tl.arange(0, D), tl.arange(0, SPLITS)
-        inside = split < splits
-        at = ((b * kv_heads + head // G) * splits + split) * width * G + new * G + head % G
-        parts = tl.load(part + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
-        peaks = tl.load(peak + at, mask=inside, other=-float("inf"))
-        masses = tl.load(mass + at, mask=inside, other=0.0)
-        real = (new + d * 0 < tl.load(counts + b)) | PADDED  # padding's zeros, where padding has rows of its own
+        real = new < tl.load(counts + b)
+        size = _chunk(tl.load(lengths + b).to(tl.int32), reach, MOST, UNIT)
+        chunks = tl.where(real, tl.cdiv(tl.load(ends + b).to(tl.int32), size), 0)
+        d, turn = tl.arange(0, D), tl.arange(0, SPAN)
+        first = ((b * kv_heads + head // G) * MOST).to(tl.int64) * (width * G) + new * G + head % G
+        top, total, sums = -float("inf"), 0.0, tl.zeros((D,), tl.float32)
+        for start in range(0, chunks, SPAN):
+            inside = start + turn < chunks
+            at = first + (start + turn) * (width * G)
+            parts = tl.load(part + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
+            peaks = tl.load(peak + at, mask=inside, other=-float("inf"))
+            masses = tl.load(mass + at, mask=inside, other=0.0)
+            higher = tl.maximum(top, tl.max(peaks, axis=0))
+            safe = tl.where(higher == -float("inf"), 0.0, higher)
+            fade, older = tl.exp2(peaks - safe), tl.exp2(top - safe)
+            total = total * older + tl.sum(masses * fade, axis=0)
+            sums = sums * older + tl.sum(parts * fade[:, None], axis=0)
+            top = higher
         row = tl.load(begins + b) + new
-        top = tl.max(peaks, axis=0)
-        fade = tl.exp2(peaks - tl.where(top == -float("inf"), 0.0, top))
-        total = tl.sum(masses * fade, axis=0)
-        merged = tl.sum(parts * fade[:, None], axis=0) / tl.where(total > 0, total, 1.0)
-        tl.store(out + (row * kv_heads * G + head) * D + d, merged.to(out.dtype.element_ty), mask=real)
+        merged = sums / tl.where(total > 0, total, 1.0)
+        shown = (d >= 0) & (real | PADDED)  # padding's zeros, where padding has rows of its own
+        tl.store(out + (row * kv_heads * G + head) * D + d, merged.to(out.dtype.element_ty), mask=shown)
+
+    @triton.jit(do_not_specialize=["batch", "kv_heads"])  # type: ignore[untyped-decorator]
+    def attend_prompts(  # type: ignore[no-untyped-def]
+        query, keys, values, slots, lengths, counts, begins, out, scale, batch, kv_heads, slot_stride, head_stride,
+        BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+        PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        """Many new rows after each text, every one of which sees those before it. The last lines see most, so they come
+        first; a program without lines has nothing to store."""
+        every = tl.arange(0, BATCH)
+        lines = tl.load(counts + every, mask=every < batch, other=0).to(tl.int32) * G
+        blocks = tl.cdiv(lines, ROWS)
+        upto, turn = tl.cumsum(blocks, 0), tl.sum(blocks, 0) - 1 - tl.program_id(0)
+        b = tl.sum(((upto <= turn) & (every < batch - 1)).to(tl.int32), 0)
+        block, head = turn - tl.sum(tl.where(every < b, blocks, 0), 0), tl.program_id(1)
+        length, count = tl.load(lengths + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+        count = tl.where(turn >= 0, count, 0)
+        base = tl.load(slots + b) * slot_stride + head * head_stride
+        packed, first = tl.load(begins + b).to(tl.int32), tl.maximum(block, 0) * ROWS
+        _line, row, real, flat = _lines(first, count * G, count, packed, head, kv_heads, G, ROWS)
+        d, j = tl.arange(0, D), tl.arange(0, KEYS)
+        q = tl.load(query + flat[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+        stop = tl.where(first < count * G, length + tl.minimum(count, (first + ROWS - 1) // G + 1), 0)
+        text = tl.minimum(stop, (length + first // G + 1) // KEYS * KEYS)  # tiles up to here are seen by every row
+        there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
+        top, total, sums = _nothing_yet(ROWS, D)
+        for start in range(0, text, KEYS):
+            k, v = tl.load(there + start * D), tl.load(here + start * D)
+            top, total, sums = _seen_by_all(q, k, v, scale, top, total, sums, PRECISION)
+        for start in range(text, stop, KEYS):
+            at = start + j
+            k = tl.load(there + start * D, mask=(at < stop)[None, :], other=0.0)
+            v = tl.load(here + start * D, mask=(at < stop)[:, None], other=0.0)
+            score = tl.dot(q, k, input_precision=PRECISION) * scale
+            score = tl.where(at[None, :] <= length + row[:, None], score, -float("inf"))
+            top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
+        found = sums / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + flat[:, None] * D + d[None, :], found.to(out.dtype.element_ty), mask=real[:, None])
 
     @triton.jit(do_not_specialize=["reach"])  # type: ignore[untyped-decorator]
     def move_path(  # type: ignore[no-untyped-def]

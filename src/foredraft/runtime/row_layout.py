@@ -86,6 +86,26 @@ def lay_out(
     )
 
 
+def lay_out_prompts(slot_table: SlotTable, rows: int, limits: Limits) -> RowLayout:
+    """The layout of `rows` rows that go on with committed texts, one run a text; nothing of it is scratch."""
+    turn = torch.arange(rows, device=slot_table.slot.device)
+    owner = torch.searchsorted(slot_table.begin.contiguous(), turn, right=True) - 1  # [T]
+    number = turn - slot_table.begin[owner]
+    place = slot_table.length[owner] + number
+    stored = (number < slot_table.count[owner]) & (place < limits.capacity)
+    return RowLayout(
+        slot=slot_table.slot.contiguous(),
+        length=slot_table.length.contiguous(),
+        count=slot_table.count.contiguous(),
+        begin=slot_table.begin.contiguous(),
+        end=slot_table.length + slot_table.count,
+        slot_of=slot_table.slot[owner],
+        position=place.clamp(max=limits.positions - 1),
+        place=torch.where(stored, place, NOWHERE),
+        visible=place.new_empty((len(slot_table.slot), rows, 0), dtype=torch.uint8),
+    )
+
+
 def see(seen: Tensor, slot: Tensor, first: Tensor, parent: Tensor | None, width: int) -> Tensor:
     """[B, W, S] uint8: the scratch rows that each of `width` new rows sees; parent [B, W], None = they go on a chain.
 

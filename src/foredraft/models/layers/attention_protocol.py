@@ -8,8 +8,8 @@ from torch import Tensor
 class AttendHeads:
     """Attention that rotates too. A layer that meets one calls `from_heads` instead of rotating itself."""
 
-    def from_heads(self, layer: int, heads: Tensor) -> Tensor:
-        """heads [T, H + 2 Hkv, D], not rotated -> [T, H * D]."""
+    def from_heads(self, layer: int, heads: Tensor, bias: Tensor | None = None) -> Tensor:
+        """heads [T, H + 2 Hkv, D], not rotated, and what is still to be added to them -> [T, H * D]."""
         raise NotImplementedError
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from ...kernels.activation import gated
 from ...kernels.norm import add_norm
 from .attention_protocol import AttendHeads
 from .gemv_narrow import fits, normed_gate, normed_product, product_added
+from .gemv_stream import LIBRARY_ROWS, StreamedLinear, multiply
 
 if TYPE_CHECKING:
     from ..decoder import Layer
@@ -29,12 +30,17 @@ class FusedPass:
 
     def through(self, layer: Layer, index: int, x: Tensor, following: Tensor | None) -> Tensor:
         """The stream after a usual layer. following: the norm with which the next one begins, None = not known."""
-        if fits(x, layer.out, layer.gate_up, layer.down):
+        if fits(x, layer.out, layer.gate_up):
             return self._narrow(layer, index, x)
         normed, self.normed = self.normed, None
         if normed is None:
             normed, x = layer.enter(x)
-        x, normed = add_norm(x, layer.out(self._mixed(layer, index, layer.qkv(normed))), layer.mlp_norm, layer.eps)
+        qkv: object = layer.qkv
+        if self._adds_bias(layer) and isinstance(qkv, StreamedLinear) and len(x) <= LIBRARY_ROWS:
+            mixed = self._mixed(layer, index, multiply(normed, qkv.weight, None, None, qkv.arrivals), qkv.bias)
+        else:
+            mixed = self._mixed(layer, index, layer.qkv(normed))
+        x, normed = add_norm(x, layer.out(mixed), layer.mlp_norm, layer.eps)
         inner = gated(layer.gate_up(normed))
         if following is None:
             return layer.down.add_to(x, inner)
@@ -42,17 +48,27 @@ class FusedPass:
         return x
 
     def _narrow(self, layer: Layer, index: int, x: Tensor) -> Tensor:
-        self.normed, entrance = None, layer.entrance
-        if entrance is not None and fits(x, layer.qkv):
-            qkv = normed_product(x, entrance, layer.eps, layer.qkv.weight)
+        self.normed, entrance, apart = None, layer.entrance, self._adds_bias(layer)
+        bias = None
+        if entrance is not None and fits(x, layer.qkv, biased=apart):
+            qkv, bias = normed_product(x, entrance, layer.eps, layer.qkv.weight), layer.qkv.bias
         else:
             h, x = layer.enter(x)
             qkv = layer.qkv(h)
-        x = product_added(self._mixed(layer, index, qkv), layer.out.weight, x.contiguous())
+        x = product_added(self._mixed(layer, index, qkv, bias), layer.out.weight, x.contiguous())
         inner = normed_gate(x, layer.mlp_norm, layer.eps, layer.gate_up.weight)
-        return product_added(inner, layer.down.weight, x)
+        if fits(inner, layer.down):
+            return product_added(inner, layer.down.weight, x)
+        return layer.down.add_to(x, inner)  # more inputs than the narrow kernel takes
 
-    def _mixed(self, layer: Layer, index: int, qkv: Tensor) -> Tensor:
+    @staticmethod
+    def _adds_bias(layer: Layer) -> bool:
+        """Whether the bias of queries, keys and values can wait for their rotation: no norm comes before that."""
+        return getattr(layer.qkv, "bias", None) is not None and layer.q_norm is None
+
+    def _mixed(self, layer: Layer, index: int, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is not None:
+            return self.attend.from_heads(index, qkv.view(len(qkv), -1, layer.head_dim), bias)
         return layer.mixed(qkv, qkv, qkv, self.attend, index)  # attention that takes heads needs no cos and sin
 
 

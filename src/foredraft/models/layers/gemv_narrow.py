@@ -35,14 +35,14 @@ MOST_NUMBERS = 32768  # weights that a program holds at once
 COLUMNS, GATE_COLUMNS = 8, 4  # outputs a program, and where each of them needs two sums
 
 
-def fits(x: Tensor, *products: object) -> bool:
-    """Whether these products go this way for x [T, ..]."""
+def fits(x: Tensor, *products: object, biased: bool = False) -> bool:
+    """Whether these products go this way for x [T, ..]; biased: without their biases, which somebody else adds."""
     known = triton is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and 1 <= len(x) <= MOST
-    return known and not torch.is_grad_enabled() and all(_narrow(product, x.dtype, len(x)) for product in products)
+    return known and not torch.is_grad_enabled() and all(_narrow(own, x.dtype, len(x), biased) for own in products)
 
 
-def _narrow(product: object, dtype: torch.dtype, rows: int) -> bool:
-    if type(product) not in (Linear, StreamedLinear) or product.bias is not None:  # type: ignore[attr-defined]
+def _narrow(product: object, dtype: torch.dtype, rows: int, biased: bool = False) -> bool:
+    if type(product) not in (Linear, StreamedLinear) or not (biased or product.bias is None):  # type: ignore[attr-defined]
         return False
     weight: Tensor = product.weight  # type: ignore[attr-defined]
     small = _goes_together(weight) or (rows <= ALONE and _goes_alone(weight))

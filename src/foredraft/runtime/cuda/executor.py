@@ -18,14 +18,17 @@ from ...models.decoder import Decoder
 from ...models.layers.attention_protocol import AttendHeads
 from ..base import FINAL, Output, Placement, Rows
 from ..kv_cache import KVCache
-from ..row_layout import Limits, RowLayout, SlotTable, lay_out, table_of, upload
-from ..torch.executor import TorchExecutor
+from ..row_layout import Limits, RowLayout, SlotTable, lay_out, lay_out_prompts, pinned, table_of, upload
+from ..torch.executor import TorchExecutor, chunks_of
 from .graphs import GraphCache
 from .pad_rows import pad_rows
+from .prompt_attention import Span, prompt_attention_fused, prompt_attention_reference, prompts_apart
 from .tree_attention import move_rows, rotate_and_store, tree_attention
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+PROMPT_ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # of a pass over prompts
+PROMPT_TEXTS = (1, 8, 64, 512)  # and their number; what fills them up costs next to nothing
 MOST_ROWS = 2048  # of a pass that is captured; larger ones hide their launches anyway
 
 
@@ -35,16 +38,30 @@ class TreeAttention(AttendHeads):
     def __init__(self, kv_cache: KVCache, rotations: Tensor, layout: RowLayout) -> None:
         self.kv_cache, self.rotations, self.layout = kv_cache, rotations, layout
 
-    def from_heads(self, layer: int, heads: Tensor) -> Tensor:
-        return self._attend(layer, heads, self.rotations)
+    def from_heads(self, layer: int, heads: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._attend(layer, heads, self.rotations, bias)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend(layer, torch.cat((q, k, v), dim=1), None)
+        return self._attend(layer, torch.cat((q, k, v), dim=1), None, None)
 
-    def _attend(self, layer: int, heads: Tensor, rotations: Tensor | None) -> Tensor:
+    def _attend(self, layer: int, heads: Tensor, rotations: Tensor | None, bias: Tensor | None) -> Tensor:
         keys, values = self.kv_cache.layer(layer)
-        query = rotate_and_store(heads, rotations, self.layout, keys, values)
+        query = rotate_and_store(heads, rotations, self.layout, keys, values, bias)
+        return self.attention(query, keys, values)
+
+    def attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return tree_attention(query, self.layout, keys, values)
+
+
+class PromptAttention(TreeAttention):
+    """The same for prompts: many rows, each of which sees all before it."""
+
+    spans: Sequence[Span] = ()  # where the host knows them; then torch's own attention is used
+
+    def attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.spans:
+            return prompt_attention_reference(query, self.spans, keys, values)
+        return prompt_attention_fused(query, self.layout, keys, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,49 @@ class GraphExecutor(TorchExecutor):
     def capturing(self) -> GraphExecutor | None:
         """Itself; while some slot has an adapter nobody, since which rows those are would be captured with a pass."""
         return None if self._adapted else self
+
+    @torch.no_grad()
+    def prefill(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()
+    ) -> list[dict[int, Tensor]]:
+        """Prompts in passes of up to PROMPT_ROWS[-1] rows, which are captured by their number of rows and of texts."""
+        if any(slot in self._adapted for slot in slots):
+            return super().prefill(slots, tokens, taps)
+        self.kv_cache.check_growth(slots, [len(prompt) for prompt in tokens])
+        self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that were not committed
+        none = torch.empty((0, self.hidden_size), dtype=self.dtype, device=self.device)
+        parts: list[dict[int, list[Tensor]]] = [{tap: [none] for tap in taps} for _ in slots]
+        for who, runs in chunks_of(tokens, PROMPT_ROWS[-1]):
+            chosen, counts = [slots[b] for b in who], [len(run) for run in runs]
+            hidden = self._read(Rows.chains(chosen, runs, torch.device("cpu")), taps)
+            self.commit(chosen, counts)
+            for tap in taps:
+                for b, states in zip(who, torch.split(hidden[tap], counts), strict=True):
+                    parts[b][tap].append(states)
+        return [{tap: torch.cat(seen) for tap, seen in part.items()} for part in parts]
+
+    def _read(self, rows: Rows, taps: Collection[int]) -> dict[int, Tensor]:
+        """Tapped states of rows, which are chains and given on the host."""
+        total, known = len(rows.token), [self.kv_cache.lengths[slot] for slot in rows.slots]
+        size, batch = fitting(total, PROMPT_ROWS), fitting(len(rows.slots), PROMPT_TEXTS)
+        columns = self._columns(rows, [0] * len(rows.slots))
+        inputs = (table_of(columns, batch, self.device), pinned([rows.token.tolist()], self.device)[0])
+        apart = prompts_apart(self.device, self.dtype, rows.counts)
+        spans = [Span(*each) for each in zip(rows.slots, columns[-1], rows.counts, known, strict=True)] if apart else []
+
+        def body(table: Tensor, token: Tensor) -> dict[int, Tensor]:
+            layout = lay_out_prompts(SlotTable.of(table), len(token), self.limits)
+            attend = PromptAttention(self.kv_cache, self.decoder.rotations, layout)
+            attend.spans = spans
+            inner = [tap for tap in taps if tap != FINAL]
+            stream, hidden = self.decoder.run(self.decoder.embed(token), layout.position, attend, None, inner)
+            return hidden | ({FINAL: self.decoder.finish(stream)} if FINAL in taps else {})
+
+        if apart:
+            return body(*(given.to(self.device, non_blocking=True) for given in inputs))
+        key = ("prompts", size, batch, tuple(sorted(taps)), self.decoder.mode)
+        hidden = self.graphs.run(key, body, inputs, [(5, batch), (size,)], after=1, shared=True)
+        return {tap: states[:total].clone() for tap, states in hidden.items()}
 
     @torch.no_grad()
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:

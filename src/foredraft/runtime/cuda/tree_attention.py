@@ -6,6 +6,9 @@ after it those that the layout's `visible` names. On other devices than CUDA the
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,16 +18,55 @@ from ..row_layout import NOWHERE, RowLayout
 try:
     import triton
 
-    from ...kernels.tree_rows import attend_rows, merge_splits, move_path, rotate_rows
+    from ...kernels.tree_rows import attend_chunks, merge_chunks, move_path, rotate_rows
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 
-TILE = 64  # keys that a program looks at together
-LINES = 64  # at most, of queries that a program holds: new rows times query heads of a key head
-PROGRAMS = 132  # enough for every multiprocessor of a large GPU
-MOST_SPLITS = 16  # programs among which the keys of one sequence are shared out; a power of two
-WARPS, STAGES, MERGE_WARPS = 4, 2, 1
+UNIT = 128  # keys; a chunk of a text is a multiple of as many
+ITEMS = 256  # chunks of one long text, of all key heads together: two for each multiprocessor of a large GPU
+LEAST_CHUNKS, MOST_CHUNKS = 16, 64  # of a key head
+PART_BYTES = 1 << 28  # of unmerged sums; passes of very many rows get fewer chunks
+SPAN, MERGE_WARPS = 16, 1  # chunks that are merged together
+enabled = True  # False: the references on every device
 LOG2_E = 1.4426950408889634  # the kernels work with powers of two
+
+
+class Tiles(NamedTuple):
+    """How attention is cut up. A line is a new row and one of the query heads that share a key head."""
+
+    lines: int  # at most, that a program holds: a power of two
+    rest: int  # lines more in a second tile, where these do not suffice: 33 rows of 4 heads are 128 + 4 lines
+    keys: int  # that are read together; divides UNIT
+    warps: int
+    stages: int  # tiles that are read ahead, and one
+    programs: int  # of a multiprocessor
+
+
+# With 64 lines or more products pass through wgmma where there is one, else mma.
+FEW_LINES = Tiles(32, 0, 64, 4, 3, 2)
+MORE_LINES = Tiles(64, 0, 64, 4, 3, 2)
+MANY_LINES = Tiles(128, 16, 64, 8, 3, 1)
+SMALL_MEMORY = Tiles(64, 0, 32, 4, 2, 2)  # below 160 KiB of shared memory, and for float32
+ROOM = 160 << 10
+
+
+def tiles_for(lines: int, dtype: torch.dtype, device: torch.device, wanted: Tiles | None = None) -> Tiles:
+    """By the lines of a key head, or those that are wanted, where there is memory for them."""
+    room, _ = _device(device)
+    if dtype == torch.float32 or room < ROOM:
+        return SMALL_MEMORY._replace(lines=32) if dtype == torch.float32 else SMALL_MEMORY
+    if wanted is not None:
+        return wanted
+    return FEW_LINES if lines <= FEW_LINES.lines else MORE_LINES if lines <= MORE_LINES.lines else MANY_LINES
+
+
+@cache
+def _device(device: torch.device) -> tuple[int, int]:
+    """Shared memory of a program, and multiprocessors; of the interpreter something small."""
+    if device.type != "cuda":
+        return 1 << 20, 3
+    known = torch.cuda.get_device_properties(device)
+    return getattr(known, "shared_memory_per_block_optin", ROOM), known.multi_processor_count
 
 
 def can_attend(dim: int) -> bool:
@@ -36,35 +78,52 @@ def can_attend(dim: int) -> bool:
 
 
 def rotate_and_store(
-    heads: Tensor, rotations: Tensor | None, layout: RowLayout, keys: Tensor, values: Tensor
+    heads: Tensor,
+    rotations: Tensor | None,
+    layout: RowLayout,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """heads [T, H + 2 Hkv, D] -> queries [T, H, D]; keys and values go to their places.
+    """heads [T, H + 2 Hkv, D] (+ bias) -> queries [T, H, D]; keys and values go to their places.
 
     rotations [positions, 2, D] as `models.layers.rope` makes them; None = queries and keys are rotated already.
     """
-    if not heads.is_cuda:
-        return rotate_and_store_reference(heads, rotations, layout, keys, values)
-    return rotate_and_store_fused(heads.contiguous(), rotations, layout, keys, values)
+    if not heads.is_cuda or not enabled:
+        return rotate_and_store_reference(heads, rotations, layout, keys, values, bias)
+    return rotate_and_store_fused(heads.contiguous(), rotations, layout, keys, values, bias)
 
 
 def rotate_and_store_fused(
-    heads: Tensor, rotations: Tensor | None, layout: RowLayout, keys: Tensor, values: Tensor
+    heads: Tensor,
+    rotations: Tensor | None,
+    layout: RowLayout,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
     rows, count, dim = heads.shape
     kv_heads = keys.shape[1]
     query = heads.new_empty((rows, count - 2 * kv_heads, dim))
     rotate_rows[(rows, count)](
-        heads, heads if rotations is None else rotations, layout.position, layout.place, layout.slot_of,
-        query, keys, values, count, kv_heads, keys.stride(0), keys.stride(1), D=dim, TURN=rotations is not None,
+        heads, heads if bias is None else bias, heads if rotations is None else rotations,
+        layout.position, layout.place, layout.slot_of, query, keys, values,
+        count, kv_heads, keys.stride(0), keys.stride(1), D=dim, BIAS=bias is not None, TURN=rotations is not None,
         num_warps=max(1, dim // 128), **early(heads),
     )  # fmt: skip
     return query
 
 
 def rotate_and_store_reference(
-    heads: Tensor, rotations: Tensor | None, layout: RowLayout, keys: Tensor, values: Tensor
+    heads: Tensor,
+    rotations: Tensor | None,
+    layout: RowLayout,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
     kv_heads = keys.shape[1]
+    heads = heads if bias is None else heads + bias.view(heads.shape[1:])
     q, k, v = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if rotations is not None:
         cos, sin = rotations[layout.position].chunk(2, dim=1)
@@ -84,38 +143,56 @@ def rotate_and_store_reference(
 
 def tree_attention(query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor) -> Tensor:
     """query [T, H, D] -> [T, H * D]; padding gets zeros."""
-    if not query.is_cuda:
+    if not query.is_cuda or not enabled:
         return tree_attention_reference(query, layout, keys, values)
     return tree_attention_fused(query, layout, keys, values)
 
 
-def tree_attention_fused(query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor) -> Tensor:
-    """The keys of few sequences are shared out among several programs each, whose parts are merged afterwards."""
+def tree_attention_fused(
+    query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor, tiles: Tiles | None = None
+) -> Tensor:
+    """Every text is cut into chunks by its own length; programs take them in turn, and their parts are merged."""
     rows, heads, dim = query.shape
     (batch, width, reach), kv_heads = layout.visible.shape, keys.shape[1]
     group = heads // kv_heads
-    block = max(16, min(LINES, triton.next_power_of_2(width * group)))
-    blocks = triton.cdiv(width * group, block)
-    splits = max(1, min(MOST_SPLITS, PROGRAMS // (batch * kv_heads * blocks)))
+    tiles = tiles or tiles_for(width * group, query.dtype, query.device)
+    blocks, per, block, rest = cut_lines(width * group, tiles)
+    most = most_chunks(kv_heads, keys.shape[2], batch * width * heads * dim * 4)
+    shape = (batch * kv_heads, most, width * group)
+    part = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
+    peak, mass = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
     out = torch.empty((rows, heads * dim), dtype=query.dtype, device=query.device)
-    part = peak = mass = out
-    if splits > 1:
-        shape = (batch * kv_heads, splits, width * group)
-        part = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
-        peak, mass = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
-    padded = rows == batch * width
-    attend_rows[(batch * kv_heads, blocks, splits)](
+    programs = min(batch * kv_heads * blocks * most, tiles.programs * _device(query.device)[1])
+    attend_chunks[(programs,)](
         query, keys, values, layout.slot, layout.length, layout.count, layout.begin, layout.end, layout.visible,
-        part, peak, mass, out, dim**-0.5 * LOG2_E, width, kv_heads, reach, splits, keys.stride(0), keys.stride(1),
-        G=group, D=dim, ROWS=block, KEYS=TILE, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        SHARED=splits > 1, PADDED=padded, num_warps=WARPS, num_stages=STAGES, **early(query),
+        part, peak, mass, dim**-0.5 * LOG2_E, batch, width, kv_heads, blocks, per, reach,
+        keys.stride(0), keys.stride(1), BATCH=triton.next_power_of_2(batch), G=group, D=dim, ROWS=block, REST=rest,
+        KEYS=tiles.keys, MOST=most, UNIT=UNIT, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps, num_stages=tiles.stages, **early(query),
     )  # fmt: skip
-    if splits > 1:  # a kernel of its own spreads this over all multiprocessors; the last program to arrive was slower
-        merge_splits[(batch * width, heads)](
-            part, peak, mass, layout.count, layout.begin, out, width, kv_heads, splits,
-            G=group, D=dim, SPLITS=triton.next_power_of_2(splits), PADDED=padded, num_warps=MERGE_WARPS, **early(query),
-        )  # fmt: skip
+    # A kernel of its own spreads this over all multiprocessors; the last program to arrive was slower.
+    merge_chunks[(batch * width, heads)](
+        part, peak, mass, layout.length, layout.count, layout.begin, layout.end, out, width, kv_heads, reach,
+        G=group, D=dim, MOST=most, UNIT=UNIT, SPAN=SPAN, PADDED=rows == batch * width, num_warps=MERGE_WARPS,
+        **early(query),
+    )  # fmt: skip
     return out
+
+
+def cut_lines(lines: int, tiles: Tiles) -> tuple[int, int, int, int]:
+    """Blocks, lines of each, and the sizes of the two tiles that hold them (0 = no second one)."""
+    blocks = -(-lines // (tiles.lines + tiles.rest))
+    per = -(-lines // blocks)
+    rest = tiles.rest if per > tiles.lines else 0
+    return blocks, per, max(16, min(tiles.lines, 1 << (per - 1).bit_length())), rest
+
+
+def most_chunks(kv_heads: int, capacity: int, bytes_each: int) -> int:
+    """Into how many chunks a text is cut at most; bytes_each: of their parts, if every text had one chunk."""
+    most = max(LEAST_CHUNKS, min(MOST_CHUNKS, ITEMS // kv_heads))
+    while most > 1 and most * bytes_each > PART_BYTES:
+        most //= 2
+    return max(1, min(most, -(-capacity // UNIT)))
 
 
 def tree_attention_reference(query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor) -> Tensor:
@@ -148,7 +225,7 @@ def move_rows(data: Tensor, slot: Tensor, length: Tensor, count: Tensor, keep: T
     data [L, 2, slots, Hkv, capacity, D]; slot, length and count are [B], keep is [B, A]. Slot -1 is padding, never the
     first of a batch.
     """
-    if not data.is_cuda:
+    if not data.is_cuda or not enabled:
         return move_rows_reference(data, slot, length, count, keep)
     return move_rows_fused(data, slot, length, count, keep.contiguous())
 

@@ -100,7 +100,7 @@ class TorchExecutor:
         self.kv_cache.check_growth(slots, [len(prompt) for prompt in tokens])
         self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that were not committed
         parts: list[dict[int, list[Tensor]]] = [{tap: [] for tap in taps} for _ in slots]
-        for who, runs in _chunks(tokens, CHUNK):
+        for who, runs in chunks_of(tokens, CHUNK):
             chosen = [slots[b] for b in who]
             out = self.forward(Rows.chains(chosen, runs, self.device), taps, logits=False)
             self.commit(chosen, [len(run) for run in runs])
@@ -206,7 +206,7 @@ class TorchExecutor:
         self.kv_cache.restore(slot, snapshot)
 
 
-def _chunks(tokens: Sequence[Sequence[int]], size: int) -> Iterator[tuple[list[int], list[Sequence[int]]]]:
+def chunks_of(tokens: Sequence[Sequence[int]], size: int) -> Iterator[tuple[list[int], list[Sequence[int]]]]:
     """Cut prompts into passes of at most `size` tokens; short prompts share a pass."""
     who: list[int] = []
     runs: list[Sequence[int]] = []
