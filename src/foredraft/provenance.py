@@ -78,6 +78,11 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def own_version() -> str:
+    """foredraft's own; a copy that runs without having been installed has none to tell."""
+    return versions(["foredraft"]).get("foredraft", "source")
+
+
 def device() -> dict[str, Any]:
     """The processor, and the GPU if torch sees one."""
     found: dict[str, Any] = {"cpu": cpu_model(), "cores": usable_cores()}

@@ -6,10 +6,10 @@ import hashlib
 import time
 from collections.abc import Callable
 from functools import cached_property
-from importlib.metadata import version
 
 from ..engine import Request
 from ..engine.validation import check_request
+from ..provenance import own_version
 from ..recipes import LLM
 from .admission import Admission, BodyBudget
 from .api.api_errors import ApiError, bad_request
@@ -122,7 +122,7 @@ class Service:
     def fingerprint(self) -> str:
         """What a seed's text depends on: model, precision, executor, version."""
         target = self.worker.llm.target
-        parts = (target.name, target.dtype, target.executor.name, version("foredraft"))
+        parts = (target.name, target.dtype, target.executor.name, own_version())
         return "fp_" + hashlib.sha256("/".join(parts).encode()).hexdigest()[:12]
 
     def close(self) -> None:

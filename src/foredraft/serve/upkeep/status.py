@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client.metrics_core import Metric
 from starlette.responses import Response
 
+from ...provenance import own_version
 from ..engine_thread import State
 from ..page import page_file
 from ..service import Service
@@ -41,7 +41,7 @@ def status(service: Service) -> APIRouter:
 def describe(service: Service) -> Document:
     """The whole page as one document."""
     worker, metrics = service.worker, list(service.metrics.registry.collect())
-    found: Document = {"state": worker.health, "version": version("foredraft"), "model": service.settings.model_name}
+    found: Document = {"state": worker.health, "version": own_version(), "model": service.settings.model_name}
     found |= {"seconds": time.monotonic() - service.born, "served": None, "learning": None}
     if worker.state is not State.LOADING and hasattr(worker, "methods"):
         found |= {"served": _served(service), "learning": _learning(service)}
