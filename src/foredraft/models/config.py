@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ForedraftError, UsageError
+from .quantisation.schemes import why_unreadable
 
 EXPERTS = ("mixtral", "qwen3_moe")  # families whose MLPs are mixtures of experts
 GEMMA = "gemma3_text"
@@ -120,9 +121,8 @@ def why_foreign(raw: Mapping[str, Any]) -> str | None:
         (gemma or all(t == "full_attention" for t in raw.get("layer_types") or ()), "layers with sliding attention"),
         (not raw.get("attn_logit_softcapping") and not raw.get("final_logit_softcapping"), "softcapped logits"),
         (not raw.get("use_bidirectional_attention"), "bidirectional attention"),
-        (not raw.get("quantization_config"), "quantised weights"),
     )
-    return next((reason for ok, reason in checks if not ok), None)
+    return next((reason for ok, reason in checks if not ok), None) or why_unreadable(raw)
 
 
 def runs_natively(raw: Mapping[str, Any]) -> bool:

@@ -26,18 +26,22 @@ from ..models import (
     runs_natively,
     source_file,
 )
-from ..models.config import EXPERTS, GEMMA, read_json, why_foreign
+from ..models.config import EXPERTS, FAMILIES, GEMMA, read_json, why_foreign
 from ..models.heads.delta import load_tuned
+from ..models.layers.gemv_narrow import WIDEST_ALONE
 from ..models.layers.peft_adapter import read_adapter
 from ..models.load.folders import silent
 from ..models.load.names import tuned_folder
 from ..models.load.quantised import load_quantised
 from ..models.load.shared_weights import shared_decoder, why_apart
+from ..models.quantisation.gguf_matrix import load_gguf
+from ..models.quantisation.packed_decoder import load_folder
+from ..models.quantisation.schemes import why_unreadable
 from ..runtime import Executor, executor_for
 from ..runtime.guided import Guidance, GuidedExecutor
 
 log = logging.getLogger("foredraft")
-BITS = {"int8": 8, "int4": 4}  # of `quantize`
+BITS = {"int8": 8, "int4": 4, "fp8": 8}  # of `quantize`
 DEVICE_MAPS = ("auto", "tensor")  # layer after layer over this machine's devices; every layer over torchrun's processes
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -130,12 +134,15 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         raise UsageError(f"{name} is a GGUF file, quantised as it is; --quantize is for Hugging Face folders")
     folder = resolve(name, progress, weights=False)
     device, dtype = place.torch_device(), place.dtype_name()
+    if place.quantize == "fp8" and device.type != "cuda":
+        raise UsageError("fp8 weights are for CUDA; on a CPU --quantize takes int8 or int4")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ForedraftError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
     if place.slots < 1:
         raise UsageError("the batch size must be at least 1")
     executor: Executor
     raw = read_json(folder / "config.json")
+    _check_quantised(name, raw, bits)
     in_torch = raw.get("model_type") in (GEMMA, *EXPERTS)
     if device.type == "cpu" and in_torch:
         log.info("%s: the native executor knows no %s: passes run in torch", name, raw["model_type"])
@@ -163,12 +170,21 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     return Loaded(name, folder, executor, tokenizer, frozenset(eos_ids(folder)), dtype, device)
 
 
+def _check_quantised(name: str, raw: Mapping[str, Any], bits: int | None) -> None:
+    """Refuse folders whose weights are quantised in a way that we cannot read, or once more."""
+    reason = why_unreadable(raw) if raw.get("model_type") in FAMILIES else None
+    if reason is not None:
+        raise UsageError(f"{name}: {reason}")
+    if bits is not None and raw.get("quantization_config"):
+        raise UsageError(f"{name} is quantised as it is; leave --quantize out")
+
+
 def _spread(folder: Path, dtype: torch.dtype, place: Place) -> Executor:
     """A model that is too large for one device, in its own code."""
     if place.device_map not in DEVICE_MAPS:
         raise unknown_name("device map", str(place.device_map), DEVICE_MAPS)
     if place.quantize is not None:
-        raise UsageError("--quantize is for models on one CPU; leave it out, or --device-map")
+        raise UsageError("--quantize is for models on one device; leave it out, or --device-map")
     if place.device_map == "tensor":
         from ..runtime.hf.tensor_parallel import load_part
 
@@ -247,6 +263,10 @@ def _decoder(
         quantised = load_quantised(folder, lambda: gguf_source(name, progress), progress)
         if quantised is not None:
             return quantised
+    if packed and tuned is None and device.type == "cuda":
+        kept = _kept_quantised(name, folder, raw, dtype, device, place, progress)
+        if kept is not None:
+            return kept
     resolve(name, progress)  # from here on the weights are wanted as numbers
     precision = torch.float32 if packed and stored == "float32" else dtype  # packing looks at what the file holds
     if tuned is None:
@@ -256,6 +276,30 @@ def _decoder(
     if packed:
         pack(decoder, dtype, place.bits())
     return decoder
+
+
+def _kept_quantised(
+    name: str,
+    folder: Path,
+    raw: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    place: Place,
+    progress: Progress,
+) -> Decoder | None:
+    """A decoder on a GPU whose products stay quantised, or are rounded on request; None where they are wanted wide.
+
+    Narrow models are: their products are read in less time than a launch takes, and fused kernels want plain numbers.
+    """
+    if place.quantize is not None:
+        resolve(name, progress)
+        return load_folder(folder, dtype, device, rounding=place.quantize, progress=progress)
+    if int(raw["hidden_size"]) <= WIDEST_ALONE:
+        return None
+    source = gguf_source(name, progress)
+    if source is not None:
+        return load_gguf(folder, source, dtype, device, progress)
+    return load_folder(folder, dtype, device, progress=progress) if raw.get("quantization_config") else None
 
 
 def gguf_source(name: str, progress: Progress) -> Path | None:

@@ -76,7 +76,7 @@ MEASURED: dict[tuple[int, int, int, int], Plan] = {
 
 def plan_for(rows: int, outputs: int, inputs: int, size: int) -> Plan:
     """The measured plan, or one by rule: rows are padded to 8, 16, 32 or more, and all multiprocessors get work."""
-    padded = sum(_pieces(rows))
+    padded = sum(pieces(rows))
     measured = MEASURED.get((padded, outputs, inputs, size))
     if measured is not None:
         return measured
@@ -147,23 +147,25 @@ def multiply_fused(
     """The kernel, for at most FEW_ROWS rows."""
     (rows, inputs), outputs = x.shape, len(weight)
     plan = plan or plan_for(rows, outputs, inputs, weight.element_size())
-    few, more = _pieces(rows)
+    few, more = pieces(rows)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    partial = out
+    partial, form = out, _form(x, weight)
     if plan.splits > 1:
         partial = torch.empty((plan.splits, rows, outputs), dtype=torch.float32, device=x.device)
         arrivals = arrivals_for(weight) if arrivals is None else arrivals
+    if form == "fp8":  # as bytes: before sm_89 Triton knows no such numbers
+        weight = weight.view(torch.int8)
     streamed_product[(triton.cdiv(outputs, plan.columns), plan.splits)](
         x.contiguous(), weight, out if scale is None else scale, out if residual is None else residual.contiguous(),
         out, partial, out if arrivals is None else arrivals, rows, outputs, inputs,
         ROWS=few, MORE=more, COLUMNS=plan.columns, DEPTH=plan.depth, SPLITS=plan.splits,
-        FORM=_form(x, weight), SCALED=scale is not None, ADD=residual is not None,
+        FORM=form, SCALED=scale is not None, ADD=residual is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     return out
 
 
-def _pieces(rows: int) -> tuple[int, int]:
+def pieces(rows: int) -> tuple[int, int]:
     """Rows are padded to one piece of 8, 16 or 32, or to 32 and a second piece."""
     first, left = min(rows, 32), max(rows - 32, 0)
     return max(8, _power(first)), max(8, _power(left)) if left else 0
@@ -176,4 +178,9 @@ def _power(number: int) -> int:
 def _form(x: Tensor, weight: Tensor) -> str:
     """How weights are turned wide: by bits, in words of the GPU that the interpreter does not know, or by a cast."""
     forms = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
-    return forms.get(weight.dtype, "cast") if x.is_cuda and x.dtype == torch.bfloat16 else "cast"
+    return forms.get(weight.dtype, "cast") if has_words(x) else "cast"
+
+
+def has_words(x: Tensor) -> bool:
+    """Whether a kernel may turn weights wide for x in words of NVIDIA's GPUs."""
+    return x.is_cuda and x.dtype == torch.bfloat16 and torch.version.hip is None

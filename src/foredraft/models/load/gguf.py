@@ -67,7 +67,7 @@ def convert_gguf(path: Path | str, out_folder: Path | str, progress: Progress = 
         if weights:
             _write_weights(file, config, dtype, folder / SINGLE, progress)
         else:
-            _sources(file, config)
+            sources_of(file, config)
         write_tokenizer(vocabulary(file), folder)
         raw["torch_dtype"] = str(dtype).removeprefix("torch.")
         generation = {k: raw[k] for k in ("bos_token_id", "eos_token_id") if k in raw}
@@ -180,7 +180,15 @@ def vocabulary(file: GgufFile) -> Vocabulary:
     )
 
 
-def _sources(file: GgufFile, config: ModelConfig) -> dict[str, Any]:
+def row_order(file: GgufFile, hf: str, config: ModelConfig) -> Tensor | None:
+    """The order of a tensor's rows that we want: q and k of the llama architecture have other channels together."""
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(hf.split(".")[-2])
+    if file.architecture != "llama" or heads is None:
+        return None
+    return halves_from_pairs(torch.arange(heads * config.head_dim), heads)
+
+
+def sources_of(file: GgufFile, config: ModelConfig) -> dict[str, Any]:
     """The file's tensors by their Hugging Face names: those that the config wants, no others."""
     wanted = slots(config)
     sources = {hf: t for name, t in file.tensors.items() if name != ROPE_FACTORS and (hf := gguf_to_hf(name))}
@@ -193,7 +201,7 @@ def _sources(file: GgufFile, config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_weights(file: GgufFile, config: ModelConfig, dtype: torch.dtype, path: Path, progress: Progress) -> None:
-    wanted, sources = slots(config), _sources(file, config)
+    wanted, sources = slots(config), sources_of(file, config)
     announced = [(name, tuple(int(n) for n in reversed(sources[name].shape))) for name in wanted]
     total = sum(int(sources[name].n_elements) for name in wanted)
     done = 0
@@ -209,15 +217,16 @@ def _blocks(file: GgufFile, name: str, tensor: Any, config: ModelConfig) -> Iter
     """A tensor's values in float32, some rows at a time; q and k of the llama architecture whole, to reorder them."""
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
     if file.architecture == "llama" and heads is not None:
-        yield halves_from_pairs(_dequantised(file, tensor, slice(None)), heads)
+        yield halves_from_pairs(dequantised(file, tensor, slice(None)), heads)
         return
     rows = max(1, BLOCK_ELEMENTS // int(tensor.shape[0]))
     count = len(tensor.data) if len(tensor.shape) > 1 else 1
     for start in range(0, count, rows):
-        yield _dequantised(file, tensor, slice(start, start + rows) if count > 1 else slice(None))
+        yield dequantised(file, tensor, slice(start, start + rows) if count > 1 else slice(None))
 
 
-def _dequantised(file: GgufFile, tensor: Any, rows: slice) -> Tensor:
+def dequantised(file: GgufFile, tensor: Any, rows: slice) -> Tensor:
+    """A tensor's values in float32."""
     import gguf
 
     try:
@@ -239,7 +248,7 @@ def _rope_scaling(file: GgufFile, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama3_scaling(file: GgufFile, raw: Mapping[str, Any]) -> dict[str, Any]:
     """llama.cpp keeps only the resulting factors: recover Meta's parameters and check that they give the same ones."""
-    factors = _dequantised(file, file.tensors[ROPE_FACTORS], slice(None))
+    factors = dequantised(file, file.tensors[ROPE_FACTORS], slice(None))
     scaling = {
         "rope_type": "llama3",
         "factor": round(float(factors.max()), 4),

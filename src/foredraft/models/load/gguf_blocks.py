@@ -170,11 +170,16 @@ def tiles_of(kind: str, data: Bytes, words: bool) -> Tiles:
     return _grid4(blocks) if not words and kind in ("Q4_0", "Q4_1") else blocks.tiles()
 
 
-def _q8_0(data: Bytes) -> Tiles:
+def fields_of_q8_0(data: Bytes) -> tuple[Tensor, Tensor]:
+    """Codes [rows, blocks, 32] and d [rows, blocks]."""
     blocks = _blocks(data, 34)
-    codes = torch.from_numpy(np.ascontiguousarray(blocks[..., 2:]).view(np.int8))
+    return torch.from_numpy(np.ascontiguousarray(blocks[..., 2:]).view(np.int8)), _halves(blocks[..., :2])
+
+
+def _q8_0(data: Bytes) -> Tiles:
+    codes, d = fields_of_q8_0(data)
     rows, count, _ = codes.shape
-    scales = _halves(blocks[..., :2]).float().view(rows // native.COLUMNS, native.COLUMNS, count)
+    scales = d.float().view(rows // native.COLUMNS, native.COLUMNS, count)
     scales = scales.transpose(1, 2).contiguous()[:, :, None]
     return Tiles(GRID8, rows, count * 32, pack_bytes(in_order(codes)), scales)
 

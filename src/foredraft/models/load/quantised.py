@@ -25,9 +25,9 @@ from ..layers.rope import rotation_table
 from ..native.tile_file import TileWriter, read_tiles
 from ..native.tiles import BF16, Tiles
 from .folders import Progress, locked, silent
-from .gguf import GgufFile, open_gguf
+from .gguf import GgufFile, open_gguf, row_order
 from .gguf_blocks import KINDS, Bytes, tiles_of
-from .weight_names import Slot, gguf_to_hf, halves_from_pairs, slots
+from .weight_names import Slot, gguf_to_hf, slots
 
 VERSION = 2  # rises with the layouts of formats.h
 PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight", "embedding")
@@ -114,7 +114,7 @@ def _write(file: GgufFile, config: ModelConfig, path: Path, words: bool, progres
         for done, (name, parts) in enumerate(wanted.items()):
             progress(f"packing {file.path.name}", done, len(wanted))
             ordered = sorted(parts, key=lambda part: part[0].start)
-            rows: list[Rows] = [(sources[hf], _order(file, hf, config)) for _, hf in ordered]
+            rows: list[Rows] = [(sources[hf], row_order(file, hf, config)) for _, hf in ordered]
             if name.endswith(PRODUCTS):
                 about[name] = _write_product(writer, name, rows, words)
             else:
@@ -163,14 +163,6 @@ def _tiles(kind: str, run: list[Rows], name: str, words: bool) -> Iterator[Tiles
             raise Unsupported(f"{name} has {len(data)} rows, no multiple of {native.COLUMNS}")
         for at in range(0, len(data), ROWS_AT_ONCE):
             yield tiles_of(kind, np.ascontiguousarray(data[at : at + ROWS_AT_ONCE]).view(np.uint8), words)
-
-
-def _order(file: GgufFile, hf: str, config: ModelConfig) -> Tensor | None:
-    """The order of rows that we want: q and k of the llama architecture have other channels together."""
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(hf.split(".")[-2])
-    if file.architecture != "llama" or heads is None:
-        return None
-    return halves_from_pairs(torch.arange(heads * config.head_dim), heads)
 
 
 def _plain(tensor: Any, order: Tensor | None) -> Tensor:

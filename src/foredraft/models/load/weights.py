@@ -1,7 +1,7 @@
 """Reads a Hugging Face folder (config.json and safetensors) into a `Decoder`, one small piece at a time.
 
 Peak memory is the decoder itself plus one read buffer, whatever dtype the file has. It refuses to know other formats:
-GGUF and llama2.c files become such folders first.
+GGUF and llama2.c files become such folders first. Quantised folders are read by `quantisation.packed_decoder`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ def load_decoder(folder: Path | str, dtype: torch.dtype = torch.float32, device:
     """The model of a folder, frozen (no gradients) until the caller says otherwise."""
     folder = Path(folder)
     config = ModelConfig.from_folder(folder)
+    if read_json(folder / "config.json").get("quantization_config"):
+        from ..quantisation.packed_decoder import load_folder
+
+        return load_folder(folder, dtype, device, packed=False)
     files = weight_files(folder)
     decoder = Decoder.empty(config, dtype, device).requires_grad_(False)
     missing = slots(config)
