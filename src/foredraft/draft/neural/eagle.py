@@ -30,6 +30,7 @@ from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
 from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
+from .kept_features import KeptFeatures
 
 
 class EagleDrafter(ModelDrafter):
@@ -57,8 +58,7 @@ class EagleDrafter(ModelDrafter):
         super().__init__(executor, shape, len(vocabulary.index), name, vocabulary)
         self.head = head
         self.taps = frozenset(head.taps)
-        # sequence id -> features of the last slots, those unread included, in parts
-        self._features: dict[int, list[Tensor]] = {}
+        self._features = KeptFeatures(head.feature)
         self._prefetched: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
         self._levels: dict[int, Levels] = {}
 
@@ -70,7 +70,7 @@ class EagleDrafter(ModelDrafter):
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
         for sequence in sequences:
-            self._features.pop(sequence.id, None)
+            self._features.forget(sequence.id)
             if self.draft_vocab is not None:
                 self.draft_vocab.forget(sequence.id)
 
@@ -78,7 +78,7 @@ class EagleDrafter(ModelDrafter):
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         for sequence, states in zip(sequences, hidden, strict=True):
             if len(states[self.head.taps[0]]):
-                self._keep(sequence.id, self.head.feature([self._here(states[tap]) for tap in self.head.taps]))
+                self._features.postpone(sequence.id, [self._here(states[tap]) for tap in self.head.taps])
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
@@ -97,7 +97,7 @@ class EagleDrafter(ModelDrafter):
         stepper.vocabulary, stepper.features = self._words(sequences), features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
         if drafts.width:  # else nothing was read
-            self._features |= {s.id: [kept[-1:]] for s, kept in zip(sequences, features, strict=True)}
+            self._cut(sequences, features)
         return drafts
 
     @property
@@ -134,14 +134,13 @@ class EagleDrafter(ModelDrafter):
 
     def _joined(self, sequences: Seq[Sequence]) -> list[Tensor]:
         """Features of each sequence's last slots, those that the K/V lacks among them."""
-        joined = []
-        for s in sequences:
-            parts, read = self._features[s.id], self.executor.length(self._slots[s.id])
-            first = len(s.tokens) - 1 - sum(map(len, parts))
-            while len(parts) > 1 and first + len(parts[0]) <= read:
-                first += len(parts.pop(0))
-            joined.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-        return joined
+        return [
+            self._features.joined(s.id, len(s.tokens) - 1, self.executor.length(self._slots[s.id])) for s in sequences
+        ]
+
+    def _cut(self, sequences: Seq[Sequence], features: list[Tensor]) -> None:
+        for sequence, read in zip(sequences, features, strict=True):
+            self._features.cut(sequence.id, read)
 
     def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one CUDA graph; None where it must go step by step."""
@@ -166,7 +165,7 @@ class EagleDrafter(ModelDrafter):
         made = capture_round(executor, shape, slots, unread, make, self._owner, features, draws)
         if made is None:
             return None
-        self._features |= {s.id: [line[-1:]] for s, line in zip(sequences, kept, strict=True)}
+        self._cut(sequences, kept)
         return cut_to_budgets(made.drafts, sequences)
 
     @torch.no_grad()
@@ -174,13 +173,13 @@ class EagleDrafter(ModelDrafter):
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
         if self._prefetches(round.out):
             padded = self._padded_features(round)
-            news = [padded[b, : n + 1] for b, n in enumerate(round.accepted)]
-        else:
-            rows, counts = accepted_rows(round)
-            features = self.head.feature([self._here(round.out.hidden[tap][rows]) for tap in self.head.taps])
-            news = list(torch.split(features, counts))
-        for sequence, new in zip(round.sequences, news, strict=True):
-            self._keep(sequence.id, new)
+            for b, (sequence, n) in enumerate(zip(round.sequences, round.accepted, strict=True)):
+                self._features.keep(sequence.id, padded[b, : n + 1])
+            return
+        rows, counts = accepted_rows(round)
+        states = [torch.split(self._here(round.out.hidden[tap][rows]), counts) for tap in self.head.taps]
+        for sequence, new in zip(round.sequences, zip(*states, strict=True), strict=True):
+            self._features.postpone(sequence.id, list(new))
 
     @torch.no_grad()
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
@@ -224,9 +223,6 @@ class EagleDrafter(ModelDrafter):
 
         key = ("features", self._owner, len(index), path.shape[1], *(x.data_ptr() for x in (path, index, *states)))
         return graphs.run(key, body, (), after=1).clone()
-
-    def _keep(self, sequence: int, new: Tensor) -> None:
-        self._features.setdefault(sequence, []).append(new)
 
 
 class EagleStepper(ModelStepper):
