@@ -86,7 +86,7 @@ def products(bench: Bench) -> None:
             x = torch.randn((rows, inputs), device=bench.device, dtype=bench.dtype)
             for label, (size, way) in ways(x, wide, small).items():
                 try:
-                    rate = inputs * outputs * size / _seconds(bench, way) / 1e9
+                    rate = inputs * outputs * size / seconds_of(bench, way) / 1e9
                     table[f"{inputs}x{outputs} {rows} rows {label}"] = rate
                 except Exception as error:  # a way that does not fit this chip
                     bench.notes[f"failed {label}"] = str(error)[:200]
@@ -104,7 +104,7 @@ def ways(x: torch.Tensor, wide: torch.Tensor, small: EightBitLinear) -> dict[str
     return found
 
 
-def _seconds(bench: Bench, call: Callable[[], Any], repeats: int = 20) -> float:
+def seconds_of(bench: Bench, call: Callable[[], Any], repeats: int = 20) -> float:
     """Of one call among many in a graph, so that launches do not count."""
     call()
     if bench.device.type != "cuda":

@@ -100,16 +100,16 @@ if triton is not None:
         return _weigh(score, v, top, total, sums, PRECISION)
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _chunk(length, reach, MOST: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _chunk(length, reach, most, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
         """Keys of a chunk, by the committed length alone: a row's sum is cut alike whatever is computed beside it."""
-        return tl.maximum(tl.cdiv(tl.cdiv(length + reach, UNIT), MOST), 1) * UNIT
+        return tl.maximum(tl.cdiv(tl.cdiv(length + reach, UNIT), most), 1) * UNIT
 
-    @triton.jit(do_not_specialize=["batch", "width", "kv_heads", "blocks", "per", "reach"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["batch", "width", "kv_heads", "blocks", "per", "reach", "most"])  # type: ignore[untyped-decorator]
     def attend_chunks(  # type: ignore[no-untyped-def]
         query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass,
-        scale, batch, width, kv_heads, blocks, per, reach, slot_stride, head_stride,
+        scale, batch, width, kv_heads, blocks, per, reach, most, slot_stride, head_stride,
         BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
-        KEYS: tl.constexpr, MOST: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+        KEYS: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         """Programs take (sequence, chunk of its keys, key head, block of lines) in turn until none is left: a long text
         is spread over all of them, whatever lies beside it. A tile of keys is read once for all lines of a block, which
@@ -120,7 +120,7 @@ if triton is not None:
         own, known = every < batch, tl.load(lengths + every, mask=every < batch, other=0).to(tl.int32)
         used = own & (tl.load(counts + every, mask=own, other=0) > 0)
         ended = tl.load(ends + every, mask=own, other=0).to(tl.int32)
-        chunks = tl.where(used, tl.cdiv(ended, _chunk(known, reach, MOST, UNIT)), 0)
+        chunks = tl.where(used, tl.cdiv(ended, _chunk(known, reach, most, UNIT)), 0)
         upto, shares = tl.cumsum(chunks, 0), kv_heads * blocks
         d, j = tl.arange(0, D), tl.arange(0, KEYS)
         for item in range(tl.program_id(0), tl.sum(chunks, 0) * shares, tl.num_programs(0)):
@@ -130,7 +130,7 @@ if triton is not None:
             length, end = tl.load(lengths + b).to(tl.int32), tl.load(ends + b).to(tl.int32)
             count, packed = tl.load(counts + b).to(tl.int32), tl.load(begins + b).to(tl.int32)
             base = tl.load(slots + b) * slot_stride + head * head_stride
-            size = _chunk(length, reach, MOST, UNIT)
+            size = _chunk(length, reach, most, UNIT)
             begin = chunk * size
             stop = tl.minimum(end, begin + size)
             text = tl.minimum(stop, tl.maximum(begin, length // KEYS * KEYS))  # tiles up to here are seen by every row
@@ -160,15 +160,15 @@ if triton is not None:
                         q2, k, v, scale, visible, b * width + row2, real2, at, length, stop, reach, top2, total2, sums2,
                         PRECISION,
                     )  # fmt: skip
-            slab = ((b * kv_heads + head) * MOST + chunk).to(tl.int64) * (width * G)
+            slab = ((b * kv_heads + head) * most + chunk).to(tl.int64) * (width * G)
             _leave(part, peak, mass, slab, line, real, top, total, sums, D)
             if REST > 0:
                 _leave(part, peak, mass, slab, line2, real2, top2, total2, sums2, D)
 
-    @triton.jit(do_not_specialize=["width", "kv_heads", "reach"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["width", "kv_heads", "reach", "most"])  # type: ignore[untyped-decorator]
     def merge_chunks(  # type: ignore[no-untyped-def]
-        part, peak, mass, lengths, counts, begins, ends, out, width, kv_heads, reach, G: tl.constexpr, D: tl.constexpr,
-        MOST: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+        part, peak, mass, lengths, counts, begins, ends, out, width, kv_heads, reach, most, G: tl.constexpr,
+        D: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         """A row's chunks in their order, SPAN at a time."""
         if EARLY:
@@ -176,10 +176,10 @@ if triton is not None:
         cell, head = tl.program_id(0), tl.program_id(1)
         b, new = cell // width, cell % width
         real = new < tl.load(counts + b)
-        size = _chunk(tl.load(lengths + b).to(tl.int32), reach, MOST, UNIT)
+        size = _chunk(tl.load(lengths + b).to(tl.int32), reach, most, UNIT)
         chunks = tl.where(real, tl.cdiv(tl.load(ends + b).to(tl.int32), size), 0)
         d, turn = tl.arange(0, D), tl.arange(0, SPAN)
-        first = ((b * kv_heads + head // G) * MOST).to(tl.int64) * (width * G) + new * G + head % G
+        first = ((b * kv_heads + head // G) * most).to(tl.int64) * (width * G) + new * G + head % G
         top, total, sums = -float("inf"), 0.0, tl.zeros((D,), tl.float32)
         for start in range(0, chunks, SPAN):
             inside = start + turn < chunks

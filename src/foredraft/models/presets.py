@@ -39,6 +39,9 @@ SHAPES: dict[str, ModelConfig] = {
     "smollm2": ModelConfig(
         "llama", 49152, 576, 30, 9, 3, 64, 1536, 1e-5, 1e5, None, 8192, tied_head=True, eos_token_ids=(2,)
     ),
+    "qwen-1.5b": ModelConfig(
+        "qwen2", 151936, 1536, 28, 12, 2, 128, 8960, 1e-6, 1e6, None, 32768, tied_head=True, qkv_bias=True
+    ),
     "tiny": ModelConfig("llama", 64, 32, 2, 4, 2, 8, 64, max_position=256, eos_token_ids=(2,)),
 }
 

@@ -42,7 +42,7 @@ MOST = 256  # sequences of a captured round; more of them hide their launches
 MOST_ROWS = 1024  # of all sequences together
 FLAT = 128  # rows up to which a pass mostly reads weights
 AFTER = 1  # eager rounds before one is captured
-PATIENCE = 24  # rounds that use a larger graph before one of their own size is captured
+PATIENCE = 64  # rounds that use a larger graph before one of their own size is captured; that takes some 50 of them
 
 
 def verify_captured(

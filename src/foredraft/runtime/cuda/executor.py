@@ -26,7 +26,8 @@ from .prompt_attention import Span, prompt_attention_fused, prompt_attention_ref
 from .tree_attention import move_rows, rotate_and_store, tree_attention
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Sequences of a pass. From 8 to 64 in few sizes: a pass mostly reads weights there, and every size is a capture.
+BATCHES = (1, 2, 3, 4, 6, 8, 16, 32, 64, 96, 128, 192, 256)
 PROMPT_ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # of a pass over prompts
 PROMPT_TEXTS = (1, 8, 64, 512)  # and their number; what fills them up costs next to nothing
 MOST_ROWS = 2048  # of a pass that is captured; larger ones hide their launches anyway

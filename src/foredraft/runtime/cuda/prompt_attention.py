@@ -56,7 +56,7 @@ def prompt_attention_fused(
     out = torch.zeros((rows, heads * dim), dtype=query.dtype, device=query.device)
     attend_prompts[(triton.cdiv(lines, tiles.lines) + batch, kv_heads)](
         query, keys, values, layout.slot, layout.length, layout.count, layout.begin, out, dim**-0.5 * LOG2_E,
-        batch, kv_heads, keys.stride(0), keys.stride(1), BATCH=triton.next_power_of_2(batch), G=group, D=dim,
+        batch, kv_heads, keys.stride(0), keys.stride(1), BATCH=tree_attention.places_for(batch), G=group, D=dim,
         ROWS=tiles.lines, KEYS=tiles.keys, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip

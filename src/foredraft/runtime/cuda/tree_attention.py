@@ -165,18 +165,23 @@ def tree_attention_fused(
     programs = min(batch * kv_heads * blocks * most, tiles.programs * _device(query.device)[1])
     attend_chunks[(programs,)](
         query, keys, values, layout.slot, layout.length, layout.count, layout.begin, layout.end, layout.visible,
-        part, peak, mass, dim**-0.5 * LOG2_E, batch, width, kv_heads, blocks, per, reach,
-        keys.stride(0), keys.stride(1), BATCH=triton.next_power_of_2(batch), G=group, D=dim, ROWS=block, REST=rest,
-        KEYS=tiles.keys, MOST=most, UNIT=UNIT, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        part, peak, mass, dim**-0.5 * LOG2_E, batch, width, kv_heads, blocks, per, reach, most,
+        keys.stride(0), keys.stride(1), BATCH=places_for(batch), G=group, D=dim, ROWS=block, REST=rest,
+        KEYS=tiles.keys, UNIT=UNIT, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages, **early(query),
     )  # fmt: skip
     # A kernel of its own spreads this over all multiprocessors; the last program to arrive was slower.
     merge_chunks[(batch * width, heads)](
-        part, peak, mass, layout.length, layout.count, layout.begin, layout.end, out, width, kv_heads, reach,
-        G=group, D=dim, MOST=most, UNIT=UNIT, SPAN=SPAN, PADDED=rows == batch * width, num_warps=MERGE_WARPS,
+        part, peak, mass, layout.length, layout.count, layout.begin, layout.end, out, width, kv_heads, reach, most,
+        G=group, D=dim, UNIT=UNIT, SPAN=SPAN, PADDED=rows == batch * width, num_warps=MERGE_WARPS,
         **early(query),
     )  # fmt: skip
     return out
+
+
+def places_for(batch: int) -> int:
+    """Sequences that a program looks through. In few sizes: each is a kernel to be compiled."""
+    return 1 if batch == 1 else max(64, triton.next_power_of_2(batch))
 
 
 def cut_lines(lines: int, tiles: Tiles) -> tuple[int, int, int, int]:
