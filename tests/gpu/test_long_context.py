@@ -98,7 +98,7 @@ def test_attention_in_bf16_at_any_length(rows: int, length: int) -> None:
     layout, query, keys, values = scene(rows, length, tree=rows > 5)
     expected = tree_attention.tree_attention_reference(query, layout, keys, values).float()
     found = tree_attention.tree_attention_fused(query, layout, keys, values).float()
-    assert (found - expected).abs().max() < 0.02
+    assert (found - expected).abs().max() < 0.04
 
 
 def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_attention, "_device", lambda device: (99 << 10, 40))
     layout, query, keys, values = scene(33, 4000, tree=True)
     expected = tree_attention.tree_attention_reference(query, layout, keys, values).float()
-    assert (tree_attention.tree_attention_fused(query, layout, keys, values).float() - expected).abs().max() < 0.02
+    assert (tree_attention.tree_attention_fused(query, layout, keys, values).float() - expected).abs().max() < 0.04
