@@ -19,6 +19,8 @@ from foredraft.engine import Engine, Method, Request
 from foredraft.models import Decoder, ModelConfig, random_decoder, shape
 from foredraft.models.decoder import pack
 from foredraft.models.layers.int8_linear import EightBitLinear, rounded
+from foredraft.models.quantisation.grouped_linear import GroupedLinear
+from foredraft.models.quantisation.packed_decoder import head_of
 from foredraft.provenance import provenance
 from foredraft.runtime import Rows
 from foredraft.runtime.cuda.executor import GraphExecutor
@@ -93,6 +95,8 @@ def speak_up(decoder: Decoder) -> Decoder:
         decoder.embedding.mul_(LOUD)
         if isinstance(decoder.head, EightBitLinear):
             decoder.head = rounded(decoder.embedding, decoder.head.weight.dtype)  # type: ignore[assignment]
+        elif isinstance(decoder.head, GroupedLinear):
+            decoder.head = head_of(decoder.embedding, "int4")  # type: ignore[assignment]
         elif not decoder.config.tied_head:
             decoder.head_weight.copy_(decoder.embedding)
     return decoder

@@ -34,7 +34,7 @@ def test_acceptance_is_what_was_set(tmp_path: Path, dtype: str) -> None:
     assert all(entry["ms"] > 0 for entry in document["passes"])
 
 
-@pytest.mark.parametrize("weights", ["int8", "fp8"])
+@pytest.mark.parametrize("weights", ["int8", "fp8", "int4"])
 def test_rounded_weights_repeat_themselves_too(tmp_path: Path, weights: str) -> None:
     order = replace(SMALL, dtype="fp32", weights=weights, rates=(1.0,), rounds=1, out=tmp_path / "e")
     document = run_engine(order)
@@ -51,7 +51,7 @@ def test_batches_and_resuming(tmp_path: Path) -> None:
 
 
 def test_wrong_orders_are_refused() -> None:
-    for change in ({"rates": (1.5,)}, {"lengths": (0,)}, {"context": 0}, {"shape": "llama-9b"}, {"weights": "int4"}):
+    for change in ({"rates": (1.5,)}, {"lengths": (0,)}, {"context": 0}, {"shape": "llama-9b"}, {"weights": "int2"}):
         with pytest.raises(UsageError):
             replace(SMALL, **change)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="positions"):

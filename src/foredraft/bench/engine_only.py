@@ -25,8 +25,7 @@ from ..draft.synthetic import SyntheticDrafter
 from ..engine import Engine, Method, Request
 from ..errors import UsageError
 from ..models import Decoder, pack, random_decoder, shape
-from ..models.layers.int8_linear import DTYPES as EIGHT_BIT
-from ..models.layers.int8_linear import eight_bit_decoder, rounded
+from ..models.quantisation.packed_decoder import ROUNDINGS, head_of, random_decoder_in
 from ..provenance import provenance, write_json
 from ..recipes.loading import DTYPES, Place
 from ..runtime import Rows, executor_for
@@ -60,12 +59,12 @@ class EngineOrder:
     device: str = "auto"
     seed: int = 0
     out: Path | None = None
-    weights: str = "wide"  # or int8 or fp8, with a scale per output
+    weights: str = "wide"  # or int8 or fp8, with a scale per output, or int4, with scales by groups
 
     def __post_init__(self) -> None:
         shape(self.shape)
-        if self.weights != "wide" and self.weights not in EIGHT_BIT:
-            raise UsageError(f"--weights is wide, {' or '.join(EIGHT_BIT)}, not {self.weights!r}")
+        if self.weights != "wide" and self.weights not in ROUNDINGS:
+            raise UsageError(f"--weights is wide, {' or '.join(ROUNDINGS)}, not {self.weights!r}")
         if not all(0 <= rate <= 1 for rate in self.rates) or not all(1 <= n < WIDTHS[-1] for n in self.lengths):
             raise UsageError(f"--rate must lie in 0..1 and --length in 1..{WIDTHS[-1] - 1}")
         if min(self.context, self.max_new_tokens, self.batch_size, self.rounds) < 1:
@@ -93,9 +92,9 @@ def loud_decoder(order: EngineOrder) -> Decoder:
     dtype, device = DTYPES[place.dtype_name()], place.torch_device()
     if order.weights != "wide":
         torch.manual_seed(order.seed)
-        decoder = eight_bit_decoder(config, order.weights, dtype, device)
+        decoder = random_decoder_in(order.weights, config, dtype, device)
         decoder.embedding.mul_(LOUD)
-        setattr(decoder, "head", rounded(decoder.embedding, EIGHT_BIT[order.weights]))  # noqa: B010, a stand-in
+        setattr(decoder, "head", head_of(decoder.embedding, order.weights))  # noqa: B010, a stand-in
         return decoder
     decoder = random_decoder(config, dtype, device, order.seed)
     decoder.embedding.mul_(LOUD)

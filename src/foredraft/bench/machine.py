@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..models.layers.int8_linear import EightBitLinear
+from ..models.quantisation.grouped_linear import GroupedLinear
 from ..provenance import usable_cores
 from ..runtime import Executor
 
@@ -50,9 +51,9 @@ def weight_bytes(executor: Executor) -> int | None:
         return int(given)
     if executor.decoder is None:
         return None
-    small = [part for part in executor.decoder.modules() if isinstance(part, EightBitLinear)]
+    small = [part for part in executor.decoder.modules() if isinstance(part, EightBitLinear | GroupedLinear)]
     if small:
-        return sum(part.weight.numel() for part in small)
+        return sum(part.nbytes if isinstance(part, GroupedLinear) else part.weight.numel() for part in small)
     config = executor.decoder.config
     looked_up = 0 if config.tied_head else config.vocab_size * config.hidden_size
     return (config.num_parameters - looked_up) * executor.decoder.dtype.itemsize

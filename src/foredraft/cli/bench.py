@@ -157,7 +157,9 @@ def engine(
     rounds: Annotated[int, typer.Option(help="Times that everything is measured, in turns.")] = 5,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
-    weights: Annotated[str, typer.Option(help="wide, or rounded to int8 or fp8 with a scale per output.")] = "wide",
+    weights: Annotated[
+        str, typer.Option(help="wide, int8 or fp8 with a scale per output, or int4 by groups.")
+    ] = "wide",
     seed: Seed = 0,
     out: Out = None,
     as_json: Json = False,

@@ -60,7 +60,7 @@ Store = Annotated[
 Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Quantize = Annotated[
-    str | None, typer.Option(help="int8 or int4: round the weights of a Hugging Face folder (lossy; CPU).")
+    str | None, typer.Option(help="int8, int4 or fp8 (CUDA): round the weights of a Hugging Face folder (lossy).")
 ]
 DeviceMap = Annotated[
     str | None,

@@ -72,8 +72,8 @@ class LLM:
 
         `draft_device`: where a draft model or a head runs (cpu, cuda, cuda:1); None = where the target does.
 
-        `quantize`: "int8" or "int4" rounds the weights of a Hugging Face folder, on CPUs: less memory and time, and
-        other texts than the unrounded model's; speculation is exact for the rounded one.
+        `quantize`: "int8", "int4" or (on CUDA) "fp8" rounds the weights of a Hugging Face folder: less memory and time,
+        and other texts than the unrounded model's; speculation is exact for the rounded one.
         `device_map`: "auto" lays layer after layer over this machine's devices; "tensor" cuts each of them among the
         processes of torchrun, of which only the first goes on from here.
 

@@ -7,6 +7,8 @@ first: that is the reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -69,13 +71,20 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> EightBitLinear:
 
 
 def eight_bit_decoder(config: ModelConfig, kind: str, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-    """Random weights of eight bits for a shape, built without their wide form; embedding and norms stay wide."""
+    """Random weights of eight bits for a shape."""
+    return decoder_of(config, lambda i, o: EightBitLinear.random(i, o, DTYPES[kind], device), dtype, device)
+
+
+def decoder_of(
+    config: ModelConfig, product: Callable[[int, int], nn.Module], dtype: torch.dtype, device: torch.device | str
+) -> Decoder:
+    """Random products (of inputs and outputs) for a shape, never in a wide form; embedding and norms are wide."""
     decoder = Decoder.empty(config, dtype, "meta")
     for part in list(decoder.modules()):
         for name, child in list(part.named_children()):
             if isinstance(child, Linear):
                 outputs, inputs = child.weight.shape
-                setattr(part, name, EightBitLinear.random(inputs, outputs, DTYPES[kind], device))
+                setattr(part, name, product(inputs, outputs))
     for part in list(decoder.modules()):
         for name, parameter in list(part.named_parameters(recurse=False)):
             made = torch.ones if name.endswith("norm") else torch.randn

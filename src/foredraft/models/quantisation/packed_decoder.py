@@ -18,7 +18,7 @@ from ...errors import ForedraftError
 from ..config import ModelConfig, read_config
 from ..decoder import Decoder, Device, replace_products
 from ..layers.gemv_stream import StreamedLinear, can_stream
-from ..layers.int8_linear import DTYPES, EightBitLinear
+from ..layers.int8_linear import DTYPES, EightBitLinear, decoder_of, eight_bit_decoder
 from ..layers.linear import Linear
 from ..layers.rope import rotation_table
 from ..load.folders import Progress, silent
@@ -192,6 +192,20 @@ def load_folder(
     config = ModelConfig.from_folder(folder)
     source = FolderSource(folder, config, device)
     return build(config, source, dtype, device, packed=packed, rounding=rounding, progress=progress)
+
+
+def random_decoder_in(kind: str, config: ModelConfig, dtype: torch.dtype, device: Device) -> Decoder:
+    """Random weights of a shape, made as they lie in this many bits (a name of ROUNDINGS)."""
+    if kind != "int4":
+        return eight_bit_decoder(config, kind, dtype, device)
+    return decoder_of(config, lambda i, o: GroupedLinear([GroupedMatrix.random(i, o, device)]), dtype, device)
+
+
+def head_of(embedding: Tensor, kind: str) -> nn.Module:
+    """An embedding as the head too, in few bits."""
+    linear = Linear(embedding.shape[1], len(embedding), embedding.dtype, "meta")
+    linear.weight = _frozen(embedding.detach())
+    return ROUNDINGS[kind](linear)
 
 
 def _check_sizes(names: list[str], matrices: list[Matrix], wanted: Tensor) -> None:
