@@ -113,7 +113,7 @@ def tiles(bench: Bench) -> None:
             )
             if found:
                 bench.say(f"tree {rows} rows {choice}: {1e6 * found:.1f} us, {size / found / 1e9:.0f} GB/s")
-                best[str(rows)] = min(best.get(str(rows), (found, "")), (found, str(choice)))
+                best[str(rows)] = min(best.get(str(rows), (float("inf"), "")), (found, str(choice)))
         if rows != 8:
             _units(bench, rows, query, layout, keys, values)
     for rows, (found, choice) in best.items():

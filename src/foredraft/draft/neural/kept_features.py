@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class KeptFeatures:
-    """Features of each text's last slots, in parts, and the states behind them whose features nobody has wanted yet."""
+    """Features of each text's last slots, in parts, and the states after them whose features nobody has wanted yet."""
 
     def __init__(self, make: Callable[[list[Tensor]], Tensor]) -> None:
         """make: [n, d] for each tap -> [n, d]."""
