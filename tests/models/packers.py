@@ -207,10 +207,10 @@ FORMATS = {
 }
 
 
-def write_folder(folder: Path, packing: Format, family: str = "llama") -> dict[str, Tensor]:
+def write_folder(folder: Path, packing: Format, family: str = "llama", vocabulary: int = 96) -> dict[str, Tensor]:
     """Write a quantised model; returns the plain weights that it stands for, by their Hugging Face names."""
     seed = torch.Generator().manual_seed(7)
-    d, vocabulary = SHAPE["hidden_size"], SHAPE["vocab_size"]
+    d = SHAPE["hidden_size"]
     plain = {"model.norm.weight": torch.rand(d, generator=seed) + 0.5}
     plain["model.embed_tokens.weight"] = torch.randn(vocabulary, d, generator=seed) * 0.5
     plain["lm_head.weight"] = torch.randn(vocabulary, d, generator=seed) * 0.2
@@ -233,14 +233,16 @@ def write_folder(folder: Path, packing: Format, family: str = "llama") -> dict[s
             }
             plain[f"model.layers.{index}.{name}.weight"] = weight.float().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
-    raw = SHAPE | {"model_type": family, "quantization_config": packing.config}
+    raw = SHAPE | {"model_type": family, "vocab_size": vocabulary, "quantization_config": packing.config}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     save_file(stored, folder / "model.safetensors")
     return plain
 
 
-def write_plain(folder: Path, weights: dict[str, Tensor], family: str = "llama") -> None:
+def write_plain(folder: Path, weights: dict[str, Tensor], family: str = "llama", vocabulary: int = 96) -> None:
     """The same model as an ordinary folder in float32."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPE | {"model_type": family}), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(SHAPE | {"model_type": family, "vocab_size": vocabulary}), encoding="utf-8"
+    )
     save_file(weights, folder / "model.safetensors")
