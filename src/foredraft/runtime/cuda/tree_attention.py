@@ -23,7 +23,7 @@ except ImportError:  # a CPU build of torch comes without it
     triton = None
 
 UNIT = 128  # keys; a chunk of a text is a multiple of as many
-ITEMS = 256  # chunks of one long text, of all key heads together: two for each multiprocessor of a large GPU
+ITEMS = 128  # chunks of one long text, of all key heads together: one for each multiprocessor of a large GPU
 LEAST_CHUNKS, MOST_CHUNKS = 16, 64  # of a key head
 PART_BYTES = 1 << 28  # of unmerged sums; passes of very many rows get fewer chunks
 SPAN, MERGE_WARPS = 16, 1  # chunks that are merged together
@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
     programs: int  # of a multiprocessor
 
 
-# With 64 lines or more products pass through wgmma where there is one, else mma.
+# With 64 lines or more products pass through wgmma where there is one, else mma. The quickest of docs/results/gpu-long.
 FEW_LINES = Tiles(32, 0, 64, 4, 3, 2)
 MORE_LINES = Tiles(64, 0, 64, 4, 3, 2)
 MANY_LINES = Tiles(128, 16, 64, 8, 3, 1)
