@@ -161,8 +161,8 @@ def test_the_kernel_multiplies_by_what_the_matrix_holds(name: str, rows: int) ->
     found = products.multiply_groups_fused(x, matrix, residual, PLANS[rows])
     true = true.to(BF16).double() if name == "nf4" and not INTERPRETED else true.double()
     expected = x.double() @ true.T + (0 if residual is None else residual.double())
-    bound = (2e-6 if INTERPRETED else 8e-3 if name == "nf4" else 5e-3) * float(expected.abs().max())
-    assert float((found.double() - expected).abs().max()) < bound
+    bound = 2e-6 if INTERPRETED else 2**-7  # the product is rounded to bf16, then the sum with the residual
+    assert float((found.double() - expected).abs().max()) < bound * float(expected.abs().max())
 
 
 @RUNS

@@ -26,7 +26,24 @@ except ImportError:  # a CPU build of torch comes without it
 WIDEN_COLUMNS = 32  # outputs of a program that writes plain numbers
 
 # (rows up to, outputs, inputs, bits): on an H200, where quicker than the rule. The depth of a plan is the matrix's.
-MEASURED: dict[tuple[int, int, int, int], Plan] = {}
+MEASURED: dict[tuple[int, int, int, int], Plan] = {
+    (8, 57344, 8192, 4): Plan(128, 128, 4, 4, 4),  # 3622 GB/s
+    (8, 8192, 28672, 4): Plan(128, 128, 8, 4, 4),  # 3390 GB/s
+    (8, 28672, 4096, 4): Plan(64, 128, 2, 2, 4),  # 2707 GB/s
+    (8, 4096, 14336, 4): Plan(64, 128, 8, 2, 4),  # 2422 GB/s
+    (8, 10240, 8192, 4): Plan(128, 128, 8, 4, 4),  # 2581 GB/s
+    (8, 8192, 8192, 4): Plan(64, 128, 4, 2, 4),  # 2542 GB/s
+    (8, 6144, 4096, 4): Plan(64, 128, 8, 2, 4),  # 1621 GB/s
+    (8, 4096, 4096, 4): Plan(128, 128, 8, 4, 4),  # 1276 GB/s
+    (32, 57344, 8192, 4): Plan(128, 128, 2, 4, 3),  # 1985 GB/s
+    (32, 8192, 28672, 4): Plan(64, 128, 4, 2, 4),  # 1848 GB/s
+    (32, 28672, 4096, 4): Plan(64, 128, 1, 2, 4),  # 1592 GB/s
+    (32, 4096, 14336, 4): Plan(64, 128, 8, 2, 4),  # 1439 GB/s
+    (32, 10240, 8192, 4): Plan(128, 128, 4, 4, 3),  # 1397 GB/s
+    (32, 8192, 8192, 4): Plan(64, 128, 4, 2, 4),  # 1540 GB/s
+    (32, 6144, 4096, 4): Plan(64, 128, 4, 4, 4),  # 1018 GB/s
+    (32, 4096, 4096, 4): Plan(64, 128, 4, 2, 4),  # 860 GB/s
+}
 
 
 def group_plan(rows: int, matrix: GroupedMatrix) -> Plan:
