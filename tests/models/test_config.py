@@ -97,6 +97,7 @@ def test_bad_config_files(tmp_path: Path) -> None:
 
 def test_parameter_counts_of_known_shapes() -> None:
     millions = {name: round(config.num_parameters / 1e6) for name, config in SHAPES.items()}
-    assert millions == {"llama-1b": 1236, "llama-8b": 8030, "llama-70b": 70554, "smollm2": 135, "tiny": 0}
+    known = {"llama-1b": 1236, "llama-8b": 8030, "llama-70b": 70554, "smollm2": 135, "qwen-1.5b": 1544, "tiny": 0}
+    assert millions == known
     with pytest.raises(UsageError, match="did you mean 'llama-8b'"):
         shape("llama-8")

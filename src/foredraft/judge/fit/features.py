@@ -19,7 +19,7 @@ from ...runtime import FINAL, Executor, Rows
 from ..labels.record import RIGHT, UNCOUNTED, LabelledText
 
 PIECE = 256  # tokens of one text that go through a model at once
-PASS = 1024  # tokens of all texts together
+PASS, PASS_ON_GPU = 1024, 4096  # tokens of all texts together
 
 Tell = Callable[[int, int], None]  # texts read, of how many
 
@@ -106,8 +106,9 @@ def read_all(
 ) -> Iterator[Read]:
     """Read texts, several at a time: as many as there are slots and as fit into a pass."""
     batch: list[LabelledText] = []
+    most = PASS if executor.device.type == "cpu" else PASS_ON_GPU
     for record in records:
-        room = PASS - sum(len(r.prompt) + len(r.answer) for r in batch)
+        room = most - sum(len(r.prompt) + len(r.answer) for r in batch)
         if batch and (len(batch) == executor.max_slots or len(record.prompt) + len(record.answer) > room):
             yield from _read(executor, batch, taps, with_features)
             batch = []
@@ -140,7 +141,7 @@ def _read(executor: Executor, batch: list[LabelledText], taps: Collection[int], 
             for b, part in zip(who, torch.split(out.logits, sizes), strict=True):
                 looks[b].append(_look_ahead(part, texts[b][begin + 1 : begin + PIECE + 1]))
     executor.rollback(slots, [0] * len(slots))
-    return [_counted(record, states[b], looks[b]) for b, record in enumerate(batch)]
+    return _counted(batch, states, looks)
 
 
 def _look_ahead(logits: Tensor, following: list[int]) -> Tensor:
@@ -149,10 +150,20 @@ def _look_ahead(logits: Tensor, following: list[int]) -> Tensor:
     return token_features(p, torch.tensor(following, device=logits.device).reshape(-1, 1))[:, 0]
 
 
-def _counted(record: LabelledText, states: dict[int, list[Tensor]], looks: list[Tensor]) -> Read:
-    """What belongs to the counted tokens of a text, on the host."""
-    first = len(record.prompt)
-    rows = torch.tensor([first + i for i, label in enumerate(record.labels) if label != UNCOUNTED])
-    kept = {tap: torch.cat(parts)[rows.to(parts[0].device)].to("cpu", torch.float32) for tap, parts in states.items()}
-    seen = torch.cat(looks)[(rows - 1).to(looks[0].device)].cpu() if looks else None
-    return Read(kept, seen)
+def _counted(
+    records: list[LabelledText], states: list[dict[int, list[Tensor]]], looks: list[list[Tensor]]
+) -> list[Read]:
+    """What belongs to the counted tokens of each text, on the host; one copy for all, since a GPU waits for each."""
+    rows = [len(r.prompt) + torch.tensor(r.labels).ne(UNCOUNTED).nonzero()[:, 0] for r in records]
+    sizes = [len(line) for line in rows]
+
+    def kept(parts: list[list[Tensor]], before: int) -> tuple[Tensor, ...]:
+        """parts: of each text. before: 1 where a row is about the token after it."""
+        begins = torch.tensor([0, *(sum(map(len, of)) for of in parts[:-1])]).cumsum(0).tolist()
+        chosen = torch.cat([line - before + begin for line, begin in zip(rows, begins, strict=True)])
+        every = torch.cat([part for of in parts for part in of])
+        return every[chosen.to(every.device)].to("cpu", torch.float32).split(sizes)
+
+    by_tap = {tap: kept([state[tap] for state in states], 0) for tap in states[0]}
+    seen: Sequence[Tensor | None] = kept(looks, 1) if looks[0] else [None] * len(records)
+    return [Read({tap: found[b] for tap, found in by_tap.items()}, look) for b, look in enumerate(seen)]
