@@ -162,7 +162,7 @@ def _counted(
         begins = torch.tensor([0, *(sum(map(len, of)) for of in parts[:-1])]).cumsum(0).tolist()
         chosen = torch.cat([line - before + begin for line, begin in zip(rows, begins, strict=True)])
         every = torch.cat([part for of in parts for part in of])
-        return every[chosen.to(every.device)].to("cpu", torch.float32).split(sizes)
+        return torch.split(every[chosen.to(every.device)].to("cpu", torch.float32), sizes)
 
     by_tap = {tap: kept([state[tap] for state in states], 0) for tap in states[0]}
     seen: Sequence[Tensor | None] = kept(looks, 1) if looks[0] else [None] * len(records)
