@@ -39,7 +39,12 @@ def write(folder: Path, record: dict[str, Any]) -> None:
         for name in record["methods"]:
             lines.append(row(topic, name, frozen, [p for p in mine if p["method"] == name]))
     lines += ["", *(f"`{name}`: {' '.join(found)}\n" for name, found in record.get("learner", {}).items()), ""]
-    (folder / "results.md").write_text("\n".join(lines))
+    (folder / "results.md").write_text("\n".join([*lines, origin(record["provenance"])]))
+
+
+def origin(provenance: dict[str, Any]) -> str:
+    command = " ".join(["scripts/measure-online", *provenance["argv"][1:]])
+    return f"`{command}`, {provenance['time']}, commit {provenance['commit']}, {provenance['device']['cpu']}.\n"
 
 
 def row(topic: str, name: str, frozen: list[dict[str, Any]], online: list[dict[str, Any]]) -> str:
