@@ -1,5 +1,5 @@
-// Weights on a grid (formats.h), by k-block: scales as floats, a quarter of the codes (four pairs of k for every column) as
-// words of 16 bits, and one column written out. GROUPS: scales that a k-block has.
+// Weights on a grid (formats.h), by k-block: scales as floats, a pair of codes of every column as words of 16 bits, and
+// one column written out. GROUPS: scales that a k-block has.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -7,9 +7,14 @@
 #include "formats.h"
 #include "vec.h"
 
+// Left to itself, a compiler keeps some of the loops and lambdas of a product, and what should be in registers in memory:
+// products of eight rows took 1.3 to 1.7 times as long.
+#define INLINED __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 64")
 // f(0), f(1), .. f(N - 1), each known when compiling.
-template <int N, class F> inline void each(F f) {
-    [&]<int... i>(std::integer_sequence<int, i...>) { (f(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, N>());
+template <int N, class F> INLINED inline void each(F f) {
+    auto all = [&]<int... i>(std::integer_sequence<int, i...>) INLINED { (f(std::integral_constant<int, i>()), ...); };
+    all(std::make_integer_sequence<int, N>());
 }
 // Down by BITS, up where these are negative.
 template <int BITS> inline Words moved(Words x) {
@@ -17,36 +22,38 @@ template <int BITS> inline Words moved(Words x) {
     if constexpr (BITS < 0) return up<-BITS>(x);
     return x;
 }
-// The bits of a line that belong to quarter Q, WIDTH each, brought to bit AT.
-template <int WIDTH, int AT, int Q, int M> inline Words field(const uint8_t* lines) {
-    constexpr int PER = 16 / WIDTH, PAIR = 4 * Q + M;  // pairs in a line
-    const Words line = load_words((const int16_t*)lines + PAIR / PER * 32);
-    return masked(moved<PAIR % PER * WIDTH - AT>(line), ((1 << WIDTH) - 1) << AT);
+// A line with the bits of a pair of k, WIDTH each, brought to bit AT; what lies above and below them stays.
+template <int WIDTH, int AT, int PAIR> inline Words brought(const uint8_t* lines) {
+    constexpr int PER = 16 / WIDTH;  // pairs in a line
+    return moved<PAIR % PER * WIDTH - AT>(load_words((const int16_t*)lines + PAIR / PER * 32));
+}
+// The low BITS, the highest WIDTH of which were brought there: of the last pair in a line nothing lies above them.
+template <int BITS, int WIDTH, int PAIR> inline Words trimmed(Words x) {
+    constexpr int PER = 16 / WIDTH;
+    return PAIR % PER == PER - 1 ? x : masked(x, (1 << BITS) - 1);
 }
 
 constexpr int LINE = 64;  // bytes
 template <int BITS> struct Codes {
     static constexpr int BYTES = TILE * BITS / 8;
-    template <int Q, int M> static Words word(const uint8_t* codes) {
-        if constexpr (BITS == 2) return field<2, 0, Q, M>(codes);
-        if constexpr (BITS == 3) return either(field<2, 0, Q, M>(codes), field<1, 2, Q, M>(codes + 2 * LINE));
-        if constexpr (BITS == 4) return field<4, 0, Q, M>(codes);
-        if constexpr (BITS == 5) return either(field<4, 0, Q, M>(codes), field<1, 4, Q, M>(codes + 4 * LINE));
-        if constexpr (BITS == 6) return either(field<4, 0, Q, M>(codes), field<2, 4, Q, M>(codes + 4 * LINE));
+    static constexpr int LOW = BITS < 4 ? 2 : 4, HIGH = BITS - LOW;  // widths of the lines that it is put together from
+    template <int PAIR> static Words word(const uint8_t* codes) {
+        const Words low = brought<LOW, 0, PAIR>(codes);
+        if constexpr (HIGH == 0) return trimmed<BITS, LOW, PAIR>(low);
+        else return trimmed<BITS, HIGH, PAIR>(blended(low, brought<HIGH, LOW, PAIR>(codes + LOW * LINE), (1 << LOW) - 1));
     }
 };
 
 constexpr int CURVE = -1;  // in the place of a center
 alignas(16) constexpr int8_t CURVE_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-template <int BITS_, int CENTER> struct Numbers {
-    static constexpr int CODES = Codes<BITS_>::BYTES, BITS = BITS_;
-    template <int Q> static void widen(const uint8_t* codes, Words (&w)[4]) {
-        each<4>([&](auto m) {
-            w[m] = Codes<BITS>::template word<Q, m>(codes);
-            if constexpr (CENTER == CURVE) w[m] = looked_up(w[m], CURVE_VALUES);
-            if constexpr (CENTER > 0) w[m] = less(w[m], CENTER);
-        });
+// Codes are widened as they lie, from 0 on: whoever multiplies them takes CENTER off the sum, which is exact as well.
+template <int BITS_, int CENTER_> struct Numbers {
+    static constexpr int CODES = Codes<BITS_>::BYTES, BITS = BITS_, CENTER = CENTER_ > 0 ? CENTER_ : 0;
+    template <int PAIR> static Words word(const uint8_t* codes) {
+        const Words code = Codes<BITS>::template word<PAIR>(codes);
+        if constexpr (CENTER_ == CURVE) return looked_up(code, CURVE_VALUES);
+        else return code;
     }
 };
 template <int BITS, int CENTER, bool LEAST> struct Flat : Numbers<BITS, CENTER> {
@@ -78,14 +85,12 @@ template <int BITS, int CENTER, int GROUPS_, Fine FINE> struct Super : Numbers<B
     }
 };
 struct Grid8 {
-    static constexpr int CODES = TILE, GROUPS = 1, BITS = 8;
+    static constexpr int CODES = TILE, GROUPS = 1, BITS = 8, CENTER = 0;
     static constexpr bool HAS_LEAST = false;
     static long scale_bytes(int blocks) { return blocks * 64L; }
     static Floats step(const uint8_t* scales, int k, int) { return load((const float*)(scales + k * 64)); }
     static Floats least(const uint8_t*, int, int) { return all(0.0f); }
-    template <int Q> static void widen(const uint8_t* codes, Words (&w)[4]) {
-        for (int m = 0; m < 4; m++) w[m] = words_of_bytes(codes + (4 * Q + m) * 32);
-    }
+    template <int PAIR> static Words word(const uint8_t* codes) { return words_of_bytes(codes + PAIR * 32); }
 };
 
 // f(form) for the form of a format that words.h multiplies; nothing for others.
@@ -113,11 +118,12 @@ template <class Form> void write_column(const uint8_t* codes, const uint8_t* sca
     for (int k = 0; k < blocks; k++, codes += Form::CODES)
         each<4>([&](auto q) {
             constexpr int GROUP = Form::GROUPS == 1 ? 0 : q / 2;
-            Words w[4];
-            Form::template widen<q>(codes, w);
-            for (int m = 0; m < 4; m++) keep_words(word[m], w[m]);
+            each<4>([&](auto m) { keep_words(word[m], Form::template word<4 * q + m>(codes)); });
             store(step[GROUP], Form::step(scales, k, GROUP)), store(least[GROUP], Form::least(scales, k, GROUP));
-            for (int i = 0; i < 8; i++) out[q % 2 * 8 + i] = step[GROUP][c] * word[i / 2][2 * c + i % 2] + (Form::HAS_LEAST ? least[GROUP][c] : 0.0f);
+            for (int i = 0; i < 8; i++) {
+                const int code = word[i / 2][2 * c + i % 2] - Form::CENTER;
+                out[q % 2 * 8 + i] = step[GROUP][c] * code + (Form::HAS_LEAST ? least[GROUP][c] : 0.0f);
+            }
             if (q % 2) narrow16(to + k * DEPTH + q / 2 * 16, load(out));
         });
 }

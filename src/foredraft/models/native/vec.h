@@ -80,6 +80,8 @@ inline Floats odds(const bf16* x) {
 }
 
 inline Ints no_ints() { return _mm512_setzero_si512(); }
+inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
+template <int BITS> inline Ints doubled(Ints a) { return _mm512_slli_epi32(a, BITS); }  // BITS times
 inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline int32_t sum_of_ints(Ints a) { return _mm512_reduce_add_epi32(a); }
@@ -90,8 +92,9 @@ inline Words words_of_bytes(const uint8_t* x) { return _mm512_cvtepi8_epi16(_mm2
 template <int BITS> inline Words down(Words a) { return _mm512_srli_epi16(a, BITS); }
 template <int BITS> inline Words up(Words a) { return _mm512_slli_epi16(a, BITS); }
 inline Words masked(Words a, int16_t mask) { return _mm512_and_si512(a, _mm512_set1_epi16(mask)); }
-inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
-inline Words less(Words a, int16_t by) { return _mm512_sub_epi16(a, _mm512_set1_epi16(by)); }
+inline Words blended(Words a, Words b, int16_t mask) {  // a where the mask is set, else b
+    return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi16(mask), 0xe4);
+}
 inline Words looked_up(Words places, const int8_t* table) {  // of 16 values
     const __m256i values = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)table));
     return _mm512_permutexvar_epi16(places, _mm512_castsi256_si512(values));
@@ -200,6 +203,8 @@ inline Floats odds(const bf16* x) {
 }
 
 inline Ints no_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+template <int BITS> inline Ints doubled(Ints x) { return {_mm256_slli_epi32(x.a, BITS), _mm256_slli_epi32(x.b, BITS)}; }
 inline Ints plus(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline int32_t sum_of_ints(Ints x) {
     const __m256i eight = _mm256_add_epi32(x.a, x.b);
@@ -221,10 +226,10 @@ inline Words masked(Words x, int16_t mask) {
     return {_mm256_and_si256(x.a, by), _mm256_and_si256(x.b, by)};
 }
 template <int BITS> inline Words up(Words x) { return {_mm256_slli_epi16(x.a, BITS), _mm256_slli_epi16(x.b, BITS)}; }
-inline Words either(Words x, Words y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-inline Words less(Words x, int16_t by) {
-    const __m256i all16 = _mm256_set1_epi16(by);
-    return {_mm256_sub_epi16(x.a, all16), _mm256_sub_epi16(x.b, all16)};
+inline Words blended(Words x, Words y, int16_t mask) {  // x where the mask is set, else y
+    const __m256i by = _mm256_set1_epi16(mask);
+    auto half = [&](__m256i a, __m256i b) { return _mm256_or_si256(_mm256_and_si256(by, a), _mm256_andnot_si256(by, b)); };
+    return {half(x.a, y.a), half(x.b, y.b)};
 }
 inline Words looked_up(Words places, const int8_t* table) {  // of 16 values; the low byte of a word is its place
     const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));

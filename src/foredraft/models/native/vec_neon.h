@@ -81,6 +81,8 @@ inline Floats odds(const bf16* x) {
 }
 
 inline Ints no_ints() { return each_int([](int) { return vdupq_n_s32(0); }); }
+inline Ints all_ints(int32_t x) { return each_int([&](int) { return vdupq_n_s32(x); }); }
+template <int BITS> inline Ints doubled(Ints a) { return each_int([&](int i) { return vshlq_n_s32(a.v[i], BITS); }); }
 inline Ints plus(Ints a, Ints b) { return each_int([&](int i) { return vaddq_s32(a.v[i], b.v[i]); }); }
 inline Floats to_floats(Ints a) { return each_float([&](int i) { return vcvtq_f32_s32(a.v[i]); }); }
 inline int32_t sum_of_ints(Ints a) { return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3]))); }
@@ -97,8 +99,9 @@ template <int BITS> inline Words down(Words a) {
 }
 inline Words masked(Words a, int16_t mask) { return each_word([&](int i) { return vandq_s16(a.v[i], vdupq_n_s16(mask)); }); }
 template <int BITS> inline Words up(Words a) { return each_word([&](int i) { return vshlq_n_s16(a.v[i], BITS); }); }
-inline Words either(Words a, Words b) { return each_word([&](int i) { return vorrq_s16(a.v[i], b.v[i]); }); }
-inline Words less(Words a, int16_t by) { return each_word([&](int i) { return vsubq_s16(a.v[i], vdupq_n_s16(by)); }); }
+inline Words blended(Words a, Words b, int16_t mask) {  // a where the mask is set, else b
+    return each_word([&](int i) { return vbslq_s16(vdupq_n_u16(uint16_t(mask)), a.v[i], b.v[i]); });
+}
 inline Words looked_up(Words places, const int8_t* table) {  // of 16 values; the low byte of a word is its place
     const int8x16_t values = vld1q_s8(table);
     return each_word([&](int i) {

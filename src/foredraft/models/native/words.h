@@ -20,18 +20,23 @@ constexpr bool WIDE = false;
 // Keep what `at` points to in memory: a compiler that tries to hold it in registers runs out of them.
 template <class T> inline void in_memory(T& at) { asm volatile("" ::"r"(&at) : "memory"); }
 
+struct Block {  // of MANY rows: x = step * code; sums of x over the whole block and over its halves; those of codes, below zero
+    float step[MANY], total[3][MANY];
+    int32_t minus[3][MANY];
+};
+
 // Rows [rows, depth] in panels of MANY: [panels][k-blocks][16 pairs of k][MANY], so that a product finds everything that
 // it needs next at one address. Rows that a last panel lacks are never looked at.
 struct WordRows {
     Line<int32_t> pairs;
-    Line<float> step, total, half[2];  // [panels][k-blocks][MANY]: x = step * code, the sum of the block's x and of its halves
+    Line<Block> blocks;
 
     void take(const act* a, long lda, int rows, int depth) {
-        const int blocks = depth / DEPTH;
-        const size_t all = size_t(rows + MANY - 1) / MANY * MANY * blocks;
-        pairs.reserve(all * PAIRS), step.reserve(all), total.reserve(all), half[0].reserve(all), half[1].reserve(all);
+        const int count = depth / DEPTH;
+        const size_t all = size_t(rows + MANY - 1) / MANY * count;
+        pairs.reserve(all * PAIRS * MANY), blocks.reserve(all);
         for (int r = 0; r < rows; r++)
-            for (int k = 0; k < blocks; k++) take_block(a + r * lda + k * DEPTH, long(r / MANY) * blocks + k, r % MANY);
+            for (int k = 0; k < count; k++) take_block(a + r * lda + k * DEPTH, long(r / MANY) * count + k, r % MANY);
     }
 
     static constexpr int PAIRS = DEPTH / 2;
@@ -45,11 +50,10 @@ struct WordRows {
         alignas(64) int16_t codes[DEPTH];
         store_words(codes, first), store_words(codes + 16, second);
         for (int pair = 0; pair < PAIRS; pair++) std::memcpy(&pairs[(block * PAIRS + pair) * MANY + row], codes + 2 * pair, 4);
-        const float unit = most / MOST_WORD;
-        step[block * MANY + row] = unit;
-        const int32_t low_sum = sum_of_ints(first), high_sum = sum_of_ints(second);
-        total[block * MANY + row] = unit * float(low_sum + high_sum);
-        half[0][block * MANY + row] = unit * float(low_sum), half[1][block * MANY + row] = unit * float(high_sum);
+        Block& to = blocks[block];
+        const float unit = to.step[row] = most / MOST_WORD;
+        const int32_t low_sum = sum_of_ints(first), high_sum = sum_of_ints(second), sums[3] = {low_sum + high_sum, low_sum, high_sum};
+        for (int i = 0; i < 3; i++) to.total[i][row] = unit * float(sums[i]), to.minus[i][row] = -sums[i];
     }
 };
 
@@ -59,51 +63,60 @@ struct Column {
     long ahead;
 };
 
-// Sums of the first R rows of a panel against N blocks of columns, over the whole depth. A row's pair of numbers is fetched
-// once for all N, and the sums of whole k-blocks wait in memory: registers are for the products.
+// CENTER times the number at `minus`: where a sum begins whose weights are widened from 0 on.
+template <int CENTER> inline Ints beginning(const int32_t* minus) {
+    static_assert((CENTER & (CENTER - 1)) == 0, "centers are powers of two");
+    if constexpr (CENTER == 0) return no_ints();
+    else return doubled<__builtin_ctz(CENTER)>(all_ints(*minus));
+}
+
+// Sums [N][R][16] of the first R rows of a panel against N blocks of columns, over the whole depth. A row's pair of numbers is
+// fetched once for all N, and the sums of whole k-blocks wait in memory: registers are for the products.
 template <class Form, int R, int N>
-void add_words(const WordRows& x, int panel, int blocks, const Column (&column)[N], float (&sums)[N][R][16]) {
+void add_words(const WordRows& x, int panel, int blocks, const Column (&column)[N], float* sums) {
     constexpr int CHAINS = R * N <= 2 ? 4 : R * N <= 4 ? 2 : 1;  // sums that run side by side, to hide the latency of a product
-    constexpr int QUARTERS = 4 / Form::GROUPS;
+    constexpr int PAIRS = WordRows::PAIRS / Form::GROUPS;
     const int32_t* pairs = &x.pairs[size_t(panel) * blocks * WordRows::PAIRS * MANY];
-    const long first = long(panel) * blocks * MANY;
-    const float* unit = &x.step[first];
-    const float* total[2] = {Form::GROUPS == 1 ? &x.total[first] : &x.half[0][first], &x.half[1][first]};
-    std::memset(sums, 0, sizeof sums);
-    for (int k = 0; k < blocks; k++, unit += MANY, total[0] += MANY, total[1] += MANY) {
+    const Block* block = &x.blocks[size_t(panel) * blocks];
+    std::memset(sums, 0, N * R * 16 * sizeof(float));
+    for (int k = 0; k < blocks; k++, block++) {
         const uint8_t* codes[N];
-        for (int n = 0; n < N; n++) {
+        UNROLLED for (int n = 0; n < N; n++) {
             codes[n] = column[n].codes + long(k) * Form::CODES;
             for (int line = 0; line < Form::CODES; line += 64) prefetch(codes[n] + column[n].ahead + line);
         }
-        each<Form::GROUPS>([&](auto group) {
-            Ints whole[N][R][CHAINS];
-            for (int n = 0; n < N; n++)
-                for (int r = 0; r < R; r++)
-                    for (int c = 0; c < CHAINS; c++) whole[n][r][c] = no_ints();
-            each<QUARTERS>([&](auto q) {
-                Words w[N][4];
-                for (int n = 0; n < N; n++) Form::template widen<group * QUARTERS + q>(codes[n], w[n]);
-                for (int m = 0; m < 4; m++)
-                    for (int r = 0; r < R; r++) {
-                        const Pair both = all_pairs(pairs[m * MANY + r]);
-                        for (int n = 0; n < N; n++) whole[n][r][m % CHAINS] = add_pairs(whole[n][r][m % CHAINS], w[n][m], both);
+        each<Form::GROUPS>([&](auto group) INLINED {
+            constexpr int PART = Form::GROUPS == 1 ? 0 : 1 + group;
+            Ints whole[R * N * CHAINS];
+            UNROLLED for (int i = 0; i < R * N * CHAINS; i++)
+                whole[i] = i % CHAINS ? no_ints() : beginning<Form::CENTER>(&block->minus[PART][i / CHAINS / N]);
+            each<PAIRS>([&](auto p) INLINED {
+                Words w[N];
+                UNROLLED for (int n = 0; n < N; n++) w[n] = Form::template word<group * PAIRS + p>(codes[n]);
+                UNROLLED for (int r = 0; r < R; r++) {
+                    const Pair both = all_pairs(pairs[p * MANY + r]);
+                    UNROLLED for (int n = 0; n < N; n++) {
+                        Ints& sum = whole[(r * N + n) * CHAINS + p % CHAINS];
+                        sum = add_pairs(sum, w[n], both);
                     }
-                pairs += 4 * MANY;
+                }
             });
-            for (int n = 0; n < N; n++) {
-                const Floats step = Form::step(column[n].scales, k, group);
-                for (int r = 0; r < R; r++) {
-                    for (int c = 1; c < CHAINS; c++) whole[n][r][0] = plus(whole[n][r][0], whole[n][r][c]);
-                    store(sums[n][r], fma(to_floats(whole[n][r][0]), mul(step, all(unit[r])), load(sums[n][r])));
+            pairs += PAIRS * MANY;
+            Floats step[N], least[N];
+            UNROLLED for (int n = 0; n < N; n++)
+                step[n] = Form::step(column[n].scales, k, group), least[n] = Form::least(column[n].scales, k, group);
+            UNROLLED for (int r = 0; r < R; r++) {
+                const Floats unit = all(block->step[r]), total = all(block->total[PART][r]);
+                UNROLLED for (int n = 0; n < N; n++) {
+                    Ints* own = &whole[(r * N + n) * CHAINS];
+                    UNROLLED for (int c = 1; c < CHAINS; c++) own[0] = plus(own[0], own[c]);
+                    float* at = sums + (n * R + r) * 16;
+                    const Floats sum = fma(to_floats(own[0]), mul(step[n], unit), load(at));
+                    store(at, Form::HAS_LEAST ? fma(least[n], total, sum) : sum);
                 }
             }
-            for (int n = 0; n < N && Form::HAS_LEAST; n++) {
-                const Floats least = Form::least(column[n].scales, k, group);
-                for (int r = 0; r < R; r++) store(sums[n][r], fma(least, all(total[group][r]), load(sums[n][r])));
-            }
         });
-        if (R * N > 8) in_memory(sums);
+        if (R * N > 8) in_memory(*sums);
     }
 }
 
@@ -117,10 +130,10 @@ template <class Form, int N, class Emit>
 void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const Column (&column)[N], Emit emit) {
     auto some = [&](auto count) {
         constexpr int R = decltype(count)::value;
-        alignas(64) float sums[N][R][16];
+        alignas(64) float sums[N * R * 16];
         add_words<Form, R, N>(x, panel, blocks, column, sums);
         for (int n = 0; n < N; n++)
-            for (int r = 0; r < R && r < rows; r++) emit(r, n, load(sums[n][r]));
+            for (int r = 0; r < R && r < rows; r++) emit(r, n, load(sums + (n * R + r) * 16));
     };
     if (FEW<Form>) return rows > 1 ? some(std::integral_constant<int, MANY>()) : some(std::integral_constant<int, 1>());
     if (rows > 6) return some(std::integral_constant<int, MANY>());
