@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 # Shares of wrong tokens among which thresholds are laid, from strict to loose.
 RUNGS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-KEPT = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)  # shares of right tokens: a sharp head has few wrong ones
-APART = 0.004  # of the right tokens, that two thresholds keep apart at least
+KEPT = (0.85, 0.92, 0.96, 0.98, 0.99)  # shares of right tokens: a sharp head has few wrong ones
+# The next threshold keeps so much more of the right tokens, or rejects so small a share as many: each is a run.
+APART, FEWER = 0.1, 0.4
 SAFE = 0.05  # false accepts of wrong tokens that an uncalibrated judge may show at most (upper bound)
 
 
@@ -51,7 +52,7 @@ def ladder(scores: Array, right: NDArray[np.bool_]) -> tuple[float, ...]:
     before = 0.0
     for threshold in sorted(set(found), reverse=True):
         kept = float((scores[right] > threshold).mean()) if right.any() else 0.0
-        if not chosen or kept >= before + APART:
+        if not chosen or kept >= before + APART or 1 - kept <= FEWER * (1 - before):
             chosen, before = [*chosen, threshold], kept
     return tuple(chosen)
 

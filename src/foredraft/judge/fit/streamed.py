@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from .head import PENALTIES, TEST, TRAIN, VALIDATION, Fitted
 from .shards import StoredRows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stream:
     """Rows with their labels and their part of the split, a part at a time, on a device."""
 
@@ -32,12 +33,19 @@ class Stream:
     def parts(self, which: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """(rows, labels) of one part of the split, or of all."""
         begin = 0
-        for rows in self.rows.parts():
+        for rows in self._resident or self.rows.parts():
             here = slice(begin, begin + len(rows))
             begin += len(rows)
-            chosen = slice(None) if which is None else self.split[here] == which
+            chosen = slice(None) if which is None else (self.split[here] == which).to(rows.device)
             if len(kept := rows[chosen]):
-                yield kept.to(self.device), self.right[here][chosen].to(self.device, torch.float32)
+                yield kept.to(self.device), self.right[here].to(rows.device)[chosen].to(self.device, torch.float32)
+
+    @cached_property
+    def _resident(self) -> list[Tensor]:
+        """All rows, on a device with room for them twice: every step of a fit reads all of them. Else none."""
+        if self.device.type != "cuda" or 2 * self.rows.bytes > torch.cuda.mem_get_info(self.device)[0]:
+            return []
+        return [rows.to(self.device) for rows in self.rows.parts()]
 
 
 def moments(stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
