@@ -21,20 +21,21 @@ models and heads really run, so their time is real. Context 256, greedy, one tex
 
 
 def write(out: Path, sources: list[Path]) -> None:
-    """Later records replace earlier ones of the same pair; the pictures of windows lie beside their records."""
+    """Later records replace earlier ones of the same pair (on a CPU alone: and of the same instructions)."""
     out.mkdir(parents=True, exist_ok=True)
     pairs: dict[str, tuple[dict[str, Any], dict[str, Any], Path]] = {}
     for source in sources:
         found = json.loads(source.read_text(encoding="utf-8"))
         for name, value in found.items():
             if isinstance(value, dict) and "rows" in value:
-                pairs[name] = value, found["provenance"], source.parent
+                title = f"{name}-{found['native']}" if name.endswith("shared-cpu") else name
+                pairs[title] = value, found["provenance"], source.parent / f"spans-{name}.svg"
     parts = [INTRODUCTION]
-    for name, (value, provenance, folder) in pairs.items():
-        parts.append(dovetail(name, value) if name.startswith("dovetail") else pair(name, value))
-        if (picture := folder / f"spans-{name}.svg").exists():
-            shutil.copyfile(picture, out / f"{name}.svg")
-            parts.append(f"![What ran when on which device]({name}.svg)\n")
+    for title, (value, provenance, picture) in pairs.items():
+        parts.append(dovetail(title, value) if title.startswith("dovetail") else pair(title, value))
+        if picture.exists():
+            shutil.copyfile(picture, out / f"{title}.svg")
+            parts.append(f"![What ran when on which device]({title}.svg)\n")
         parts.append(origin(provenance))
     (out / "results.md").write_text("\n".join(parts), encoding="utf-8")
 
@@ -48,6 +49,11 @@ def pair(name: str, value: dict[str, Any]) -> str:
         f"a verification of 8 rows {1e3 * eight:.1f} ms;",
         f"beside each other {times['draft_beside']:.2f}x and {times['verify_beside']:.2f}x.",
     ]
+    if "apart" in value and value["cores"]["target"]:
+        shared = "{target} and {drafter} cores".format(**value["cores"])
+        apart = value["apart"]
+        lines.append(f"That is with {shared}; with all cores for whoever runs {1e3 * apart['draft']:.2f} ms and")
+        lines.append(f"{1e3 * apart['verify'][apart['rows'].index(8)]:.1f} ms.")
     if window:
         longer = window["of_longer_part_beside"]
         lines.append(f"A window of {window['window']} takes {1e3 * window['step']:.1f} ms, {longer:.2f} times its longer part.")
