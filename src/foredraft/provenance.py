@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -46,7 +47,12 @@ def provenance(
 
 def command() -> list[str]:
     """The command of this process, without where things lie on this machine."""
-    return ["foredraft", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
+    return ["foredraft", *map(without_folders, sys.argv[1:])]
+
+
+def without_folders(word: str) -> str:
+    """An argument whose absolute paths have lost their folders: `judge=/data/me/judge,8` is `judge=judge,8`."""
+    return re.sub(r"(^|(?<=[=,:]))/(?!/)(?:[^/=,:\s]+/)*([^/=,:\s]*)", r"\2", word)
 
 
 def write_json(path: Path, value: Any) -> None:

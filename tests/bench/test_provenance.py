@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.provenance import commit, provenance, write_json
+from foredraft.provenance import commit, provenance, without_folders, write_json
 
 
 def test_a_record_says_where_it_came_from() -> None:
@@ -35,3 +35,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_json(path, {"x": object()})
     assert json.loads(path.read_text()) == {"x": 1}
     assert [file.name for file in path.parent.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("/data/me/results.json", "results.json"),
+        ("judge=/data/me/judge,paper=/tmp/paper", "judge=judge,paper=paper"),
+        ("results/peers/run", "results/peers/run"),
+        ("mine=http://127.0.0.1:8000/v1", "mine=http://127.0.0.1:8000/v1"),
+    ],
+)
+def test_commands_do_not_tell_where_things_lie(word: str, kept: str) -> None:
+    assert without_folders(word) == kept

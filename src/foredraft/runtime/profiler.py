@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,8 @@ QUICK = Grid(rows=(1, 4, 8, 16, 17, 32, 33, 48), contexts=(256,), batches=(1, 4,
 def measure(
     executor: Executor, grid: Grid | None = None, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> CostModel:
-    """Medians over rounds that visit every point in turn, so that a busy moment hits all alike. Uses all slots."""
+    """The least of rounds that visit every point in turn: neighbours only add time, and what is found is kept. Uses all
+    slots."""
     grid = (grid or Grid()).within(executor)
     points, found = grid.points(), []
     total, done = len(grid.contexts) * (grid.repeats + 1) * len(points), 0
@@ -59,7 +59,7 @@ def measure(
                     times[point].append(seconds)
                 done += 1
                 tell(done, total)
-        found.append({point: statistics.median(line) for point, line in times.items()})
+        found.append({point: min(line) for point, line in times.items()})
         executor.rollback(slots, [0] * len(slots))
     verify = tuple(tuple(tuple(_line(grid, at, b)) for at in found) for b in grid.batches)
     return CostModel(grid.rows, grid.contexts, grid.batches, verify)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.rng.keyed import Rng
+from ...errors import KVFullError
 from ...runtime import Output
 from ...types import DraftBatch, Sequence, Verdict
 from ...types.drafts import empty_drafts
@@ -46,6 +47,8 @@ class GuardedDrafter(WrappedDrafter):
             return nothing
         try:
             return self.inner.propose(sequences, rng)
+        except KVFullError:  # no fault of theirs: they may draft again when a text has ended
+            return nothing
         except Exception as error:
             self._find_culprits(sequences, rng, error)
             return nothing
