@@ -20,9 +20,10 @@ from foredraft.runtime import Rows
 from foredraft.runtime.cuda import executor as passes_of
 from foredraft.runtime.cuda import prompt_attention, tree_attention
 from foredraft.runtime.cuda.executor import GraphExecutor
+from foredraft.runtime.cuda.kv_layer import KVLayer
 from foredraft.runtime.cuda.prompt_attention import Span
 from foredraft.runtime.cuda.tree_attention import Tiles
-from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, lay_out, lay_out_prompts
+from foredraft.runtime.row_layout import Limits, Pages, RowLayout, SlotTable, lay_out, lay_out_prompts
 from foredraft.types import SamplingParams, Sequence
 
 from .kit import PLAIN, Bench, passes, release, replays, steps
@@ -102,20 +103,18 @@ def tiles(bench: Bench) -> None:
     """Attention alone, one layer of the 8B shape at 32,768 tokens, by tiles: GB/s of keys and values."""
     length = 40 if bench.toy else 32768
     heads, kv_heads, dim = (4, 2, 16) if bench.toy else (32, 8, 128)
-    keys, values = _random(bench, 1, kv_heads, length + 256, dim), _random(bench, 1, kv_heads, length + 256, dim)
-    size = 2 * kv_heads * length * dim * keys.element_size()
+    kv = _layer(bench, length + 256, kv_heads, dim)
+    size = 2 * kv_heads * length * dim * kv.keys.element_size()
     best: dict[str, tuple[float, str]] = {}
     for rows, choices in ((1, [(16, 0, *each) for each in FEW]), (33, MANY), (8, [(32, 0, *each) for each in FEW[:3]])):
         layout, query = _trees(bench, rows, length, kv_heads), _random(bench, rows, heads, dim)
         for choice in choices:
-            found = _try(
-                bench, f"tree, {rows} rows, {choice}", _tree_call(bench, query, layout, keys, values, Tiles(*choice))
-            )
+            found = _try(bench, f"tree, {rows} rows, {choice}", _tree_call(bench, query, layout, kv, Tiles(*choice)))
             if found:
                 bench.say(f"tree {rows} rows {choice}: {1e6 * found:.1f} us, {size / found / 1e9:.0f} GB/s")
                 best[str(rows)] = min(best.get(str(rows), (float("inf"), "")), (found, str(choice)))
         if rows != 8:
-            _units(bench, rows, query, layout, keys, values)
+            _units(bench, rows, query, layout, kv)
     for rows, (found, choice) in best.items():
         bench.add(
             f"attention of {rows} rows at {length}, one layer of the 8B shape, tiles {choice}",
@@ -124,22 +123,20 @@ def tiles(bench: Bench) -> None:
         )
 
 
-def _units(bench: Bench, rows: int, query: Any, layout: RowLayout, keys: Any, values: Any) -> None:
+def _units(bench: Bench, rows: int, query: Any, layout: RowLayout, kv: KVLayer) -> None:
     """The tiles in use with other chunks."""
     before = tree_attention.UNIT, tree_attention.ITEMS
     for unit, items in ((64, 256), (128, 128), (128, 512)):
         tree_attention.UNIT, tree_attention.ITEMS = unit, items
-        call = _tree_call(bench, query, layout, keys, values, None)
+        call = _tree_call(bench, query, layout, kv, None)
         _try(bench, f"tree, {rows} rows, unit {unit}, items {items}", call)
     tree_attention.UNIT, tree_attention.ITEMS = before
 
 
-def _tree_call(
-    bench: Bench, query: Any, layout: RowLayout, keys: Any, values: Any, how: Tiles | None
-) -> Callable[[], Any]:
+def _tree_call(bench: Bench, query: Any, layout: RowLayout, kv: KVLayer, how: Tiles | None) -> Callable[[], Any]:
     if bench.toy:
-        return partial(tree_attention.tree_attention_reference, query, layout, keys, values)
-    return partial(tree_attention.tree_attention_fused, query, layout, keys, values, how)
+        return partial(tree_attention.tree_attention_reference, query, layout, kv)
+    return partial(tree_attention.tree_attention_fused, query, layout, kv, how)
 
 
 def _trees(bench: Bench, rows: int, length: int, kv_heads: int) -> RowLayout:
@@ -147,7 +144,20 @@ def _trees(bench: Bench, rows: int, length: int, kv_heads: int) -> RowLayout:
     parent = torch.tensor([-1, *((i - 1) // 2 for i in range(1, rows))], device=bench.device)
     seen = torch.zeros((2, 256, 256), dtype=torch.uint8, device=bench.device)
     depth = torch.zeros(rows, dtype=torch.int64, device=bench.device)
-    return lay_out(table, depth, parent, rows, seen, Limits(length + 256, length + 256))
+    return lay_out(table, depth, parent, rows, seen, Limits(length + 256, length + 256, _pages(bench, length + 256)))
+
+
+def _pages(bench: Bench, rows: int) -> Pages:
+    """One slot's pages, in a random order; 0 is nobody's."""
+    count = -(-rows // tree_attention.PAGE)
+    table = torch.stack((torch.randperm(count) + 1, torch.zeros(count, dtype=torch.int64)))
+    return Pages(table.to(bench.device, torch.int32), tree_attention.PAGE)
+
+
+def _layer(bench: Bench, rows: int, kv_heads: int, dim: int) -> KVLayer:
+    """Random keys and values of so many rows."""
+    shape = (-(-rows // tree_attention.PAGE) + 1, kv_heads, tree_attention.PAGE, dim)
+    return KVLayer(*(_random(bench, *shape) for _ in range(2)))
 
 
 def _random(bench: Bench, *shape: int) -> torch.Tensor:
@@ -203,20 +213,17 @@ def _prompt_tiles(bench: Bench) -> None:
     heads, kv_heads, dim = (4, 2, 16) if bench.toy else (32, 8, 128)
     for length in (8, 40) if bench.toy else (0, 14336, 30720):
         table = SlotTable.of(torch.tensor([[0], [length], [0], [rows], [0]], device=bench.device))
-        layout = lay_out_prompts(table, rows, Limits(length + rows, length + rows))
-        query, keys, values = (
-            _random(bench, rows, heads, dim),
-            *(_random(bench, 1, kv_heads, length + rows, dim) for _ in range(2)),
-        )
+        layout = lay_out_prompts(table, rows, Limits(length + rows, length + rows, _pages(bench, length + rows)))
+        query, kv = _random(bench, rows, heads, dim), _layer(bench, length + rows, kv_heads, dim)
         work = 4 * heads * dim * rows * (length + rows / 2)
         ways: dict[str, Callable[[], Any]] = {
             "torch": partial(
-                prompt_attention.prompt_attention_reference, query, [Span(0, 0, rows, length)], keys, values
+                prompt_attention.prompt_attention_reference, query, [Span(0, 0, rows, length)], layout.pages, kv
             )
         }
         for lines, keys_, warps, stages in [] if bench.toy else PROMPT:
             how = Tiles(lines, 0, keys_, warps, stages, 1)
-            call = partial(prompt_attention.prompt_attention_fused, query, layout, keys, values, how)
+            call = partial(prompt_attention.prompt_attention_fused, query, layout, kv, how)
             ways[f"{lines}, {keys_}, {warps} warps, {stages} stages"] = call
         for name, call in ways.items():
             found = _try(bench, f"prompt, {rows} rows after {length}, {name}", call)

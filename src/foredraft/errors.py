@@ -10,6 +10,10 @@ class ForedraftError(Exception):
     """Something failed although it was asked for correctly; the CLI exits with 1."""
 
 
+class KVFullError(ForedraftError):
+    """No memory is free for more keys and values. Whoever can wait, waits until a text ends."""
+
+
 class UsageError(ForedraftError, ValueError):
     """The request itself is wrong; the CLI exits with 2."""
 

@@ -17,6 +17,8 @@ from foredraft.draft import Drafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing
+from foredraft.engine.clock import Clock
+from foredraft.engine.sharing import SAVED, ReadingPace
 from foredraft.engine.slots import Kept, SlotPool
 from foredraft.errors import UsageError
 from foredraft.runtime import FINAL, TorchExecutor
@@ -123,6 +125,57 @@ def test_others_write_in_every_step_while_a_prompt_is_read() -> None:
         assert [event.request_id for event in engine.step()] == [0]
     assert long.read == 36
     assert {event.request_id for event in engine.step()} == {0, 1}  # the last two tokens, and the first round
+
+
+def test_reading_takes_no_more_time_than_writers_can_spare(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes a second, and two more with a piece of a prompt; two write, one is read, all write the same."""
+    seconds: list[float] = []
+    engine, executor = engine_of(Sharing(prompt_tokens=30, growth=1.3, beside=5))
+    scheduler = engine.scheduler
+    monkeypatch.setattr(Clock, "elapsed", property(lambda clock: 3.0 if scheduler._reads else 1.0))
+    method = build("plain", executor)
+    writers = [request(PROMPTS[i], method, i, max_new_tokens=16 if i else 80) for i in (0, 2)]
+    for each in writers:
+        engine.add(each)
+    for _ in range(3):
+        engine.step()
+    long = request(PROMPTS[1], method, 1, max_new_tokens=16)
+    engine.add(long)
+    while long.sequence.generated == 0:
+        before = long.read
+        writing = {each.id for each in writers if each.finish_reason is None}
+        assert {event.request_id for event in engine.step()} >= writing and writing
+        assert long.read - before <= 5
+        seconds.append(3.0 if long.read > before else 1.0)
+    piece = 2.0  # the last one, not earned yet
+    assert sum(seconds) <= 1.3 * len(seconds) + SAVED + piece
+    while not scheduler.idle:
+        engine.step()
+    assert [each.sequence.output[:16] for each in (*writers, long)] == [plain[0], plain[2], plain[1]]
+
+
+def test_those_that_wait_go_first_where_they_are_more() -> None:
+    pace = ReadingPace(1.3)
+    pace.observe(1.0, read=False)
+    pace.observe(9.0, read=True)
+    assert not pace.may_read(writing=2, others=2)
+    assert pace.may_read(writing=2, others=3) and pace.may_read(writing=0, others=1)
+    for _ in range(25):
+        assert not pace.may_read(2, 1)
+        pace.observe(1.0, read=False)
+    pace.observe(1.0, read=False)
+    assert pace.may_read(2, 1)
+    for _ in range(100):
+        pace.observe(1.0, read=False)
+    assert pace.earned == SAVED  # no right to a long stop
+
+
+@pytest.mark.parametrize("growth", [1.0, 0.5])
+def test_prompts_must_be_read_some_day(growth: float) -> None:
+    with pytest.raises(UsageError, match="above 1"):
+        Sharing(growth=growth)
 
 
 def test_who_came_first_is_read_first() -> None:

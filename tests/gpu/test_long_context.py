@@ -17,8 +17,10 @@ from foredraft.models.decoder import pack
 from foredraft.runtime import Rows, TorchExecutor
 from foredraft.runtime.cuda import prompt_attention, tree_attention
 from foredraft.runtime.cuda.executor import GraphExecutor
+from foredraft.runtime.cuda.kv_layer import KVLayer
 from foredraft.runtime.row_layout import Limits, RowLayout, SlotTable, lay_out
 from tests.engine.runs import finish, request
+from tests.kernels.scene import shuffled_pages
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 CUDA = torch.device("cuda")
@@ -86,9 +88,12 @@ def scene(rows: int, length: int, tree: bool) -> tuple[RowLayout, Tensor, Tensor
     table = SlotTable.of(torch.tensor(columns, device=CUDA))
     parent = torch.tensor([-1, *((i - 1) // 2 for i in range(1, rows))], device=CUDA).repeat(2) if tree else None
     depth = torch.zeros(2 * rows, dtype=torch.int64, device=CUDA)
-    layout = lay_out(table, depth, parent, rows, seen, Limits(33024, 33024))
+    pages = shuffled_pages(2, 33024, tree_attention.PAGE, CUDA)
+    layout = lay_out(table, depth, parent, rows, seen, Limits(33024, 33024, pages))
     torch.manual_seed(0)
-    keys, values = (torch.randn((2, 8, 33024, 128), device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    keys, values = (
+        torch.randn((517, 8, tree_attention.PAGE, 128), device=CUDA, dtype=torch.bfloat16) for _ in range(2)
+    )
     return layout, torch.randn((2 * rows, 32, 128), device=CUDA, dtype=torch.bfloat16), keys, values
 
 
@@ -96,8 +101,8 @@ def scene(rows: int, length: int, tree: bool) -> tuple[RowLayout, Tensor, Tensor
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 65])
 def test_attention_in_bf16_at_any_length(rows: int, length: int) -> None:
     layout, query, keys, values = scene(rows, length, tree=rows > 5)
-    expected = tree_attention.tree_attention_reference(query, layout, keys, values).float()
-    found = tree_attention.tree_attention_fused(query, layout, keys, values).float()
+    expected = tree_attention.tree_attention_reference(query, layout, KVLayer(keys, values)).float()
+    found = tree_attention.tree_attention_fused(query, layout, KVLayer(keys, values)).float()
     assert (found - expected).abs().max() < 0.04
 
 
@@ -105,5 +110,7 @@ def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles of older GPUs."""
     monkeypatch.setattr(tree_attention, "_device", lambda device: (99 << 10, 40))
     layout, query, keys, values = scene(33, 4000, tree=True)
-    expected = tree_attention.tree_attention_reference(query, layout, keys, values).float()
-    assert (tree_attention.tree_attention_fused(query, layout, keys, values).float() - expected).abs().max() < 0.04
+    expected = tree_attention.tree_attention_reference(query, layout, KVLayer(keys, values)).float()
+    assert (
+        tree_attention.tree_attention_fused(query, layout, KVLayer(keys, values)).float() - expected
+    ).abs().max() < 0.04

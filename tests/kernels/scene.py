@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.models import ModelConfig
+from foredraft.runtime.row_layout import Pages
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CAN_RUN = INTERPRETED or torch.cuda.is_available()
@@ -26,3 +27,11 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def near(found: Tensor, expected: Tensor) -> bool:
     assert found.dtype == expected.dtype and found.shape == expected.shape
     return bool((found - expected).abs().max() <= NEAR[found.dtype] * expected.abs().max())
+
+
+def shuffled_pages(slots: int, capacity: int, size: int, device: torch.device | str = DEVICE) -> Pages:
+    """A table in which the pages of slots lie all over 1 .. slots * pages of a slot; 0 is nobody's."""
+    each = -(-capacity // size)
+    order = torch.randperm(slots * each, generator=torch.Generator().manual_seed(slots + capacity)) + 1
+    table = torch.cat((order.view(slots, each), torch.zeros((1, each), dtype=torch.int64)))
+    return Pages(table.to(device, torch.int32), size)

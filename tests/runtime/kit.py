@@ -42,7 +42,7 @@ class Rig:
     def kv(self, executor: Any, slot: int) -> Tensor:
         """Committed K/V of a slot, flat."""
         if isinstance(executor, TorchExecutor):
-            return executor.kv_cache.data[:, :, slot, :, : executor.length(slot)].flatten()
+            return executor.snapshot(slot).data.flatten()
         layers = executor.slots[slot].cache.layers
         length = executor.length(slot)
         return torch.cat([x[..., :length, :].flatten() for layer in layers for x in (layer.keys, layer.values)])

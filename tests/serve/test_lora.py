@@ -107,7 +107,7 @@ def test_captured_passes_give_way_to_adapters(
     tiny: Path, adapters: dict[str, str], expected: dict[str | None, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA graphs: passes with adapters run step by step, and all others are captured, before and after."""
-    make = lambda *given: tape_graphs(GraphExecutor(*given))  # noqa: E731
+    make = lambda *given, **more: tape_graphs(GraphExecutor(*given, **more))  # noqa: E731
     monkeypatch.setattr("foredraft.recipes.loading.executor_for", make)
     llm = LLM(str(tiny), "suffix", dtype="fp32", batch_size=3, lora=adapters)
     captured = []

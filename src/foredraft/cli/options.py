@@ -62,6 +62,15 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Quantize = Annotated[
     str | None, typer.Option(help="int8, int4 or fp8 (CUDA): round the weights of a Hugging Face folder (lossy).")
 ]
+KVMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="CUDA: memory of keys and values, as 20G (default: what texts can fill, or half of what is free)."
+    ),
+]
+KVDtype = Annotated[
+    str, typer.Option(help="CUDA: auto (as --dtype) or fp8, which halves the memory of keys and values (lossy).")
+]
 DeviceMap = Annotated[
     str | None,
     typer.Option(

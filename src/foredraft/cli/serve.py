@@ -13,6 +13,7 @@ import typer
 
 from ..errors import UsageError
 from ..recipes import LLM, read_method, read_methods
+from ..runtime.cuda.paged_cache import KVOptions
 from . import options as o
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ AllowMethods = Annotated[
 
 PromptTokens = Annotated[
     int | None, typer.Option(min=1, help="Prompt tokens read in a step, beside decoding (default: by the device).")
+]
+PromptGrowth = Annotated[
+    float | None,
+    typer.Option(
+        help="How much longer answers may wait for a token while prompts are read, on average (default: 1.3 on a GPU, "
+        "any on a CPU)."
+    ),
 ]
 AllowLossy = Annotated[bool, typer.Option(help="Let clients ask for rules that change the output distribution.")]
 ShareTexts = Annotated[
@@ -83,6 +91,8 @@ def serve(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    kv_cache_memory_bytes: o.KVMemory = None,
+    kv_cache_dtype: o.KVDtype = "auto",
     device_map: o.DeviceMap = None,
     draft_device: o.DraftDevice = None,
     words: o.Words = None,
@@ -93,6 +103,7 @@ def serve(
     max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
     slots: Annotated[int, typer.Option(help="Answers that run at a time.")] = 16,
     prompt_tokens: PromptTokens = None,
+    prompt_growth: PromptGrowth = None,
     reuse_prefixes: Annotated[bool, typer.Option(help="Keep what finished requests have read for the next.")] = True,
     share_drafts: Annotated[bool, typer.Option(help="Draft less, down to nothing, the more requests run.")] = True,
     api_key: ApiKey = None,
@@ -121,13 +132,29 @@ def serve(
     from ..serve.service import Limits, Service, Settings
 
     limits = Limits(max_body, max_prompt_tokens, max_new_tokens, max_choices, max_queue, seconds=timeout, grace=grace)
-    shared = (prompt_tokens, reuse_prefixes, share_drafts, share_texts, not listen.is_loopback(host), allow_trace)
-    policy = (open_metrics, numbers(key_weights), listen.allowed_hosts(host, allow_host), warm_up, json_log)
     allowed, adapters = allowed_methods(method, allow_methods), named_folders(lora or [])
-    given = (*shared, *policy, *canary, tuple(adapters))
-    settings = Settings(name or model, limits, checked_keys(api_key), allowed, allow_lossy, *given)
-    load = loader(context, settings, adapters)
-    return listen.run(Service(load, settings, partial(renewed, config, *drafting(context))), host, port, access_log)
+    settings = Settings(name or model, limits, checked_keys(api_key), allowed, **policy(context, listen, adapters))
+    load, renew = loader(context, settings, adapters), partial(renewed, config, *drafting(context))
+    return listen.run(Service(load, settings, renew), host, port, access_log)
+
+
+def policy(context: typer.Context, listen: Any, adapters: dict[str, str]) -> dict[str, Any]:
+    """What `Settings` take of the options, by their names there."""
+    given = context.params
+    same = (
+        "allow_lossy",
+        "prompt_tokens",
+        "prompt_growth",
+        "reuse_prefixes",
+        "share_drafts",
+        "share_texts",
+        "allow_trace",
+    )
+    found = {name: given[name] for name in (*same, "open_metrics", "warm_up", "json_log")}
+    found |= {"private_calls": not listen.is_loopback(given["host"]), "key_weights": numbers(given["key_weights"])}
+    canary, budget = given["canary"]
+    hosts = listen.allowed_hosts(given["host"], given["allow_host"])
+    return found | {"hosts": hosts, "canary": canary, "canary_budget": budget, "adapters": tuple(adapters)}
 
 
 def allowed_methods(served: str, others: str | None) -> tuple[str, ...] | None:
@@ -140,6 +167,7 @@ def loader(context: typer.Context, settings: Settings, adapters: dict[str, str])
     """How the model is loaded; of what is drafted with, SIGHUP reads the same names again."""
     given = context.params
     parts = {name: given[name] for name in (*DRAFTING, *PLACE)}
+    parts["kv_cache"] = KVOptions.of(given["kv_cache_memory_bytes"], given["kv_cache_dtype"])
     stores = served_stores(given["store"] or [], settings)
     return partial(loaded, given["model"], **parts, batch_size=given["slots"], store=stores, lora=adapters)
 

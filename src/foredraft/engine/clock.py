@@ -13,11 +13,16 @@ class Clock:
     """A stop watch whose laps are added to the statistics of requests."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self._last = 0.0
+        self._began = self._last = 0.0
         self._device = device  # whose work a look at the clock waits for
 
     def start(self) -> None:
-        self._last = time.perf_counter()
+        self._began = self._last = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, without waiting for a device."""
+        return time.perf_counter() - self._began
 
     def now(self) -> float:
         if self._device is not None and self._device.type == "cuda":

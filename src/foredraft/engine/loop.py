@@ -20,7 +20,8 @@ from ..core.trees.editing import move, part
 from ..core.verify import BatchCase, check_pair
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..core.verify.one_by_one import verify_one_by_one
-from ..draft import Round
+from ..draft import Drafter, Round
+from ..errors import KVFullError
 from ..runtime import Executor
 from ..runtime.row_layout import upload
 from ..types import DraftBatch, Event, Sequence, Verdict
@@ -62,8 +63,10 @@ class Engine:
     def step(self) -> list[Event]:
         """One round for every running request; returns what it wrote."""
         self.clock.start()
+        self._captures = self.executor.captures
         self.admit(self.scheduler.admit())  # drafters learn of new requests
         self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
+        self.put_back(self.scheduler.find_memory(self.windowed.flying))  # whoever gets none waits again
         groups = self.scheduler.next_groups()  # sequences by method, and a draft budget for each
         windows, groups = self.windowed.take(groups)  # drafters that work ahead have a loop of their own
         self.windowed.step(windows, alone=not groups)
@@ -73,20 +76,28 @@ class Engine:
         self.verify(groups)  # each rule, pure: accepted path, next token, a reason per position
         self.commit(groups)  # keep the K/V of the accepted path, drop the rest
         self.observe(groups)  # heads and online learners look here
-        return [*self.advance(groups), *self.windowed.drain()]  # streamed, finished
+        events = [*self.advance(groups), *self.windowed.drain()]  # streamed, finished
+        if events and self.executor.captures == self._captures:  # else it says nothing about steps to come
+            self.scheduler.stepped(self.clock.elapsed)
+        return events
 
     def admit(self, new: list[Request]) -> None:
         """Begin requests, and show drafters what the target still knows of their prompts."""
         for request in new:
             self.executor.adapt(request.sequence.slot, request.sequence.adapter)
-            if self.executor.length(request.sequence.slot) < request.read:  # somebody else has emptied the slot
-                request.read, request.stats.reused, request.states = 0, 0, []
         for drafter, members in requests_by_drafter(new):
             drafter.begin([new[i].sequence for i in members])
             known = [new[i] for i in members if new[i].states]
             if known:
                 drafter.observe_prefill([r.sequence for r in known], [0] * len(known), [r.states[0] for r in known])
         self.clock.lap("prefill", new)
+
+    def put_back(self, requests: list[Request]) -> None:
+        """Requests that lost their memory begin once more, some day."""
+        for request in requests:
+            self._leave_slot(request)
+            if request.method.drafter is not None:
+                request.method.drafter.end([request.sequence])
 
     def read(self, pieces: list[Piece]) -> None:
         """Read prompts on, up to their last token, which the first round reads with its drafts."""
@@ -117,7 +128,7 @@ class Engine:
         for drafter, members in groups_by_drafter(groups):
             sequences = [s for group in members for s in group.sequences]
             started, begin = self.clock.now(), 0
-            drafts = check_drafts(drafter, drafter.propose(sequences, self.rng(sequences)), len(sequences))
+            drafts = check_drafts(drafter, self._drafts(drafter, sequences), len(sequences))
             for group in members:
                 index = range(begin, begin + len(group.requests))
                 group.drafts = move(part(drafts, index), self.executor.device)
@@ -126,13 +137,20 @@ class Engine:
                 self.scheduler.planner.drafted(drafter, members, self.clock.now() - started)
         self.clock.lap("draft", [r for group in groups if group.drafting for r in group.requests])
 
+    def _drafts(self, drafter: Drafter, sequences: list[Sequence]) -> DraftBatch:
+        """None at all where the drafter has no memory for more text: a round without drafts is always allowed."""
+        try:
+            return drafter.propose(sequences, self.rng(sequences))
+        except KVFullError as error:
+            log.info("drafter %s drafts nothing: %s", drafter.name, error)
+            return _no_drafts(len(sequences), self.executor.device)
+
     def forward(self, groups: list[MethodGroup]) -> None:
         if not groups:
             return
         running = [s for group in groups for s in group.sequences]
         # What a step that failed half-way has left must not be built on.
         self.executor.rollback([s.slot for s in running], [len(s.tokens) - 1 for s in running])
-        self._captures = self.executor.captures
         rest = self.fast_path.forward(groups, self._is_steady(len(running)))  # pass and verdict in one CUDA graph
         forward_groups(self.executor, rest)
 
@@ -222,13 +240,17 @@ class Engine:
 
     def release(self, request: Request) -> None:
         """Take a request out whose end is known."""
-        self.windowed.forget(request)
-        if request.sequence.adapter is not None and request in self.scheduler.running:
-            self.executor.adapt(request.sequence.slot, None)  # whoever reads there next has the plain model
+        if request in self.scheduler.running:
+            self._leave_slot(request)
         self.scheduler.release(request)
         request.close()
         if request.method.drafter is not None:
             request.method.drafter.end([request.sequence])
+
+    def _leave_slot(self, request: Request) -> None:
+        self.windowed.forget(request)
+        if request.sequence.adapter is not None:
+            self.executor.adapt(request.sequence.slot, None)  # whoever reads there next has the plain model
 
     def _keyed_rng(self, sequences: Seq[Sequence]) -> KeyedRng:
         keys = [[s.seed for s in sequences], [s.round for s in sequences], [len(s.tokens) - 1 for s in sequences]]

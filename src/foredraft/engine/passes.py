@@ -64,4 +64,5 @@ def _score(executor: Executor, piece: Piece, taps: Collection[int]) -> States:
         request.prompt_logprobs += logprobs_of(out.logits, out.index[0], text[begin + 1 : end + 1], top or 0)
         parts.append({tap: out.hidden[tap] for tap in taps})
         executor.commit([slot], [end - begin])
+    del request.prompt_logprobs[request.sequence.prompt_length - 1 :]  # of an answer that is read once more
     return {tap: torch.cat([part[tap] for part in parts]) for tap in taps}

@@ -7,7 +7,7 @@ instructions. Other namespaces never reuse it: how soon an answer begins would t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -48,13 +48,28 @@ class SlotPool:
     def __len__(self) -> int:
         return len(self._free)
 
-    def take(self, text: Sequence[int], taps: Collection[int] = (), namespace: str | None = "") -> tuple[int, Kept]:
-        """The slot that shares most with `text`, of equals the one that was used longest ago, and what it holds."""
+    def __iter__(self) -> Iterator[int]:
+        """Free slots, the least recently used first; they may be forgotten meanwhile."""
+        return iter(list(self._free))
+
+    def find(self, text: Sequence[int], taps: Collection[int] = (), namespace: str | None = "") -> int:
+        """The slot that shares most with `text`, of equals the one that was used longest ago."""
         if self.reuse:
-            slot = max(self._free, key=lambda free: self._free[free].shared(text, taps, namespace))
-        else:  # the last one that was used: its memory is warm
-            slot = next(reversed(self._free))
+            return max(self._free, key=lambda free: self._free[free].shared(text, taps, namespace))
+        return next(reversed(self._free))  # the last one that was used: its memory is warm
+
+    def take(self, text: Sequence[int], taps: Collection[int] = (), namespace: str | None = "") -> tuple[int, Kept]:
+        """The slot that was found, and what it holds."""
+        slot = self.find(text, taps, namespace)
         return slot, self._free.pop(slot)
+
+    def holds(self, slot: int) -> Kept:
+        """What a free slot holds."""
+        return self._free[slot]
+
+    def forget(self, slot: int) -> None:
+        """What a free slot held is gone."""
+        self._free[slot] = Kept()
 
     def give(self, slot: int, kept: Kept) -> None:
         """A slot is free again."""

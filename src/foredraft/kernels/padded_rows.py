@@ -16,12 +16,12 @@ if triton is not None:
         """The packed row that cell n of a sequence holds."""
         return tl.minimum(tl.maximum(begin + tl.minimum(n, count - 1), 0), rows - 1)
 
-    @triton.jit(do_not_specialize=["rows", "width", "slots", "capacity", "positions"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["rows", "width", "slots", "capacity", "positions", "slot_pages"])  # type: ignore[untyped-decorator]
     def pad_rows_kernel(  # type: ignore[no-untyped-def]
-        slot_, length_, first_, count_, begin_, depth, parent, given, seen,
-        begins, ends, slot_of, position, place, visible, laid,
-        rows, width, channels, slots, capacity, positions,
-        REACH: tl.constexpr, SEEN: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
+        slot_, length_, first_, count_, begin_, depth, parent, given, seen, table,
+        begins, ends, position, place, visible, laid,
+        rows, width, channels, slots, capacity, positions, slot_pages,
+        PAGE: tl.constexpr, REACH: tl.constexpr, SEEN: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         cell = tl.program_id(0)
         b, n = cell // width, cell % width
@@ -29,15 +29,17 @@ if triton is not None:
         count, begin = tl.load(count_ + b), tl.load(begin_ + b)
         row = _packed(begin, count, n, rows)
         real, at = n < count, length + first + n
-        tl.store(slot_of + cell, slot)
+        line_of = tl.where(slot < 0, slots - 1, slot)
         tl.store(position + cell, tl.minimum(length + tl.load(depth + row), positions - 1))
-        tl.store(place + cell, tl.where(real & (at < capacity), at, -1))
+        stored = real & (at < capacity)
+        page = tl.load(table + line_of * slot_pages + at // PAGE, mask=stored, other=0).to(tl.int64)
+        tl.store(place + cell, tl.where(stored, page * PAGE + at % PAGE, -1))
         if n == 0:
             tl.store(begins + b, b.to(tl.int64) * width)
             tl.store(ends + b, tl.minimum(length + first + count, capacity))
         column = tl.arange(0, SEEN)
         inside = column < REACH
-        shelf = seen + tl.where(slot < 0, slots - 1, slot) * (REACH * REACH)
+        block = seen + line_of * (REACH * REACH)
         if CHAIN:
             above = first - 1
             sees = (column >= first) & (column <= first + n)
@@ -50,11 +52,11 @@ if triton is not None:
                 above = tl.load(parent + _packed(begin, count, above - first, rows))
                 steps += 1
         older = inside & (above >= 0) & (above < first) & (above < REACH)
-        line = tl.load(shelf + tl.minimum(tl.maximum(above, 0), REACH - 1) * REACH + column, mask=older, other=0)
+        line = tl.load(block + tl.minimum(tl.maximum(above, 0), REACH - 1) * REACH + column, mask=older, other=0)
         line = tl.where(sees, 1, line).to(tl.uint8)
         tl.store(visible + cell * REACH + column, line, mask=inside)
         number = tl.minimum(first + n, REACH - 1)
-        tl.store(shelf + number * REACH + column, line, mask=inside & real)
+        tl.store(block + number * REACH + column, line, mask=inside & real)
         i = tl.arange(0, BLOCK)
         for start in range(0, channels, BLOCK):
             kept = start + i < channels

@@ -13,10 +13,25 @@ except ImportError:  # a CPU build of torch comes without it
 
 if triton is not None:
 
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _keep(rows, scales, x, goal, stored, D: tl.constexpr, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Keys or values of one row and head into their place. Scaled by a power of two, so that the largest is from
+        128 up to 256 and nothing but the last step rounds; see `runtime.cuda.kv_layer`."""
+        i = tl.arange(0, D)
+        if SCALED:
+            x = x.to(tl.float32)
+            bits = tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True)
+            power = tl.maximum(bits >> 23, 8) - 7
+            tl.store(scales + goal // D, (power << 23).to(tl.float32, bitcast=True), mask=stored)
+            x = x * ((254 - power) << 23).to(tl.float32, bitcast=True)
+            x = x.to(rows.dtype.element_ty, fp_downcast_rounding="rtne")
+        tl.store(rows + goal + i, x, mask=stored & (i >= 0))
+
     @triton.jit(do_not_specialize=["count", "kv_heads"])  # type: ignore[untyped-decorator]
     def rotate_rows(  # type: ignore[no-untyped-def]
-        heads, bias, rotations, position, place, slot_of, query, keys, values,
-        count, kv_heads, slot_stride, head_stride, D: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr,
+        heads, bias, rotations, position, place, query, keys, values, key_scales, value_scales,
+        count, kv_heads, page_stride, head_stride,
+        PAGE: tl.constexpr, D: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr, SCALED: tl.constexpr,
         EARLY: tl.constexpr,
     ):  # fmt: skip
         if EARLY:
@@ -29,8 +44,7 @@ if triton is not None:
         if BIAS:
             x += tl.load(bias + head * D + i)
         at = tl.load(place + row)
-        slot = tl.load(slot_of + row)
-        stored = at + i * 0 >= 0
+        goal = at // PAGE * page_stride + at % PAGE * D
         if head < queries + kv_heads:
             turned = x
             if TURN:
@@ -44,26 +58,41 @@ if triton is not None:
             if head < queries:
                 tl.store(query + (row * queries + head) * D + i, turned)
             else:
-                goal = keys + slot * slot_stride + (head - queries) * head_stride + at * D
-                tl.store(goal + i, turned, mask=stored)
+                _keep(keys, key_scales, turned, goal + (head - queries) * head_stride, at >= 0, D, SCALED)
         else:
-            goal = values + slot * slot_stride + (head - queries - kv_heads) * head_stride + at * D
-            tl.store(goal + i, x, mask=stored)
+            _keep(values, value_scales, x, goal + (head - queries - kv_heads) * head_stride, at >= 0, D, SCALED)
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _weigh(score, v, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _found(line, row, page_stride, PAGE: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Where a row of a slot lies; line: the slot's pages. A tile of keys lies in one page, so it asks once, while
+        the tile before is read: loads that wait for an answer of their own iteration would be read ahead by one less.
+        The last tile asks for one beyond, which is still inside of the table: its last line is padding's."""
+        return tl.load(line + row // PAGE).to(tl.int64) * page_stride + row % PAGE * D
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _scales(key_scales, value_scales, tile, j, D: tl.constexpr, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
+        """What keys and values of a tile are to be multiplied by; ones vanish when this is compiled."""
+        if SCALED:
+            found, other = tl.load(key_scales + tile // D + j), tl.load(value_scales + tile // D + j)
+        else:
+            found, other = j * 0.0 + 1.0, j * 0.0 + 1.0
+        return found, other
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _weigh(score, v, scales, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
         """One more tile of scores (powers of two) and values: a softmax that is worked out as it goes."""
         higher = tl.maximum(top, tl.max(score, axis=1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)
         weight = tl.exp2(score - safe[:, None])
         fade = tl.exp2(top - safe)
-        sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None], input_precision=PRECISION)
+        sums = tl.dot((weight * scales[None, :]).to(v.dtype), v, sums * fade[:, None], input_precision=PRECISION)
         return higher, total * fade + tl.sum(weight, axis=1), sums
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _seen_by_all(q, k, v, scale, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
         """One more tile of keys that every line sees."""
-        return _weigh(tl.dot(q, k, input_precision=PRECISION) * scale, v, top, total, sums, PRECISION)
+        score = tl.dot(q, k, input_precision=PRECISION) * scale * ks[None, :]
+        return _weigh(score, v, vs, top, total, sums, PRECISION)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _leave(part, peak, mass, slab, line, real, top, total, sums, D: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -82,34 +111,42 @@ if triton is not None:
         return line, row, (line < last) & (row < count), (begin + row) * (kv_heads * G) + head * G + line % G
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _nothing_yet(ROWS: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-        """The softmax of lines that have seen no key."""
+    def _asked(query, flat, real, ROWS: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Queries of lines, and their softmax before they have seen a key."""
+        q = tl.load(query + flat[:, None] * D + tl.arange(0, D)[None, :], mask=real[:, None], other=0.0)
         top = tl.full((ROWS,), -float("inf"), tl.float32)
-        return top, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D), tl.float32)
+        return q, top, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D), tl.float32)
+
+    @triton.jit
+    def _edge(there, here, tile, inside, q):  # type: ignore[no-untyped-def]
+        """Keys and values of a tile of which some are not there."""
+        k = tl.load(there + tile, mask=inside[None, :], other=0.0)
+        return k.to(q.dtype), tl.load(here + tile, mask=inside[:, None], other=0.0).to(q.dtype)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _seen_by_some(  # type: ignore[no-untyped-def]
-        q, k, v, scale, visible, row, real, at, length, stop, reach, top, total, sums, PRECISION: tl.constexpr
+        q, k, v, ks, vs, scale, visible, row, real, at, length, stop, reach, top, total, sums, PRECISION: tl.constexpr
     ):
         """One more tile of keys at these places [KEYS], of which each line sees the text and what `visible` says."""
         scratch, inside = at - length, at < stop
         asked = real[:, None] & (inside & (scratch >= 0))[None, :]
         seen = tl.load(visible + row[:, None] * reach + scratch[None, :], mask=asked, other=0)
-        score = tl.dot(q, k, input_precision=PRECISION) * scale
+        score = tl.dot(q, k, input_precision=PRECISION) * scale * ks[None, :]
         score = tl.where((inside & (scratch < 0))[None, :] | (seen != 0), score, -float("inf"))
-        return _weigh(score, v, top, total, sums, PRECISION)
+        return _weigh(score, v, vs, top, total, sums, PRECISION)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _chunk(length, reach, most, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
         """Keys of a chunk, by the committed length alone: a row's sum is cut alike whatever is computed beside it."""
         return tl.maximum(tl.cdiv(tl.cdiv(length + reach, UNIT), most), 1) * UNIT
 
-    @triton.jit(do_not_specialize=["batch", "width", "kv_heads", "blocks", "per", "reach", "most"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["batch", "width", "kv_heads", "blocks", "per", "reach", "most", "slot_pages"])  # type: ignore[untyped-decorator]
     def attend_chunks(  # type: ignore[no-untyped-def]
-        query, keys, values, slots, lengths, counts, begins, ends, visible, part, peak, mass,
-        scale, batch, width, kv_heads, blocks, per, reach, most, slot_stride, head_stride,
+        query, keys, values, key_scales, value_scales, table, slots, lengths, counts, begins, ends, visible,
+        part, peak, mass, scale, batch, width, kv_heads, blocks, per, reach, most, slot_pages, page_stride, head_stride,
         BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
-        KEYS: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+        KEYS: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+        EARLY: tl.constexpr,
     ):  # fmt: skip
         """Programs take (sequence, chunk of its keys, key head, block of lines) in turn until none is left: a long text
         is spread over all of them, whatever lies beside it. A tile of keys is read once for all lines of a block, which
@@ -129,37 +166,36 @@ if triton is not None:
             chunk = turn - tl.sum(tl.where(every < b, chunks, 0), 0)
             length, end = tl.load(lengths + b).to(tl.int32), tl.load(ends + b).to(tl.int32)
             count, packed = tl.load(counts + b).to(tl.int32), tl.load(begins + b).to(tl.int32)
-            base = tl.load(slots + b) * slot_stride + head * head_stride
+            pages, base = table + tl.load(slots + b) * slot_pages, head * head_stride
             size = _chunk(length, reach, most, UNIT)
             begin = chunk * size
             stop = tl.minimum(end, begin + size)
             text = tl.minimum(stop, tl.maximum(begin, length // KEYS * KEYS))  # tiles up to here are seen by every row
             there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
-            first, last = block * per, (block + 1) * per
+            first, last, seen = block * per, (block + 1) * per, visible + b * width * reach
             line, row, real, flat = _lines(first, last, count, packed, head, kv_heads, G, ROWS)
-            q = tl.load(query + flat[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
-            top, total, sums = _nothing_yet(ROWS, D)
+            q, top, total, sums = _asked(query, flat, real, ROWS, D)
             if REST > 0:
                 line2, row2, real2, flat2 = _lines(first + ROWS, last, count, packed, head, kv_heads, G, REST)
-                q2 = tl.load(query + flat2[:, None] * D + d[None, :], mask=real2[:, None], other=0.0)
-                top2, total2, sums2 = _nothing_yet(REST, D)
+                q2, top2, total2, sums2 = _asked(query, flat2, real2, REST, D)
+            tile = _found(pages, begin, page_stride, PAGE, D)
             for start in range(begin, text, KEYS):
-                k, v = tl.load(there + start * D), tl.load(here + start * D)
-                top, total, sums = _seen_by_all(q, k, v, scale, top, total, sums, PRECISION)
+                k, v = tl.load(there + tile).to(q.dtype), tl.load(here + tile).to(q.dtype)
+                ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
+                tile = _found(pages, start + KEYS, page_stride, PAGE, D)
+                top, total, sums = _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, PRECISION)
                 if REST > 0:
-                    top2, total2, sums2 = _seen_by_all(q2, k, v, scale, top2, total2, sums2, PRECISION)
+                    top2, total2, sums2 = _seen_by_all(q2, k, v, ks, vs, scale, top2, total2, sums2, PRECISION)
             for start in range(text, stop, KEYS):
                 at = start + j
-                k = tl.load(there + start * D, mask=(at < stop)[None, :], other=0.0)
-                v = tl.load(here + start * D, mask=(at < stop)[:, None], other=0.0)
-                top, total, sums = _seen_by_some(
-                    q, k, v, scale, visible, b * width + row, real, at, length, stop, reach, top, total, sums, PRECISION
-                )
+                k, v = _edge(there, here, tile, at < stop, q)
+                ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
+                tile = _found(pages, start + KEYS, page_stride, PAGE, D)
+                top, total, sums = _seen_by_some(q, k, v, ks, vs, scale, seen, row, real, at, length, stop, reach,
+                                                 top, total, sums, PRECISION)  # fmt: skip
                 if REST > 0:
-                    top2, total2, sums2 = _seen_by_some(
-                        q2, k, v, scale, visible, b * width + row2, real2, at, length, stop, reach, top2, total2, sums2,
-                        PRECISION,
-                    )  # fmt: skip
+                    top2, total2, sums2 = _seen_by_some(q2, k, v, ks, vs, scale, seen, row2, real2, at, length, stop,
+                                                        reach, top2, total2, sums2, PRECISION)  # fmt: skip
             slab = ((b * kv_heads + head) * most + chunk).to(tl.int64) * (width * G)
             _leave(part, peak, mass, slab, line, real, top, total, sums, D)
             if REST > 0:
@@ -198,11 +234,12 @@ if triton is not None:
         shown = (d >= 0) & (real | PADDED)  # padding's zeros, where padding has rows of its own
         tl.store(out + (row * kv_heads * G + head) * D + d, merged.to(out.dtype.element_ty), mask=shown)
 
-    @triton.jit(do_not_specialize=["batch", "kv_heads"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["batch", "kv_heads", "slot_pages"])  # type: ignore[untyped-decorator]
     def attend_prompts(  # type: ignore[no-untyped-def]
-        query, keys, values, slots, lengths, counts, begins, out, scale, batch, kv_heads, slot_stride, head_stride,
+        query, keys, values, key_scales, value_scales, table, slots, lengths, counts, begins, out,
+        scale, batch, kv_heads, slot_pages, page_stride, head_stride,
         BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-        PRECISION: tl.constexpr,
+        PAGE: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         """Many new rows after each text, every one of which sees those before it. The last lines see most, so they come
         first; a program without lines has nothing to store."""
@@ -214,38 +251,42 @@ if triton is not None:
         block, head = turn - tl.sum(tl.where(every < b, blocks, 0), 0), tl.program_id(1)
         length, count = tl.load(lengths + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
         count = tl.where(turn >= 0, count, 0)
-        base = tl.load(slots + b) * slot_stride + head * head_stride
+        pages, base = table + tl.maximum(tl.load(slots + b), 0) * slot_pages, head * head_stride
         packed, first = tl.load(begins + b).to(tl.int32), tl.maximum(block, 0) * ROWS
         _line, row, real, flat = _lines(first, count * G, count, packed, head, kv_heads, G, ROWS)
         d, j = tl.arange(0, D), tl.arange(0, KEYS)
-        q = tl.load(query + flat[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+        q, top, total, sums = _asked(query, flat, real, ROWS, D)
         stop = tl.where(first < count * G, length + tl.minimum(count, (first + ROWS - 1) // G + 1), 0)
         text = tl.minimum(stop, (length + first // G + 1) // KEYS * KEYS)  # tiles up to here are seen by every row
         there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
-        top, total, sums = _nothing_yet(ROWS, D)
+        tile = _found(pages, 0, page_stride, PAGE, D)
         for start in range(0, text, KEYS):
-            k, v = tl.load(there + start * D), tl.load(here + start * D)
-            top, total, sums = _seen_by_all(q, k, v, scale, top, total, sums, PRECISION)
+            k, v = tl.load(there + tile).to(q.dtype), tl.load(here + tile).to(q.dtype)
+            ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
+            tile = _found(pages, start + KEYS, page_stride, PAGE, D)
+            top, total, sums = _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, PRECISION)
         for start in range(text, stop, KEYS):
             at = start + j
-            k = tl.load(there + start * D, mask=(at < stop)[None, :], other=0.0)
-            v = tl.load(here + start * D, mask=(at < stop)[:, None], other=0.0)
-            score = tl.dot(q, k, input_precision=PRECISION) * scale
+            k, v = _edge(there, here, tile, at < stop, q)
+            ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
+            tile = _found(pages, start + KEYS, page_stride, PAGE, D)
+            score = tl.dot(q, k, input_precision=PRECISION) * scale * ks[None, :]
             score = tl.where(at[None, :] <= length + row[:, None], score, -float("inf"))
-            top, total, sums = _weigh(score, v, top, total, sums, PRECISION)
+            top, total, sums = _weigh(score, v, vs, top, total, sums, PRECISION)
         found = sums / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + flat[:, None] * D + d[None, :], found.to(out.dtype.element_ty), mask=real[:, None])
 
-    @triton.jit(do_not_specialize=["reach"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["reach", "slot_pages"])  # type: ignore[untyped-decorator]
     def move_path(  # type: ignore[no-untyped-def]
-        data, slots, lengths, counts, keep, reach, plane_stride, slot_stride, head_stride, D: tl.constexpr
-    ):
+        data, table, slots, lengths, counts, keep, reach, slot_pages, plane_stride, page_stride, head_stride,
+        PAGE: tl.constexpr, D: tl.constexpr,
+    ):  # fmt: skip
         b, plane, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        slot, count = tl.load(slots + b), tl.load(counts + b)
-        d = tl.arange(0, D)
-        base = data + plane.to(tl.int64) * plane_stride + slot * slot_stride + head * head_stride
-        base += tl.load(lengths + b) * D
+        length, count = tl.load(lengths + b), tl.load(counts + b)
+        pages = table + tl.load(slots + b) * slot_pages
+        base = data + plane.to(tl.int64) * plane_stride + head * head_stride + tl.arange(0, D)
         for i in range(count):  # a row moves down or stays, so nothing is overwritten before it is read
             source = tl.load(keep + b * reach + i)
             if source != i:
-                tl.store(base + i * D + d, tl.load(base + source * D + d))
+                row = tl.load(base + _found(pages, length + source, page_stride, PAGE, D))
+                tl.store(base + _found(pages, length + i, page_stride, PAGE, D), row)

@@ -15,6 +15,7 @@ from ..engine import BudgetPlanner, Engine, Method, Request, Sharing
 from ..engine.sharing import usual_piece
 from ..errors import ForedraftError, UsageError
 from ..models import DEFAULT, Progress
+from ..runtime.cuda.paged_cache import USUAL, KVOptions
 from ..types import Completion, Event, Reason, SamplingParams, Sequence
 from .cost_profiles import costs_of
 from .loading import Loaded, Place, add_adapters, adopt, load
@@ -63,20 +64,20 @@ class LLM:
         quantize: str | None = None,
         device_map: str | None = None,
         guidance: float | None = None,
+        kv_cache: KVOptions = USUAL,
         share: bool = False,
         lora: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """`method`, `shape`, `rule`, `stop` and `length` are spelled `name:key=value,..`, as on the command line; a
         method may hold the others (`eagle3:shape=eagle2:nodes=64`). `length`: a length rule, or a number of tokens.
-
         `draft_device`: where a draft model or a head runs (cpu, cuda, cuda:1); None = where the target does.
-
         `quantize`: "int8", "int4" or (on CUDA) "fp8" rounds the weights of a Hugging Face folder: less memory and time,
         and other texts than the unrounded model's; speculation is exact for the rounded one.
         `device_map`: "auto" lays layer after layer over this machine's devices; "tensor" cuts each of them among the
         processes of torchrun, of which only the first goes on from here.
-
+        `kv_cache`: memory and dtype of the target's keys and values on CUDA; in fp8 texts are not those of an unrounded
+        cache, but speculation is exact for the rounded one.
         `share`: prompts of a batch are read in pieces and may reuse each other's beginnings, and drafts share the
         verification pass by what they are worth. Off for measurements, where one method must not profit from another.
         `lora`: adapters by name, folders as peft writes them, for requests to run with (torch executor alone).
@@ -87,14 +88,14 @@ class LLM:
             Options(shape, rule, drafter, draft_length, judge, words, stop, length, draft_device, store)
         )
         find_recipe(named.method).check(self.options)  # a wrong option should not cost a model load
-        place = Place(dtype, device, batch_size, max_length, True, quantize, device_map, guidance)
+        place = Place(dtype, device, batch_size, max_length, True, quantize, device_map, guidance, kv_cache)
         self.target = model if isinstance(model, Loaded) else load(model, place, progress)
         add_adapters(self.target, lora or {})
         self.tokenizer = self.target.tokenizer
         self.engine = Engine(self.target.executor)
         if share and batch_size > 1:
             self.engine.share(Sharing(usual_piece(self.target.device), True, BudgetPlanner(costs_of(self.target))))
-        own = replace(place, quantize=None, device_map=None)  # a drafter's weights are its own
+        own = replace(place, quantize=None, device_map=None, kv=USUAL)  # a drafter's weights are its own
         self.factory = PartsFactory(self.target, own)
         self._methods: dict[tuple[str, Options], Method] = {}
         self._ids = itertools.count()

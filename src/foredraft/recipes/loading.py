@@ -38,6 +38,8 @@ from ..models.quantisation.gguf_matrix import load_gguf
 from ..models.quantisation.packed_decoder import load_folder
 from ..models.quantisation.schemes import why_unreadable
 from ..runtime import Executor, executor_for
+from ..runtime.choose import check_usual
+from ..runtime.cuda.paged_cache import USUAL, KVOptions
 from ..runtime.guided import Guidance, GuidedExecutor
 
 log = logging.getLogger("foredraft")
@@ -73,6 +75,7 @@ class Place:
     )
     device_map: str | None = None  # a name of DEVICE_MAPS: the target's layers over several devices or processes
     guidance: float | None = None  # scale of classifier-free guidance, for models that have it; None = the model's own
+    kv: KVOptions = USUAL  # of the target's keys and values
 
     def torch_device(self) -> torch.device:
         if self.device != "auto":
@@ -148,6 +151,8 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
         log.info("%s: the native executor knows no %s: passes run in torch", name, raw["model_type"])
     if place.dtype == "auto" and device.type == "cpu" and (in_torch or not runs_natively(raw)):
         dtype = fastest_in_torch()  # the model runs through torch code
+    if place.device_map is not None or not runs_natively(raw):
+        check_usual(place.kv)
     if place.device_map is not None:
         executor = _spread(folder, DTYPES[dtype], place)
         device = executor.device
@@ -225,7 +230,7 @@ def adopt(model: Any, tokenizer: Any, place: Place) -> Loaded:
         decoder = shared_decoder(model.eval())
         if place.packed:
             pack(decoder, decoder.dtype)
-        executor = executor_for(decoder, place.slots, place.max_length)
+        executor = executor_for(decoder, place.slots, place.max_length, kv=place.kv)
     else:
         from ..runtime.hf.executor import HFExecutor
 
@@ -241,9 +246,9 @@ def _executor(decoder: Decoder, raw: Mapping[str, Any], place: Place) -> Executo
     if own is None:
         if place.guidance is not None:
             raise UsageError("this model knows no condition to leave out, so guidance means nothing to it")
-        return executor_for(decoder, place.slots, place.max_length)
+        return executor_for(decoder, place.slots, place.max_length, kv=place.kv)
     scale = own["scale"] if place.guidance is None else place.guidance
-    inner = executor_for(decoder, 2 * place.slots, place.max_length)
+    inner = executor_for(decoder, 2 * place.slots, place.max_length, kv=place.kv)
     return GuidedExecutor(inner, Guidance(float(scale), int(own["codes"]), int(own["none"])))
 
 

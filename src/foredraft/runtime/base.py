@@ -22,12 +22,13 @@ from ..models.decoder import FINAL, Decoder
 from ..models.layers.adapters import Factors
 from ..models.layers.skip_set import Skip
 from ..types import DraftBatch
+from .kv_cache import OwnMemory
 
 if TYPE_CHECKING:
     from .cuda.executor import GraphExecutor
     from .native.executor import NativeExecutor
 
-__all__ = ["FINAL", "Executor", "Output", "Placement", "Rows", "WithoutAdapters"]
+__all__ = ["FINAL", "Executor", "Output", "OwnMemory", "Placement", "Rows", "WithoutAdapters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,16 @@ class Executor(Protocol):
 
     def length(self, slot: int) -> int:
         """Committed tokens in the slot."""
+
+    @property
+    def room(self) -> int:
+        """Rows that slots may still take of memory that they share; a huge number where each has its own."""
+
+    def hold(self, slot: int, rows: int) -> bool:
+        """Make sure that `rows` rows fit after the slot's text; False where no memory is free for them now."""
+
+    def drop(self, slot: int) -> None:
+        """Give a slot's memory back where slots share it; its text is gone then."""
 
     def prefill(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], taps: Collection[int] = ()

@@ -71,6 +71,17 @@ class GuidedExecutor(WithoutAdapters):
     def length(self, slot: int) -> int:
         return self.inner.length(slot)
 
+    @property
+    def room(self) -> int:
+        return self.inner.room // 2
+
+    def hold(self, slot: int, rows: int) -> bool:
+        return all([self.inner.hold(each, rows) for each in self._both([slot])])
+
+    def drop(self, slot: int) -> None:
+        for each in self._both([slot]):
+            self.inner.drop(each)
+
     def _both(self, slots: Sequence[int]) -> list[int]:
         return [*slots, *(slot + self.max_slots for slot in slots)]
 

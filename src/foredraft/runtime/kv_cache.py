@@ -18,6 +18,7 @@ from ..errors import ForedraftError
 
 # Not shared with processes that are forked off; Windows has no such flags.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+UNSHARED = 1 << 60  # rows: no text is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Snapshot:
     """Committed K/V of one slot, copied."""
 
     data: Tensor  # [L, 2, Hkv, length, D]
+    scales: Tensor | None = None  # [L, 2, Hkv, length, 1], where data are rounded and scaled
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -39,7 +41,23 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(mmap.mmap(-1, size, **PRIVATE), dtype=dtype).view(shape)
 
 
-class KVCache:
+class OwnMemory:
+    """For executors and caches whose slots share no memory: every slot has its own."""
+
+    @property
+    def room(self) -> int:
+        """Rows that slots may still take of memory that they share."""
+        return UNSHARED
+
+    def hold(self, slot: int, rows: int) -> bool:
+        """Whether there is memory for so many rows after the slot's text; if so, it is the slot's."""
+        return True
+
+    def drop(self, slot: int) -> None:
+        """Where memory is shared, forget a slot's text and what it holds for more."""
+
+
+class KVCache(OwnMemory):
     """Keys and values of every layer and slot, and how much of each slot is in use."""
 
     def __init__(
@@ -55,14 +73,22 @@ class KVCache:
     ) -> None:
         self.max_length, self.max_scratch = max_length, max_scratch
         self.capacity = max_length + max_scratch
-        self.data = zeroed((layers, 2, slots, heads, self.capacity, dim), dtype, device)
+        self.data = self._make((layers, 2, slots, heads, self.capacity, dim), dtype, device)
         self.lengths = [0] * slots
         self.scratch = [0] * slots
         self.parents: list[list[int] | None] = [[] for _ in range(slots)]  # None = the scratch rows are a chain
 
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return zeroed(shape, dtype, device)
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, [slots, Hkv, capacity, D] each."""
         return self.data[index, 0], self.data[index, 1]
+
+    def text(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer over the slot's committed text, [Hkv, length, D] each."""
+        keys, values = self.layer(layer)
+        return keys[slot, :, : self.lengths[slot]], values[slot, :, : self.lengths[slot]]
 
     def reserve(self, slots: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
         """Take scratch rows in every slot or in none; returns how many each held before."""

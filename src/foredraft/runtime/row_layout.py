@@ -33,6 +33,24 @@ class SlotTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """Where the rows of slots lie: pages of the K/V cache, in the order of each slot's text."""
+
+    table: Tensor  # [slots + 1, P] int32; 0 = a page that nobody's text is in; the last line is padding's
+    size: int  # rows of a page
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a slot."""
+        return self.table.shape[1] * self.size
+
+    def places(self, slot: Tensor, row: Tensor) -> Tensor:
+        """Among the rows of all pages, those of rows of slots (NOWHERE: padding's)."""
+        page = self.table[slot, (row // self.size).clamp(max=self.table.shape[1] - 1)]
+        return page.to(torch.int64) * self.size + row % self.size
+
+
+@dataclass(frozen=True, slots=True)
 class RowLayout:
     """What kernels need to know of T rows of B sequences with at most W new rows each; int64 unless said."""
 
@@ -41,18 +59,19 @@ class RowLayout:
     count: Tensor  # [B]
     begin: Tensor  # [B]
     end: Tensor  # [B] committed tokens and scratch rows, the new ones included
-    slot_of: Tensor  # [T]
     position: Tensor  # [T] for rotations
-    place: Tensor  # [T] row of the K/V cache that a new row is written to; NOWHERE = not at all
+    place: Tensor  # [T] among the rows of all pages, the one that a new row is written to; NOWHERE = not at all
     visible: Tensor  # [B, W, S] uint8: scratch rows that each new row sees
+    pages: Pages
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes that bound places and positions."""
+    """Sizes that bound rows and positions, and where rows lie."""
 
     capacity: int  # rows of a slot
     positions: int
+    pages: Pages
 
 
 def lay_out(
@@ -65,8 +84,8 @@ def lay_out(
     device = depth.device
     owner = torch.searchsorted(slot_table.begin, torch.arange(len(depth), device=device), right=True) - 1  # [T]
     number = torch.arange(len(depth), device=device) - slot_table.begin[owner]  # among its sequence's new rows
-    place = slot_table.length[owner] + slot_table.first[owner] + number
-    stored = (number < slot_table.count[owner]) & (place < limits.capacity)
+    row = slot_table.length[owner] + slot_table.first[owner] + number
+    stored = (number < slot_table.count[owner]) & (row < limits.capacity)
     column = torch.arange(width, device=device)
     cell = (slot_table.begin[:, None] + column).clamp(max=len(depth) - 1)  # [B, W]; beyond the count any row
     visible = see(seen, slot_table.slot, slot_table.first, None if parent is None else parent[cell], width)
@@ -79,10 +98,10 @@ def lay_out(
         count=slot_table.count,
         begin=slot_table.begin,
         end=(slot_table.length + slot_table.first + slot_table.count).clamp(max=limits.capacity),
-        slot_of=slot_table.slot[owner],
         position=(slot_table.length[owner] + depth).clamp(max=limits.positions - 1),
-        place=torch.where(stored, place, NOWHERE),
+        place=torch.where(stored, limits.pages.places(slot_table.slot[owner], row), NOWHERE),
         visible=visible,
+        pages=limits.pages,
     )
 
 
@@ -91,18 +110,18 @@ def lay_out_prompts(slot_table: SlotTable, rows: int, limits: Limits) -> RowLayo
     turn = torch.arange(rows, device=slot_table.slot.device)
     owner = torch.searchsorted(slot_table.begin.contiguous(), turn, right=True) - 1  # [T]
     number = turn - slot_table.begin[owner]
-    place = slot_table.length[owner] + number
-    stored = (number < slot_table.count[owner]) & (place < limits.capacity)
+    row = slot_table.length[owner] + number
+    stored = (number < slot_table.count[owner]) & (row < limits.capacity)
     return RowLayout(
         slot=slot_table.slot.contiguous(),
         length=slot_table.length.contiguous(),
         count=slot_table.count.contiguous(),
         begin=slot_table.begin.contiguous(),
         end=slot_table.length + slot_table.count,
-        slot_of=slot_table.slot[owner],
-        position=place.clamp(max=limits.positions - 1),
-        place=torch.where(stored, place, NOWHERE),
-        visible=place.new_empty((len(slot_table.slot), rows, 0), dtype=torch.uint8),
+        position=row.clamp(max=limits.positions - 1),
+        place=torch.where(stored, limits.pages.places(slot_table.slot[owner], row), NOWHERE),
+        visible=row.new_empty((len(slot_table.slot), rows, 0), dtype=torch.uint8),
+        pages=limits.pages,
     )
 
 

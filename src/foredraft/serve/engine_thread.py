@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ..draft.combine.auto import AutoDrafter
 from ..engine import BudgetPlanner, Engine, Request, Sharing
-from ..engine.sharing import usual_piece
+from ..engine.sharing import BESIDE, usual_growth, usual_piece
 from ..recipes import LLM
 from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
@@ -210,7 +210,8 @@ class Worker:
         if settings.share_drafts and target.executor.max_slots > 1:
             planner = BudgetPlanner(costs_of(target))
         piece = settings.prompt_tokens or usual_piece(target.executor.device)
-        return Sharing(piece, settings.reuse_prefixes, planner)
+        growth = settings.prompt_growth or usual_growth(target.executor.device)
+        return Sharing(piece, settings.reuse_prefixes, planner, growth, BESIDE)
 
     def _choices(self) -> dict[str, int]:
         """Rounds by the drafter that was chosen for them, without those before the first client."""

@@ -55,6 +55,7 @@ class Settings:
     allow_methods: tuple[str, ...] | None = None  # beside the served one; None = those that need no weights
     allow_lossy: bool = False  # whether a client may ask for a rule that changes the output distribution
     prompt_tokens: int | None = None  # prompt tokens read in a step while others decode; None = by the device
+    prompt_growth: float | None = None  # of the time between tokens while prompts are read beside; None = by the device
     reuse_prefixes: bool = True  # whether a prompt may begin with what an earlier request has left in its slot
     share_drafts: bool = True  # whether drafts shrink under load, by what passes cost here
     share_texts: bool = False  # whether all clients draft from each other's texts and reuse each other's prefixes
@@ -74,6 +75,8 @@ class Settings:
             raise UsageError("--canary takes a share from 0 to 1 and a budget below 1")
         if self.model_name in self.adapters:
             raise UsageError(f"an adapter is called {self.model_name!r} as the model is; give one of them another name")
+        if self.prompt_growth is not None and not self.prompt_growth > 1:
+            raise UsageError("--prompt-growth must be above 1: prompts that are never read are never answered")
         if any(not key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty; leave --api-key out to serve everyone")
         if self.key_weights and len(self.key_weights) != len(self.api_keys):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ...runtime import FINAL, Output, Rows
-from ...runtime.base import WithoutAdapters
+from ...runtime.base import OwnMemory, WithoutAdapters
 from .table_model import Prefix, TableModel
 
 
-class TableExecutor(WithoutAdapters):
+class TableExecutor(WithoutAdapters, OwnMemory):
     """Slots hold token lists; a row's logits are the logarithms of the table's distribution after its path."""
 
     pads_rows = False

@@ -124,6 +124,7 @@ def capture_round(
     lengths = [executor.length(slot) for slot in slots]
     if not width or max(n + c for n, c in zip(lengths, counts, strict=True)) > executor.max_length:
         return None
+    executor.kv_cache.take(slots, [count + shape.reads for count in counts])
 
     def body(table: Tensor, features: Tensor | None = None) -> CapturedDrafts:
         slot, length, fresh = table[:3].unbind(0)

@@ -99,6 +99,7 @@ class ModelDrafter(Drafter):
             self._rows.pop(sequence.id, None)
             slot = self._slots.pop(sequence.id, None)
             if slot is not None:
+                self.executor.drop(slot)
                 self._free.append(slot)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:

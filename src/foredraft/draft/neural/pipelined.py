@@ -65,6 +65,9 @@ def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict
     fits = batch <= MOST and batch in BATCHES and len(verdict.accepted) == batch
     if not fits or verdict.accepted.device != executor.device or not graphs.holds(key):
         return None
+    most = last.made.rows + READS[0] + last.shape.reads  # rows after the text, if every draft is accepted
+    if not all([executor.hold(slot, most) for slot in last.slots]):
+        return None
     lengths = [executor.length(slot) for slot in last.slots]
     accepted, token, draft, held = verdict.accepted, verdict.token, last.made.drafts.token[:, -1], last.made.rows
 

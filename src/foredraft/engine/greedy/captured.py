@@ -27,7 +27,6 @@ from ...core.rng.keyed import KeyedRng
 from ...core.verify import BatchCase, Rule
 from ...runtime import FINAL, Output
 from ...runtime.cuda.executor import BATCHES, WIDTHS, GraphExecutor, fitting
-from ...runtime.cuda.tree_attention import move_rows
 from ...runtime.row_layout import NOWHERE, SlotTable, pinned
 from ...types import DraftBatch, Sequence, Verdict
 from ..method_group import MethodGroup
@@ -135,7 +134,9 @@ def _take(
     copy = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, copy)
     if ahead is not None and not key.width and all(group.method.drafter is None or group.resting for group in groups):
-        ahead.begin(executor.graphs, key, sequences, copy, executor.max_length)
+        held = all([executor.hold(slot, 2) for slot in slots])  # this round's row and the next one's
+        if held:
+            ahead.begin(executor.graphs, key, sequences, copy, executor.max_length)
 
 
 class Asked(NamedTuple):
@@ -289,7 +290,7 @@ def _round(
         if asked.sampled is not None:
             lines[1:3].add_(1)  # rounds and positions
     if key.tree:
-        move_rows(executor.kv_cache.data, slot, known, made.verdict.accepted + 1, made.keep)
+        executor.move_rows(slot, known, made.verdict.accepted + 1, made.keep)
     return out, made.verdict, made.summary
 
 

@@ -65,15 +65,20 @@ class WindowedLoop:
         self._events: list[Event] = []  # written, and not handed out yet
         self.spans: list[Span] | None = None  # what ran when, where somebody wants to know
 
+    @property
+    def flying(self) -> set[int]:
+        """Requests in flight."""
+        return {request.id for flight in self._flights for request in flight.group.requests}
+
     def take(self, groups: list[MethodGroup]) -> tuple[list[MethodGroup], list[MethodGroup]]:
         """(groups of this loop, groups of the other one); requests in flight are in neither."""
-        flying = {id(request) for flight in self._flights for request in flight.group.requests}
+        flying = self.flying
         own, others = [], []
         for group in groups:
             if not works_ahead(group):
                 others.append(group)
                 continue
-            waiting = [r for r in group.requests if id(r) not in flying]
+            waiting = [r for r in group.requests if r.id not in flying]
             plan = drafter_of(group).planner.plan()
             if leaving := [r for r in waiting if not plan.window and r.id not in self._ready]:
                 others.append(self._without_window(group, leaving, plan))

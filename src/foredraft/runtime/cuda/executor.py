@@ -17,13 +17,14 @@ from torch import Tensor
 from ...models.decoder import Decoder
 from ...models.layers.attention_protocol import AttendHeads
 from ..base import FINAL, Output, Placement, Rows
-from ..kv_cache import KVCache
 from ..row_layout import Limits, RowLayout, SlotTable, lay_out, lay_out_prompts, pinned, table_of, upload
 from ..torch.executor import TorchExecutor, chunks_of
 from .graphs import GraphCache
+from .kv_layer import FLOAT8, KVLayer
 from .pad_rows import pad_rows
+from .paged_cache import USUAL, KVOptions, PagedCache, Sizes, fitting_length, pages_for
 from .prompt_attention import Span, prompt_attention_fused, prompt_attention_reference, prompts_apart
-from .tree_attention import move_rows, rotate_and_store, tree_attention
+from .tree_attention import PAGE, move_rows, rotate_and_store, tree_attention
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 33, 48, 65, 96, 128, 192, 256)  # new rows per sequence
 # Sequences of a pass. From 8 to 64 in few sizes: a pass mostly reads weights there, and every size is a capture.
@@ -36,7 +37,7 @@ MOST_ROWS = 2048  # of a pass that is captured; larger ones hide their launches 
 class TreeAttention(AttendHeads):
     """Attention of new rows over the K/V cache, by kernels."""
 
-    def __init__(self, kv_cache: KVCache, rotations: Tensor, layout: RowLayout) -> None:
+    def __init__(self, kv_cache: PagedCache, rotations: Tensor, layout: RowLayout) -> None:
         self.kv_cache, self.rotations, self.layout = kv_cache, rotations, layout
 
     def from_heads(self, layer: int, heads: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,12 +47,11 @@ class TreeAttention(AttendHeads):
         return self._attend(layer, torch.cat((q, k, v), dim=1), None, None)
 
     def _attend(self, layer: int, heads: Tensor, rotations: Tensor | None, bias: Tensor | None) -> Tensor:
-        keys, values = self.kv_cache.layer(layer)
-        query = rotate_and_store(heads, rotations, self.layout, keys, values, bias)
-        return self.attention(query, keys, values)
+        kv = self.kv_cache.in_layer(layer)
+        return self.attention(rotate_and_store(heads, rotations, self.layout, kv, bias), kv)
 
-    def attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return tree_attention(query, self.layout, keys, values)
+    def attention(self, query: Tensor, kv: KVLayer) -> Tensor:
+        return tree_attention(query, self.layout, kv)
 
 
 class PromptAttention(TreeAttention):
@@ -59,10 +59,10 @@ class PromptAttention(TreeAttention):
 
     spans: Sequence[Span] = ()  # where the host knows them; then torch's own attention is used
 
-    def attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attention(self, query: Tensor, kv: KVLayer) -> Tensor:
         if self.spans:
-            return prompt_attention_reference(query, self.spans, keys, values)
-        return prompt_attention_fused(query, self.layout, keys, values)
+            return prompt_attention_reference(query, self.spans, self.layout.pages, kv)
+        return prompt_attention_fused(query, self.layout, kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,38 @@ class GraphExecutor(TorchExecutor):
     """A decoder with its K/V cache, whose passes are captured as CUDA graphs."""
 
     pads_rows = True
+    page = PAGE  # rows
+    kv_cache: PagedCache
 
     def __init__(
-        self, decoder: Decoder, max_slots: int = 1, max_length: int | None = None, max_scratch: int = 96
+        self,
+        decoder: Decoder,
+        max_slots: int = 1,
+        max_length: int | None = None,
+        max_scratch: int = 96,
+        kv: KVOptions = USUAL,
     ) -> None:
+        self.kv_options = kv
         super().__init__(decoder, max_slots, max_length, max_scratch, padded=True)
-        self.name = self.name.replace("torch-", "graphs-", 1)
+        self.name = self.name.replace("torch-", "graphs-", 1) + ("-kv-fp8" if kv.narrow else "")
         # Which scratch rows a scratch row sees: itself and its ancestors. One slot more takes what padding writes.
         shape = (max_slots + 1, self.max_scratch, self.max_scratch)
         self.seen = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        self.limits = Limits(self.kv_cache.capacity, decoder.config.max_position)
+        self.limits = Limits(self.kv_cache.capacity, decoder.config.max_position, self.kv_cache.pages)
         self.graphs = GraphCache(self.device)
         self.numbers = torch.arange(MOST_ROWS, device=self.device)
+
+    def new_cache(self) -> PagedCache:
+        """Every slot alone can have its whole context; where memory is short, that is less than the model's."""
+        config = self.decoder.config
+        kv, dtype = self.kv_options, FLOAT8 if self.kv_options.narrow else self.dtype
+        kv.check(self.device)
+        sizes = Sizes(config.num_layers, config.num_kv_heads, config.head_dim, dtype, self.page)
+        capacity = self.max_length + self.max_scratch
+        pages = pages_for(sizes, self.max_slots, capacity, self.device, kv.memory)
+        self.max_length = fitting_length(sizes, pages, self.max_length, self.max_scratch)
+        lengths = self.max_length, self.max_scratch
+        return PagedCache(sizes, self.max_slots, *lengths, self.device, pages, self.dtype)
 
     @property
     def captures(self) -> int:
@@ -110,8 +130,10 @@ class GraphExecutor(TorchExecutor):
         """Prompts in passes of up to PROMPT_ROWS[-1] rows, which are captured by their number of rows and of texts."""
         if any(slot in self._adapted for slot in slots):
             return super().prefill(slots, tokens, taps)
-        self.kv_cache.check_growth(slots, [len(prompt) for prompt in tokens])
+        sizes = [len(prompt) for prompt in tokens]
+        self.kv_cache.check_growth(slots, sizes)
         self.rollback(slots, [self.length(slot) for slot in slots])  # drafts that were not committed
+        self.kv_cache.take(slots, sizes)
         none = torch.empty((0, self.hidden_size), dtype=self.dtype, device=self.device)
         parts: list[dict[int, list[Tensor]]] = [{tap: [none] for tap in taps} for _ in slots]
         for who, runs in chunks_of(tokens, PROMPT_ROWS[-1]):
@@ -234,8 +256,13 @@ class GraphExecutor(TorchExecutor):
             lengths = [self.kv_cache.lengths[slot] for slot in slots]
             zeros = [0] * len(slots)
             slot_table = SlotTable.of(upload([slots, lengths, zeros, counts, zeros], self.device))
-            move_rows(self.kv_cache.data, slot_table.slot, slot_table.length, slot_table.count, keep)
+            self.move_rows(slot_table.slot, slot_table.length, slot_table.count, keep)
         super().commit(slots, counts)
+
+    def move_rows(self, slot: Tensor, length: Tensor, count: Tensor, keep: Tensor) -> None:
+        """Accepted scratch rows to the front; see `tree_attention`."""
+        for data in self.kv_cache.planes:
+            move_rows(data, self.kv_cache.pages, slot, length, count, keep)
 
 
 def fitting(count: int, sizes: Sequence[int]) -> int:

@@ -51,9 +51,9 @@ def pad_rows_fused(
     slot_table: SlotTable, width: int, given: Tensor, depth: Tensor, parent: Tensor | None, seen: Tensor, limits: Limits
 ) -> tuple[RowLayout, Tensor]:
     """A program for each cell. No program reads a row of `seen` that another writes: parents are older rows."""
-    batch, reach = len(slot_table.slot), seen.shape[1]
+    batch, reach, pages = len(slot_table.slot), seen.shape[1], limits.pages
     begin, end = slot_table.slot.new_empty((2, batch)).unbind(0)
-    slot_of, position, place = slot_table.slot.new_empty((3, batch * width)).unbind(0)
+    position, place = slot_table.slot.new_empty((2, batch * width)).unbind(0)
     visible = seen.new_empty((batch, width, reach))
     laid = given.new_empty((batch * width, *given.shape[1:]))
     given = given.contiguous()
@@ -63,11 +63,11 @@ def pad_rows_fused(
         for column in (slot_table.slot, slot_table.length, slot_table.first, slot_table.count, slot_table.begin)
     ]
     pad_rows_kernel[(batch * width,)](
-        *columns, depth.contiguous(), depth if parent is None else parent.contiguous(), given, seen,
-        begin, end, slot_of, position, place, visible, laid,
-        len(depth), width, channels, len(seen), limits.capacity, limits.positions,
-        REACH=reach, SEEN=triton.next_power_of_2(reach), CHAIN=parent is None,
+        *columns, depth.contiguous(), depth if parent is None else parent.contiguous(), given, seen, pages.table,
+        begin, end, position, place, visible, laid,
+        len(depth), width, channels, len(seen), limits.capacity, limits.positions, pages.table.shape[1],
+        PAGE=pages.size, REACH=reach, SEEN=triton.next_power_of_2(reach), CHAIN=parent is None,
         BLOCK=min(BLOCK, triton.next_power_of_2(channels)), num_warps=1 if channels == 1 else 4,
     )  # fmt: skip
     slot, length, _, count, _ = columns
-    return RowLayout(slot, length, count, begin, end, slot_of, position, place, visible), laid
+    return RowLayout(slot, length, count, begin, end, position, place, visible, pages), laid

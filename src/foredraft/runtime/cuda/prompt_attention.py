@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from ..row_layout import RowLayout
+from ..row_layout import Pages, RowLayout
 from . import tree_attention
+from .kv_layer import KVLayer
 from .tree_attention import LOG2_E, Tiles
 
 try:
@@ -45,29 +46,29 @@ def prompts_apart(device: torch.device, dtype: torch.dtype, counts: Sequence[int
     return dtype != torch.float32 and len(counts) == 1 and counts[0] >= LONG_RUN
 
 
-def prompt_attention_fused(
-    query: Tensor, layout: RowLayout, keys: Tensor, values: Tensor, tiles: Tiles | None = None
-) -> Tensor:
+def prompt_attention_fused(query: Tensor, layout: RowLayout, kv: KVLayer, tiles: Tiles | None = None) -> Tensor:
     """query [T, H, D] -> [T, H * D]; what padding gets means nothing."""
-    (rows, heads, dim), (kv_heads, batch) = query.shape, (keys.shape[1], len(layout.slot))
+    (rows, heads, dim), (kv_heads, batch) = query.shape, (kv.keys.shape[1], len(layout.slot))
     group = heads // kv_heads
     lines = rows * group
     tiles = tiles or tree_attention.tiles_for(lines, query.dtype, query.device, TILES)
     out = torch.zeros((rows, heads * dim), dtype=query.dtype, device=query.device)
     attend_prompts[(triton.cdiv(lines, tiles.lines) + batch, kv_heads)](
-        query, keys, values, layout.slot, layout.length, layout.count, layout.begin, out, dim**-0.5 * LOG2_E,
-        batch, kv_heads, keys.stride(0), keys.stride(1), BATCH=tree_attention.places_for(batch), G=group, D=dim,
-        ROWS=tiles.lines, KEYS=tiles.keys, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        query, *kv.arguments, layout.pages.table, layout.slot, layout.length, layout.count, layout.begin, out,
+        dim**-0.5 * LOG2_E, batch, kv_heads, layout.pages.table.shape[1], kv.keys.stride(0), kv.keys.stride(1),
+        BATCH=tree_attention.places_for(batch), G=group, D=dim, ROWS=tiles.lines, KEYS=tiles.keys,
+        PAGE=layout.pages.size, SCALED=kv.key_scales is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 
 
-def prompt_attention_reference(query: Tensor, spans: Sequence[Span], keys: Tensor, values: Tensor) -> Tensor:
+def prompt_attention_reference(query: Tensor, spans: Sequence[Span], pages: Pages, kv: KVLayer) -> Tensor:
     out = torch.zeros_like(query)
     for slot, begin, count, length in spans:
         asked = query[begin : begin + count].transpose(0, 1)[None]  # [1, H, count, D]
-        key, value = keys[slot, None, :, : length + count], values[slot, None, :, : length + count]
+        table = pages.table[slot, : -(-(length + count) // pages.size)]
+        key, value = (x[None, :, : length + count] for x in kv.texts(table, query.dtype))
         flash = query.is_cuda and query.dtype != torch.float32  # torch knows it by its type, and makes no mask
         mask = causal_lower_right(count, length + count) if flash else _mask(count, length, query.device)
         found = F.scaled_dot_product_attention(asked, key, value, attn_mask=mask, enable_gqa=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...core.trees.layout import ancestor_mask
 from ...errors import ForedraftError
 from ...models.layers.skip_set import Skip
-from ..base import FINAL, Output, Placement, Rows, WithoutAdapters
+from ..base import FINAL, Output, OwnMemory, Placement, Rows, WithoutAdapters
 from ..kv_cache import check_drafts, check_text
 
 CHUNK = 256  # prompt tokens that go through the model at once
@@ -46,7 +46,7 @@ class Snapshot:
     layers: list[tuple[Tensor, Tensor] | None]
 
 
-class HFExecutor(WithoutAdapters):
+class HFExecutor(WithoutAdapters, OwnMemory):
     """A Hugging Face model with one cache per slot."""
 
     pads_rows = False

@@ -47,17 +47,31 @@ class TorchExecutor:
         self.max_slots, self.max_scratch = max_slots, max(max_scratch, CHUNK)
         self.device, self.dtype = decoder.device, decoder.dtype
         self.padded = self.device.type != "cpu" if padded is None else padded
-        heads, sizes, dim = config.num_kv_heads, (self.max_length, self.max_scratch), config.head_dim
-        self.kv_cache = KVCache(config.num_layers, max_slots, heads, *sizes, dim, self.dtype, self.device)
+        self.kv_cache = self.new_cache()
         self.adapters: Adapters | None = None
         self._adapted: dict[int, str] = {}  # slot -> adapter, where it has one
         self.masks = None
         if not self.padded:
             self.masks = MaskBuffers(max_slots, self.max_scratch, self.max_length, self.dtype, self.device)
 
+    def new_cache(self) -> KVCache:
+        config, sizes = self.decoder.config, (self.max_length, self.max_scratch)
+        heads, dim = config.num_kv_heads, config.head_dim
+        return KVCache(config.num_layers, self.max_slots, heads, *sizes, dim, self.dtype, self.device)
+
     @property
     def captures(self) -> int:
         return 0
+
+    @property
+    def room(self) -> int:
+        return self.kv_cache.room
+
+    def hold(self, slot: int, rows: int) -> bool:
+        return self.kv_cache.hold(slot, rows)
+
+    def drop(self, slot: int) -> None:
+        self.kv_cache.drop(slot)
 
     @property
     def capturing(self) -> GraphExecutor | None:
@@ -87,11 +101,9 @@ class TorchExecutor:
         return self.kv_cache.lengths[slot]
 
     def context(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer over the slot's committed text, [Hkv, length, D] each: views, for drafters that
-        attend to what the target has read. Valid until the next commit or rollback."""
-        keys, values = self.kv_cache.layer(layer)
-        length = self.kv_cache.lengths[slot]
-        return keys[slot, :, :length], values[slot, :, :length]
+        """Keys and values of a layer over the slot's committed text, [Hkv, length, D] each, for drafters that attend to
+        what the target has read. Valid until the next commit or rollback."""
+        return self.kv_cache.text(layer, slot)
 
     @torch.no_grad()
     def prefill(
