@@ -30,7 +30,7 @@ def transformers_reads(path: Path) -> Any:
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_bit_equal_to_transformers(tmp_path: Path, architecture: str, tied: bool) -> None:
     path = tmp_path / "model.gguf"
-    head_dim = 128 if architecture == "qwen3" else 16  # for qwen3 transformers takes its default, whatever the file says
+    head_dim = 128 if architecture == "qwen3" else 16  # transformers takes its default, whatever the file says
     original = write_gguf(path, architecture, tied, head_dim=head_dim)
     seen: list[tuple[str, int, int]] = []
     folder = convert_gguf(path, tmp_path / "out", lambda *state: seen.append(state))
