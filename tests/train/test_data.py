@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from foredraft.engine import Engine, Method
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import Tokenizer, resolve
 from foredraft.runtime import TorchExecutor
+from foredraft.train import make_data
 from foredraft.train.batch_attention import Causal
 from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus, answers, load_corpus, save_corpus
@@ -124,3 +127,15 @@ def test_a_file_that_is_named_twice_is_read_twice_a_pass(tmp_path: Path) -> None
     assert sorted(seen) == [1] * 4 + [2] * 8
     training, _ = corpus.split(2)
     assert len(training) == 6 and sorted(training._order().tolist()).count(5) == training.times[5]
+
+
+def test_when_the_time_is_over_what_is_answered_is_kept(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_data, "write", lambda decoder, tasks, *rest: [[5, 7, 2]] * len(tasks))
+    decoder: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=49152))
+    questions = [f"What is {'very ' * n}odd?" for n in range(12)]
+    order, told = make_data.DataOrder(row=96, batch=4), lambda *state: None
+    whole = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, told)
+    some = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, told, until=0.0)
+    assert len(whole) == 12 and len(some) == 4, "a batch that is begun is answered"
+    lines = {row.tobytes() for row in whole.ids}
+    assert all(row.tobytes() in lines for row in some.ids) and some.written.sum() == 12

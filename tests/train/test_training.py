@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from safetensors.torch import save_file
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import Identity, load_head, own_parameters, read_spec, save_head
 from foredraft.train.optimizer import schedule
-from foredraft.train.pipeline import TrainOrder, pretrained_heads
-from foredraft.train.student import all_text
+from foredraft.train.pipeline import TrainOrder, pretrained_heads, with_other_words
+from foredraft.train.student import Pretrained, all_text
 
 from . import toys
 
@@ -166,7 +167,14 @@ def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
         assert all(torch.allclose(a, b, atol=0.01) for a, b in pairs)
     assert torch.equal(second.teacher.words, first.teacher.words)
     assert second.coverage == pytest.approx(first.coverage, abs=1e-3)
-    earlier = begin["fastdraft"]
+    wider = replace(order, changes={"draft_vocab_size": 48})
+    begin = pretrained_heads(wider, toys.identity(decoder))
+    third = toys.trainer(decoder, tmp_path / "third", ("eagle3",), steps=2, begin={"eagle3": begin["eagle3"]}, words=48)
+    assert third.students[0].spec.draft_vocab_size == len(third.teacher.words) == 48
+    third.run()
+    earlier = pretrained_heads(order, toys.identity(decoder))["fastdraft"]
+    with pytest.raises(UsageError, match="rows of its own"):
+        with_other_words(Pretrained(earlier.spec, earlier.weights | {"rows": earlier.weights["ids"].float()}), 48)
     other = earlier.weights | {"ids": earlier.weights["ids"] + 1}
     save = tmp_path / "heads" / "fastdraft" / "weights.safetensors"
     save_file({name: value.contiguous() for name, value in other.items()}, save)

@@ -107,8 +107,9 @@ def trainer(
     rows: int = 8,
     begin: dict[str, Pretrained] | None = None,
     every: int = 4,  # steps between evaluations; at 0 nothing is saved on the way either
+    words: int = 40,
 ) -> Trainer:
     saving = 0.0 if every else 1e9
     plan = Plan(steps=steps, rows=rows, held_out=8, try_length=3, try_every=every, save_seconds=saving)
-    chosen = [(KINDS[kind], settings(kind)) for kind in kinds]
+    chosen = [(KINDS[kind], settings(kind, words)) for kind in kinds]
     return Trainer(decoder, identity(decoder), corpus(decoder), chosen, plan, folder, begin)

@@ -274,6 +274,7 @@ def data(
     out: Annotated[Path, typer.Option(help="Folder for corpus.npz and its provenance.")] = Path("data"),
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    seconds: Annotated[float, typer.Option(help="Keep what is written by then; 0 = until all is written.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
     as_json: Json = False,
 ) -> int:
@@ -286,6 +287,7 @@ def data(
         prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, longest=longest, own=own,
         documents=documents, max_new=max_new_tokens,
         temperatures=numbers(temperatures, float, "--temperatures"), row=row, batch=batch_size, seed=seed,
+        seconds=seconds or math.inf,
     )  # fmt: skip
     loaded = load(target, Place(dtype, device))
     columns = (TextColumn("writing"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())

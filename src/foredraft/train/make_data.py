@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,7 @@ class DataOrder:
     row: int = 640  # tokens of a row, prompt included
     batch: int = 512
     seed: int = 0
+    seconds: float = math.inf  # then what is written is kept; prompts of the target's own get half of it
 
 
 def make_data(
@@ -50,17 +53,19 @@ def make_data(
     tell: Callable[[int, int, int], None] = lambda done, total, tokens: None,
 ) -> Corpus:
     """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes."""
+    begun = time.monotonic()
     questions = [q for path in order.prompts for q in from_file(path)]
     for i, path in enumerate(order.texts):
         questions += from_text(path, order.per_text, order.seed + i, order.longest)
+    until = begun + order.seconds / 4
     if order.own:
-        questions += own_questions(decoder, tokenizer, ends, order)
+        questions += own_questions(decoder, tokenizer, ends, order, until)
     if order.documents:
-        questions += own_documents(decoder, tokenizer, ends, order)
+        questions += own_documents(decoder, tokenizer, ends, order, time.monotonic() + order.seconds / 4)
     if not questions:
         raise UsageError("no prompts were named; give --prompts FILE, --texts FILE, --own N or --documents N")
     random.Random(order.seed).shuffle(questions)
-    corpus = answer(decoder, tokenizer, ends, questions, order, tell)
+    corpus = answer(decoder, tokenizer, ends, questions, order, tell, begun + order.seconds)
     out.mkdir(parents=True, exist_ok=True)
     save_corpus(out / "corpus.npz", corpus)
     digest = hashlib.sha256((out / "corpus.npz").read_bytes()).hexdigest()
@@ -74,21 +79,26 @@ def make_data(
     return corpus
 
 
-def own_questions(decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder) -> list[str]:
+def own_questions(
+    decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
+) -> list[str]:
     """User turns that the target writes itself, from the opening of a user's turn in its own template."""
     marker = "\0"
     before = tokenizer.chat([{"role": USER, "content": marker}], add_generation_prompt=False).split(marker)[0]
     opening = tokenizer.encode(before, add_special=False)
     words = starters(order.own, order.seed)
-    texts = _going_on(decoder, tokenizer, ends, order, words, opening, order.max_new)
+    texts = _going_on(decoder, tokenizer, ends, order, words, opening, order.max_new, until)
     return [text for text, ended in texts if ended and len(text) > 8]
 
 
-def own_documents(decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder) -> list[str]:
+def own_documents(
+    decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
+) -> list[str]:
     """Questions about documents that the target writes outside its template: news, reference works, letters."""
     chosen = random.Random(order.seed)
     words = openings(order.documents, order.seed)
-    texts = _going_on(decoder, tokenizer, ends, order, words, [], order.row - order.max_new - TEMPLATE_ROOM)
+    room = order.row - order.max_new - TEMPLATE_ROOM
+    texts = _going_on(decoder, tokenizer, ends, order, words, [], room, until)
     return [ask_about(text[: chosen.randrange(200, order.longest)], chosen) for text, _ in texts if len(text) > 200]
 
 
@@ -100,9 +110,12 @@ def _going_on(
     words: list[str],
     opening: list[int],
     max_new: int,
+    until: float,
 ) -> Iterator[tuple[str, bool]]:
-    """(text, whether the target ended it) of every beginning that the target goes on with."""
+    """(text, whether the target ended it) of every beginning that the target goes on with, until the time is over."""
     for begin in range(0, len(words), order.batch):
+        if begin and time.monotonic() > until:
+            return
         part = words[begin : begin + order.batch]
         tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in part]
         for word, turn in zip(part, write(decoder, tasks, max_new, ends, order.seed + begin), strict=True):
@@ -116,15 +129,19 @@ def answer(
     questions: list[str],
     order: DataOrder,
     tell: Callable[[int, int, int], None],
+    until: float = math.inf,
 ) -> Corpus:
-    """The target's answers as rows, in batches of prompts of similar length."""
+    """The target's answers as rows, in batches of prompts of similar length: of all lengths alike, if the time is over
+    before all are answered."""
     prompts = [tokenizer.encode_chat([{"role": USER, "content": q}]) for q in questions]
     prompts = sorted((p for p in prompts if len(p) <= order.row - 32), key=len)
     ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if decoder.config.vocab_size <= 65536 else np.uint32)
     written = np.zeros(ids.shape, dtype=bool)
     heat = np.array([order.temperatures[i % len(order.temperatures)] for i in range(len(prompts))], dtype=np.float32)
-    tokens = 0
-    for begin in range(0, len(prompts), order.batch):
+    tokens = done = 0
+    for begin in random.Random(order.seed).sample(batches := range(0, len(prompts), order.batch), len(batches)):
+        if done and time.monotonic() > until:
+            break
         part = prompts[begin : begin + order.batch]
         room = min(order.max_new, order.row - max(len(p) for p in part))
         tasks = [Task(p, float(heat[begin + i])) for i, p in enumerate(part)]
@@ -136,5 +153,7 @@ def answer(
             ids[begin + i, : len(line)] = line
             written[begin + i, len(prompt) : len(prompt) + (loop.cut if loop else len(text))] = True
             tokens += len(text)
-        tell(begin + len(part), len(prompts), tokens)
-    return Corpus(ids, written, heat)
+        done += len(part)
+        tell(done, len(prompts), tokens)
+    answered = written.any(axis=1)
+    return Corpus(ids[answered], written[answered], heat[answered])

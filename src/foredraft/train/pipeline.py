@@ -87,10 +87,21 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
         spec = read_spec(folder)
         check_target(spec, target, folder.name)
         found[name] = Pretrained(spec, read_weights(folder))
-    words = [earlier.weights["ids"] for earlier in found.values()]
+        if (size := order.changes.get("draft_vocab_size")) is not None:
+            found[name] = with_other_words(found[name], size)
+    words = [earlier.weights["ids"] for earlier in found.values() if "ids" in earlier.weights]
     if any(not torch.equal(words[0].sort().values, other.sort().values) for other in words[1:]):
         raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
     return found
+
+
+def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
+    """A head for which a draft vocabulary of this size is chosen anew. Words are rows of the target's, so that what the
+    head has learnt still holds; one with rows of its own would mix them up."""
+    weights = {name: value for name, value in earlier.weights.items() if name != "ids"}
+    if any(len(value) == len(earlier.weights["ids"]) for value in weights.values() if value.dim()):
+        raise UsageError(f"a {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
+    return Pretrained(replace(earlier.spec, draft_vocab_size=size), weights)
 
 
 def own_device(named: str) -> str:

@@ -26,7 +26,7 @@ class Pretrained:
     """A trained head that training goes on from."""
 
     spec: HeadSpec
-    weights: dict[str, Tensor]  # `ids`, its draft vocabulary, among them
+    weights: dict[str, Tensor]  # `ids` among them, its draft vocabulary, if that is to be kept
 
 
 @dataclass(slots=True)

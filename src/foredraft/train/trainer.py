@@ -70,7 +70,7 @@ def known_words(kinds: list[tuple[Kind, Settings]], begin: dict[str, Pretrained]
     Ids of a draft vocabulary are places in its list, so a head that learns what becomes of a drafter's tokens must have
     the drafter's list in its order; with another, hardly any token would seem to be accepted.
     """
-    found = [earlier.weights["ids"] for earlier in (begin or {}).values()][:1]
+    found = [earlier.weights["ids"] for earlier in (begin or {}).values() if "ids" in earlier.weights][:1]
     folders = (getattr(kind, "drafter", None) for kind, _ in kinds)
     found += [read_weights(folder)["ids"] for folder in folders if folder is not None]  # as heads with words have them
     if any(not torch.equal(found[0], other) for other in found[1:]):
@@ -92,8 +92,8 @@ class Trainer(StepTrainer):
         begin: dict[str, Pretrained] | None = None,
         pretrain: Corpus | None = None,
     ) -> None:
-        """`begin`: heads by kind to go on from; their draft vocabulary is kept. `pretrain`: the text of stages that
-        pre-train, which need not be the target's."""
+        """`begin`: heads by kind to go on from; a draft vocabulary that they bring is kept. `pretrain`: the text of
+        stages that pre-train, which need not be the target's."""
         torch.manual_seed(plan.seed)
         self.process = Process.join(target.device)
         self.plan = plan
