@@ -12,6 +12,8 @@ from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.draft.retrieval.suffix_automaton import SuffixAutomaton
 from foredraft.types import Budget, SamplingParams, Sequence
 
+from .texts import text_of
+
 NO_RNG: KeyedRng = None  # type: ignore[assignment]  # retrieval drafters draw nothing
 
 
@@ -165,3 +167,13 @@ def test_lookup_takes_the_latest_of_the_longest() -> None:
     assert propose(lookup, text) == [letters("2 ")]
     text.tokens += letters("2 x")
     assert propose(lookup, text) == [letters("b3")]
+
+
+@pytest.mark.parametrize(("same", "confidence"), [(1, 1 / 2), (2, 2 / 3), (3, 3 / 4), (9, 9 / 10), (40, 32 / 33)])
+def test_a_lookup_is_the_surer_the_further_its_match_reaches_back(same: int, confidence: float) -> None:
+    common = list(range(100, 100 + same))
+    lookup, sequence = PromptLookup(), text_of([1, *common, 7, 8, 2, *common])
+    lookup.begin([sequence])
+    drafts = lookup.propose([sequence], NO_RNG)
+    assert drafts.token[0, :2].tolist() == [7, 8] and drafts.value is not None
+    assert drafts.value[0, :2].tolist() == pytest.approx([confidence, confidence**2])

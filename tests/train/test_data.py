@@ -133,9 +133,9 @@ def test_when_the_time_is_over_what_is_answered_is_kept(tokenizer: Tokenizer, mo
     monkeypatch.setattr(make_data, "write", lambda decoder, tasks, *rest: [[5, 7, 2]] * len(tasks))
     decoder: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=49152))
     questions = [f"What is {'very ' * n}odd?" for n in range(12)]
-    order, told = make_data.DataOrder(row=96, batch=4), lambda *state: None
-    whole = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, told)
-    some = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, told, until=0.0)
+    order, tell = make_data.DataOrder(row=96, batch=4), lambda *state: None
+    whole = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, tell)
+    some = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, tell, until=0.0)
     assert len(whole) == 12 and len(some) == 4, "a batch that is begun is answered"
     lines = {row.tobytes() for row in whole.ids}
     assert all(row.tobytes() in lines for row in some.ids) and some.written.sum() == 12

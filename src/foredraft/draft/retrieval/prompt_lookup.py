@@ -9,6 +9,8 @@ from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains
 from ..base import Drafter
 
+LONGEST_MATCH = 32  # tokens; what matches longer is no more certain
+
 
 class PromptLookup(Drafter):
     """Tries the longest n-gram first; the most recent occurrence wins. A miss drafts nothing."""
@@ -45,7 +47,7 @@ class PromptLookup(Drafter):
         for n in range(min(self.max_ngram, len(text)), 0, -1):
             after = index.get(tuple(text[-n:]))
             if after is not None:
-                return text[after : after + limit], n
+                return text[after : after + limit], n if n < self.max_ngram else matched(text, after, n)
         return [], 0
 
     def _index(self, sequence: Sequence) -> dict[tuple[int, ...], int]:
@@ -57,3 +59,11 @@ class PromptLookup(Drafter):
                 index[tuple(tokens[end - n : end])] = end
         self._seen[sequence.id] = (max(done, len(tokens) - 1), index)
         return index
+
+
+def matched(text: list[int], after: int, known: int) -> int:
+    """Tokens at the end of a text that also stand before a place, of which so many are known to."""
+    n, end = known, len(text)
+    while n < min(LONGEST_MATCH, after) and text[after - n - 1] == text[end - n - 1]:
+        n += 1
+    return n
