@@ -96,8 +96,8 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
 
 
 def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
-    """A head for which a draft vocabulary of this size is chosen again. Words are rows of the target's, so that what the
-    head has learnt still holds; one with rows of its own would mix them up."""
+    """A head for which a draft vocabulary of this size is chosen again. Words are rows of the target's, so that what
+    the head has learnt still holds; one with rows of its own would mix them up."""
     weights = {name: value for name, value in earlier.weights.items() if name != "ids"}
     if any(len(value) == len(earlier.weights["ids"]) for value in weights.values() if value.dim()):
         raise UsageError(f"a {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
