@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import environment  # noqa: F401  (before anything that loads torch)
 from .errors import BiasedPairError, ForedraftError, UsageError
 from .types import (
     Budget,

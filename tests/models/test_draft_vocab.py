@@ -11,10 +11,20 @@ from torch import Tensor
 
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
-from foredraft.models.heads import DraftVocab, Eagle3Head, HeadSpec, Identity, by_frequency, load_head, save_head
+from foredraft.models.heads import (
+    DraftVocab,
+    Eagle3Head,
+    FastDraft,
+    HeadSpec,
+    Identity,
+    by_frequency,
+    load_head,
+    save_head,
+)
 from foredraft.models.heads import draft_vocab as module
 from foredraft.models.layers.linear import Linear, TiledLinear
 from foredraft.runtime import FINAL
+from foredraft.runtime.native.executor import runs_native
 
 pytestmark = pytest.mark.skipif(native.compiled() is None, reason="needs a C++ compiler and a CPU with bf16 products")
 VOCAB, DEPTH, WORDS, FIXED = 320, 64, 160, 48
@@ -97,6 +107,20 @@ def test_a_head_keeps_its_most_frequent_words(tmp_path: Path) -> None:
     assert torch.equal(few.ids, ids()[:32])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no order of frequency"):
         load_head(tmp_path / "ascending", "eagle3", target, identity, words=32)
+
+
+def test_words_fill_whole_tiles(tmp_path: Path) -> None:
+    """A vocabulary of another size gets some ids more: products of the head go by tiles or not at all."""
+    target = random_decoder(ModelConfig("llama", VOCAB, 64, 2, 2, 2, 32, 96, max_position=64, tied_head=True), seed=1)
+    pack(target, torch.bfloat16)
+    identity, words = Identity(64, 2, VOCAB, ""), torch.tensor([*range(40), *range(60, 93)])
+    spec = HeadSpec("fastdraft", identity, len(words), (), 1, 3)
+    save_head(tmp_path / "head", FastDraft(target, spec, words), spec, {}, {})
+    head, _ = load_head(tmp_path / "head", "fastdraft", target, identity)
+    assert isinstance(head, FastDraft) and head.ids.tolist() == [*words.tolist(), *range(40, 47)]
+    assert isinstance(head.head, TiledLinear) and runs_native(head)
+    x = torch.randn(3, 64).bfloat16()
+    assert torch.equal(head.head(x), target.head.rounding()(x)[:, head.ids])
 
 
 def test_words_that_found_no_room_come_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:

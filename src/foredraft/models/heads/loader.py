@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
+from .. import native
 from ..decoder import Decoder
 from ..layers.linear import Linear, RoundedLinear, TiledLinear, can_pack, can_tile
 from .artefact import check_target, fill, read_spec
@@ -79,10 +80,22 @@ def load_head(
     ids = weights.get("ids", torch.empty(0, dtype=torch.int64))
     if words is not None and not by_frequency(ids):
         raise UsageError(f"the words of {folder} lie in no order of frequency; leave the option words out")
-    head = BUILDERS[kind](target, spec, ids if words is None else ids[: rounded(words, len(ids))])
+    chosen = whole_tiles(ids, target) if words is None else ids[: rounded(words, len(ids))]
+    head = BUILDERS[kind](target, spec, chosen)
     fill(head, weights, folder)
     settle(head, torch.float32 if kind in SCALAR else dtype or target.dtype)
     return head.eval(), spec
+
+
+def whole_tiles(ids: Tensor, target: Decoder) -> Tensor:
+    """A draft vocabulary that fills the tiles of the target's output rows, if these are tiled: with the first ids that
+    it lacks. They hardly change what is drafted; without them no product of the head could go by tiles."""
+    lacking = -len(ids) % native.COLUMNS
+    if not lacking or not isinstance(target.head, TiledLinear):
+        return ids
+    rest = torch.ones(target.config.vocab_size, dtype=torch.bool)
+    rest[ids] = False
+    return torch.cat((ids, rest.nonzero()[:lacking, 0].to(ids.dtype)))
 
 
 def _published(
