@@ -29,7 +29,7 @@ ORDER = (
     ("cli",),
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
-FREE = {"errors", "jsonl", "provenance"}  # anyone may import these
+FREE = {"environment", "errors", "jsonl", "provenance"}  # anyone may import these
 FRONT = {"__init__", "__main__"}  # the package's own door may import anything
 
 
