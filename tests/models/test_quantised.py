@@ -21,7 +21,7 @@ from foredraft.models.native.tiles import GRID4, GRID8
 from foredraft.runtime import Rows, TorchExecutor, executor_for
 from foredraft.runtime.native.executor import NativeExecutor
 
-from ..kit.native_levels import NAMES, use
+from ..kit.native_levels import NAMES, library, use
 from .ggufs import write_gguf
 
 ROWS, DEPTH = 48, 512
@@ -38,18 +38,18 @@ def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> nat
     return use(str(request.param), monkeypatch)
 
 
-def stored(kind: str) -> tuple[np.ndarray, Tensor]:
+def stored(kind: str, rows: int = ROWS, depth: int = DEPTH) -> tuple[np.ndarray, Tensor]:
     """Random bytes of a format, with scales that are numbers, and what `gguf` makes of them."""
     import gguf
 
     rng = np.random.default_rng(3)
     size, *places = SCALES[kind]
     per = 256 if kind.endswith(("K", "XS")) else 32
-    data = rng.integers(0, 256, (ROWS, DEPTH // per, size), dtype=np.uint8)
+    data = rng.integers(0, 256, (rows, depth // per, size), dtype=np.uint8)
     for at in places:
-        scale = (rng.random((ROWS, DEPTH // per, 1)) * 0.1 - 0.03).astype(np.float16)
+        scale = (rng.random((rows, depth // per, 1)) * 0.1 - 0.03).astype(np.float16)
         data[..., at : at + 2] = scale.view(np.uint8)
-    data = data.reshape(ROWS, -1)
+    data = data.reshape(rows, -1)
     return data, torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))
 
 
@@ -104,6 +104,47 @@ def test_parts_of_several_formats_are_one_product(code: native.Compiled) -> None
     finally:
         torch.set_num_threads(before)
     assert torch.equal(whole.weight, torch.cat([part.dense() for part in parts]))
+
+
+def hard_rows(rows: int, depth: int) -> Tensor:
+    """Random rows; every third has numbers of one size, so that all its 16-bit integers are the largest ones."""
+    x = torch.randn(rows, depth, generator=torch.Generator().manual_seed(rows))
+    x[::3] = x[::3].sign()
+    x[1::3, :32] = 0.0
+    return x.bfloat16()
+
+
+@pytest.mark.parametrize("depth", [256, 1280])  # the second is more than is spread out at a time
+@pytest.mark.parametrize("columns", [16, 80])
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx-int8")])
+def test_tiles_of_bytes_yield_the_bits_of_words(name: str, kind: str, columns: int, depth: int) -> None:
+    """16-bit integers as two bytes each, by tile registers: sums are those of a level that has none, bit by bit."""
+    depth += 0 if kind.endswith(("K", "XS")) else 32  # without super-blocks: an odd number of k-blocks
+    tiles = tiles_of(kind, stored(kind, columns, depth)[0], True)
+    for rows in (*range(1, 18), 31, 33, 64):
+        x = hard_rows(rows, depth)
+        got, true = (library(which).linear(x, tiles.struct, None, True) for which in (name, "avx512vnni"))
+        assert torch.equal(got, true), rows
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx-int8")])
+def test_tiles_of_bytes_and_of_bf16_take_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts whose products shape the registers differently, by any threads; an odd number of k-blocks, too."""
+    code, before = use(name, monkeypatch), torch.get_num_threads()
+    for depth, kinds in ((512, ("Q4_K", "BF16", "Q6_K", "Q8_0", "BF16", "Q5_0")), (96, ("Q4_1", "BF16", "Q8_0"))):
+        plain = torch.randn(ROWS, depth).bfloat16().view(torch.uint8).numpy()
+        parts = [tiles_of(kind, plain if kind == "BF16" else stored(kind, ROWS, depth)[0], True) for kind in kinds]
+        whole = TiledLinear.of_tiles(parts, wide=True)
+        for rows in (3, 5, 21):
+            x = hard_rows(rows, depth)
+            alone = torch.cat([code.linear(x, part.struct, None, True) for part in parts], dim=1)
+            try:
+                for threads in (1, 2, 5):
+                    torch.set_num_threads(threads)
+                    assert torch.equal(whole(x), alone)
+            finally:
+                torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

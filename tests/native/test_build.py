@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from foredraft.models.native import LEVELS, build
 from foredraft.models.native.levels import SWITCH, Level, levels, possible
 
 AVX2 = LEVELS["avx2"]
+GCC, CLANG = shutil.which("g++"), shutil.which("clang++")
 COMPILER = """#!/bin/sh
 echo built >> {home}/count
 for word; do last=$word; done
@@ -87,15 +90,39 @@ def test_the_error_of_a_failed_build_goes_to_a_file(home: Path, monkeypatch: pyt
 
 def test_levels_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "")
-    assert levels() == possible()
+    assert levels() == [level for level in possible() if level.unasked]
+    assert not {"amx-int8", "amx-int8-emulated"} & {level.name for level in levels()}, "only where they are asked for"
     monkeypatch.setenv(SWITCH, "avx2")
     assert levels() == [level for level in possible() if level.name == "avx2"]
+    monkeypatch.setenv(SWITCH, "amx-int8-emulated")
+    assert levels() == [level for level in possible() if level.name == "amx-int8-emulated"]
     monkeypatch.setenv(SWITCH, "sse9")
     with pytest.raises(UsageError, match="none of 0, amx"):
         levels()
 
 
 def test_zig_is_told_the_same_level() -> None:
-    reported = build._for_zig(LEVELS["amx"].flags)
+    reported = build._for_zig(LEVELS["amx-int8"].flags)
     assert reported == ("-mcpu=x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8",)
+    assert build._for_zig(LEVELS["amx-int8-emulated"].flags)[1:] == ("-DEMULATED_TILES",)
     assert build._for_zig(()) == () and isinstance(AVX2, Level)
+
+
+INSTRUCTIONS = """
+#include "registers.h"
+void use(const TileShape& shape, char* at) {
+    shape_tiles(shape), clear_tile<0>(), load_tile<4>(at, 32), load_tile<7>(at, 64);
+    multiply_bytes<0, 4, 7>(), multiply_bf16<3, 5, 6>(), store_tile<0>(at, 64), release_tiles();
+}
+"""
+
+
+@pytest.mark.skipif(AVX2 not in possible() or not (GCC or CLANG), reason="instructions of x86, for a system's compiler")
+def test_the_compiler_knows_the_tile_instructions(tmp_path: Path) -> None:
+    """What runs where there are no tile registers is their emulation; here the real ones are at least compiled."""
+    (tmp_path / "use.cpp").write_text(INSTRUCTIONS)
+    command = [GCC or CLANG or "", "-std=c++2a", "-I", str(build.HERE), *LEVELS["amx-int8"].flags, "-S", "use.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = " ".join((tmp_path / "use.s").read_text().split())
+    assert all(line in found for line in ("tdpbssd %tmm7, %tmm4, %tmm0", "tdpbf16ps %tmm6, %tmm5, %tmm3"))

@@ -48,10 +48,12 @@ def loud(config: ModelConfig) -> Decoder:
     return decoder
 
 
-def pair(config: ModelConfig, slots: int = 2, room: int = 400) -> tuple[NativeExecutor, TorchExecutor]:
-    """The native executor and its reference in float32 over the same bf16 weights."""
+def pair(
+    config: ModelConfig, slots: int = 2, room: int = 400, bits: int | None = None
+) -> tuple[NativeExecutor, TorchExecutor]:
+    """The native executor and its reference in float32 over the same bf16 weights, which `bits` puts on a grid."""
     quick, slow = loud(config), loud(config).bfloat16().float()
-    assert pack(quick, torch.bfloat16)
+    assert pack(quick, torch.bfloat16, bits)
     made = executor_for(quick, slots, room)
     assert isinstance(made, NativeExecutor)
     return made, TorchExecutor(slow, slots, room)
@@ -94,9 +96,10 @@ def test_agrees_with_torch(family: str, length: int) -> None:
         assert got.shape == true.shape and near(got, true)
 
 
-def test_a_rows_numbers_are_its_own_affair() -> None:
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_rows_numbers_are_its_own_affair(bits: int | None) -> None:
     """Chain or tree, together or one by one, beside others or alone, whatever way the prompt was cut: the same bits."""
-    executor, _ = pair(LLAMA)
+    executor, _ = pair(LLAMA, bits=bits)
     prompt, run = text(45), text(40, 1)
     executor.prefill([0], [prompt])
     one_by_one = []
@@ -124,12 +127,13 @@ def test_a_rows_numbers_are_its_own_affair() -> None:
     assert torch.equal(both[11], true[-1]) and torch.equal(both[12], after[0])
 
 
-def test_threads_do_not_change_numbers() -> None:
+@pytest.mark.parametrize("bits", [None, 4])
+def test_threads_do_not_change_numbers(bits: int | None) -> None:
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            executor, _ = pair(LLAMA)
+            executor, _ = pair(LLAMA, bits=bits)
             executor.prefill([0], [text(60)])
             found.append(executor.forward(tree_rows(0, text(9, 1), [-1, 0, 0, 1, 1, 2, 3, 3, 7])).logits)
     finally:

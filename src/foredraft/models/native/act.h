@@ -8,7 +8,7 @@ inline Floats get16(const float* x) { return load(x); }
 inline void put16(bf16* to, Floats x) { narrow16(to, x); }
 inline void put16(float* to, Floats x) { store(to, x); }
 
-#if defined(__AMX_BF16__)
+#if defined(BF16_TILES)
 using act = bf16;
 inline Floats as_act(Floats x) { return round16(x); }
 #else

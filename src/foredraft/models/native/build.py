@@ -60,8 +60,8 @@ def _for_zig(flags: tuple[str, ...]) -> tuple[str, ...]:
     """-march=x86-64-v4 -mavx512vnni -> -mcpu=x86_64_v4+avx512vnni; zig's default is the machine that it is on."""
     if not flags:
         return ()
-    parts = [flags[0].removeprefix("-march="), *(flag.removeprefix("-m") for flag in flags[1:])]
-    return ("-mcpu=" + "+".join(part.replace("-", "_") for part in parts),)
+    parts = [flag.removeprefix("-march=").removeprefix("-m") for flag in flags if flag.startswith("-m")]
+    return ("-mcpu=" + "+".join(part.replace("-", "_") for part in parts), *(f for f in flags if f.startswith("-D")))
 
 
 def own_folder() -> Path:

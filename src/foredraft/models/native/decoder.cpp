@@ -7,7 +7,7 @@
 #include "largest.h"
 #include "pass.h"
 #include "pool.h"
-#if defined(__AMX_BF16__)
+#if defined(BF16_TILES)
 #include "attention.h"
 #include "product.h"
 #else

@@ -50,9 +50,10 @@ alignas(16) constexpr int8_t CURVE_VALUES[16] = {-127, -104, -83, -65, -49, -35,
 // Codes are widened as they lie, from 0 on: whoever multiplies them takes CENTER off the sum, which is exact as well.
 template <int BITS_, int CENTER_> struct Numbers {
     static constexpr int CODES = Codes<BITS_>::BYTES, BITS = BITS_, CENTER = CENTER_ > 0 ? CENTER_ : 0;
+    static constexpr bool CURVED = CENTER_ == CURVE;
     template <int PAIR> static Words word(const uint8_t* codes) {
         const Words code = Codes<BITS>::template word<PAIR>(codes);
-        if constexpr (CENTER_ == CURVE) return looked_up(code, CURVE_VALUES);
+        if constexpr (CURVED) return looked_up(code, CURVE_VALUES);
         else return code;
     }
 };
@@ -86,7 +87,7 @@ template <int BITS, int CENTER, int GROUPS_, Fine FINE> struct Super : Numbers<B
 };
 struct Grid8 {
     static constexpr int CODES = TILE, GROUPS = 1, BITS = 8, CENTER = 0;
-    static constexpr bool HAS_LEAST = false;
+    static constexpr bool HAS_LEAST = false, CURVED = false;
     static long scale_bytes(int blocks) { return blocks * 64L; }
     static Floats step(const uint8_t* scales, int k, int) { return load((const float*)(scales + k * 64)); }
     static Floats least(const uint8_t*, int, int) { return all(0.0f); }

@@ -1,6 +1,7 @@
 // Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers; weights in
-// other formats go by words of 16 bits (words.h), whatever the number of rows.
+// other formats go by words of 16 bits (words.h), or by tiles of bytes (bytes.h) where the processor has these and rows are several.
 #pragma once
+#include "bytes.h"
 #include "eight.h"
 #include "line.h"
 #include "tile.h"
@@ -19,7 +20,6 @@ struct Lanes {
         high = _mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(8)), scale);
     }
 };
-inline void put(bf16* to, __m512 low, __m512 high) { _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
 
 inline __m512 whole16(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
 
@@ -27,7 +27,7 @@ inline void unpack8(bf16* to, const uint8_t* codes, const uint8_t* scales) {
     const Lanes scale(_mm512_loadu_ps(scales));
     auto value = [](const uint8_t* at) { return whole16(_mm_loadu_si128((const __m128i*)at)); };
     for (int p = 0; p < DEPTH / 2; p++, codes += 32, to += 32)
-        put(to, _mm512_mul_ps(value(codes), scale.low), _mm512_mul_ps(value(codes + 16), scale.high));
+        narrow32(to, _mm512_mul_ps(value(codes), scale.low), _mm512_mul_ps(value(codes + 16), scale.high));
 }
 
 inline void unpack_eight(bf16* to, const uint8_t* codes, const uint8_t* scales) {  // fours of a column into twice two
@@ -36,8 +36,8 @@ inline void unpack_eight(bf16* to, const uint8_t* codes, const uint8_t* scales) 
         const __m512i fours = _mm512_xor_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(-128));
         for (const __m512i half : {fours, _mm512_srli_epi32(fours, 16)}) {
             const __m256i twos = _mm512_cvtepi32_epi16(half);
-            put(to, _mm512_mul_ps(whole16(_mm256_castsi256_si128(twos)), scale.low),
-                _mm512_mul_ps(whole16(_mm256_extracti128_si256(twos, 1)), scale.high));
+            narrow32(to, _mm512_mul_ps(whole16(_mm256_castsi256_si128(twos)), scale.low),
+                     _mm512_mul_ps(whole16(_mm256_extracti128_si256(twos, 1)), scale.high));
             to += 32;
         }
     }
@@ -51,7 +51,7 @@ inline void unpack4(bf16* to, const uint8_t* codes, const uint8_t* scales) {
     for (int p = 0; p < DEPTH / 2; p++, codes += 16, to += 32) {
         const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)codes));  // only 4 bits of an index count
         const __m512 low = _mm512_permutexvar_ps(both, number), high = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), number);
-        put(to, _mm512_fmadd_ps(low, step.low, least.low), _mm512_fmadd_ps(high, step.high, least.high));
+        narrow32(to, _mm512_fmadd_ps(low, step.low, least.low), _mm512_fmadd_ps(high, step.high, least.high));
     }
 }
 
@@ -76,7 +76,8 @@ struct alignas(64) Room {
     float sums[4][ROWS][COLUMNS];
     Line<bf16> tiles[4];
     Rounded rounded;
-    WordRows words;
+    ByteRows words;
+    ByteRoom bytes;
     bool rounds = true;  // whether rows are rounded where a weight allows it
 };
 
@@ -108,7 +109,9 @@ template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* 
 
 constexpr int UNIT = 4;  // blocks of columns that are best taken together
 
-inline bool by_tiles(int format) { return format < NIBBLES; }  // the rest by words: nothing is unpacked to bf16 for them
+// The rest by words or bytes: nothing is unpacked to bf16 for them.
+inline bool by_tiles(int format) { return format < NIBBLES && !(BYTE_TILES && format == GRID8); }
+inline bool by_bytes(int rows) { return BYTE_TILES && rows >= BYTE_ROWS; }
 
 // Bring rows to the form that products with `w` want; done once, before products with any of its columns.
 inline void prepare(const bf16* a, long lda, int rows, const Weight& w, Room& room) {
@@ -117,7 +120,7 @@ inline void prepare(const bf16* a, long lda, int rows, const Weight& w, Room& ro
         if (part->format == EIGHT && room.rounds) room.rounded.take(a, lda, rows, w.depth);
         words = words || !by_tiles(part->format);
     }
-    if (words) room.words.take(a, lda, rows, w.depth);
+    if (words) by_bytes(rows) ? room.words.take_bytes(a, lda, rows, w.depth) : room.words.take(a, lda, rows, w.depth);
 }
 
 // As `product`, for weights of one format that tiles multiply; a holds whole tiles of rows, those beyond `rows` may be anything.
@@ -163,7 +166,12 @@ void product_by_tiles(const bf16* a, long lda, int rows, const Weight& w, int be
 template <class Block, class Emit>
 void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
     by_parts(w, begin, end, block, emit, [&](const Weight& part, int from, int upto, auto which, auto to) {
-        if (by_tiles(part.format)) return product_by_tiles(a, lda, rows, part, from, upto, which, room, to);
+        if (by_tiles(part.format)) {
+            if (BYTE_TILES && byte_shape) begin_tiles(rows);
+            return product_by_tiles(a, lda, rows, part, from, upto, which, room, to);
+        }
+        if constexpr (BYTE_TILES)
+            if (by_bytes(rows)) return product_of_bytes(room.words, rows, part, from, upto, room.bytes, which, to);
         product_of_words(room.words, rows, part, from, upto, which, to);
     });
 }

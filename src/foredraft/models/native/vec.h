@@ -1,6 +1,6 @@
 // Sixteen lanes, on every instruction set: `Floats` (16 float32), `Ints` (16 int32) and `Words` (16 pairs of int16).
-// AVX-512 holds them in one register, AVX2 in two, NEON in four. This is the only file besides the bf16 tiles
-// (tile.h, product.h, eight.h) that names instructions; everything else is written in these verbs.
+// AVX-512 holds them in one register, AVX2 in two, NEON in four. This is the only file besides those of tiles
+// (registers.h, product.h, bytes.h, eight.h) that names instructions; everything else is written in these verbs.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,6 +10,16 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#endif
+
+// Which tile registers there are to multiply: bf16 (product.h), and bytes besides (bytes.h).
+#if defined(__AMX_BF16__) || defined(EMULATED_TILES)
+#define BF16_TILES
+#endif
+#if defined(__AMX_INT8__) || defined(EMULATED_TILES)
+constexpr bool BYTE_TILES = true;
+#else
+constexpr bool BYTE_TILES = false;
 #endif
 
 using bf16 = uint16_t;
@@ -59,6 +69,7 @@ inline Floats signed_bytes(const uint8_t* x) {
 }
 #if defined(__AVX512BF16__)
 inline void narrow16(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
+inline void narrow32(bf16* to, Floats low, Floats high) { _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
 inline Floats round16(Floats x) {  // to bf16 and back
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
 }
@@ -71,6 +82,7 @@ inline __m512i bf16_bits(Floats x) {  // rounded to even; what is not a number s
     return _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), nan, _mm512_set1_epi32(0x7fc0));
 }
 inline void narrow16(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(bf16_bits(x))); }
+inline void narrow32(bf16* to, Floats low, Floats high) { narrow16(to, low), narrow16(to + 16, high); }
 inline Floats round16(Floats x) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(x), 16)); }
 #endif
 // Of 16 pairs of bf16: the first of each, the second of each.
@@ -81,6 +93,7 @@ inline Floats odds(const bf16* x) {
 
 inline Ints no_ints() { return _mm512_setzero_si512(); }
 inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints load_ints(const int32_t* x) { return _mm512_loadu_si512(x); }
 template <int BITS> inline Ints doubled(Ints a) { return _mm512_slli_epi32(a, BITS); }  // BITS times
 inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }

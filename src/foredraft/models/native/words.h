@@ -32,24 +32,36 @@ struct WordRows {
     Line<Block> blocks;
 
     void take(const act* a, long lda, int rows, int depth) {
-        const int count = depth / DEPTH;
-        const size_t all = size_t(rows + MANY - 1) / MANY * count;
-        pairs.reserve(all * PAIRS * MANY), blocks.reserve(all);
-        for (int r = 0; r < rows; r++)
-            for (int k = 0; k < count; k++) take_block(a + r * lda + k * DEPTH, long(r / MANY) * count + k, r % MANY);
+        pairs.reserve(panels(rows) * (depth / DEPTH) * PAIRS * MANY);
+        take_blocks(a, lda, rows, depth, [&](long block, int row, const int16_t* codes) {
+            for (int pair = 0; pair < PAIRS; pair++) std::memcpy(&pairs[(block * PAIRS + pair) * MANY + row], codes + 2 * pair, 4);
+        });
     }
 
     static constexpr int PAIRS = DEPTH / 2;
+    static size_t panels(int rows) { return size_t(rows + MANY - 1) / MANY; }
+
+  protected:
+    // put(k-block of a panel, row of the panel, 32 codes) for all rows.
+    template <class Put> void take_blocks(const act* a, long lda, int rows, int depth, const Put& put) {
+        const int count = depth / DEPTH;
+        blocks.reserve(panels(rows) * count);
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < count; k++) {
+                alignas(64) int16_t codes[DEPTH];
+                const long block = long(r / MANY) * count + k;
+                take_block(a + r * lda + k * DEPTH, block, r % MANY, codes);
+                put(block, r % MANY, codes);
+            }
+    }
 
   private:
-    void take_block(const act* a, long block, int row) {
+    void take_block(const act* a, long block, int row, int16_t* codes) {
         const Floats low = get16(a), high = get16(a + 16);
         const float most = max_of(max(abs(low), abs(high)));
         const Floats by = all(most > 0 ? MOST_WORD / most : 0.0f);
         const Ints first = to_ints(mul(low, by)), second = to_ints(mul(high, by));
-        alignas(64) int16_t codes[DEPTH];
         store_words(codes, first), store_words(codes + 16, second);
-        for (int pair = 0; pair < PAIRS; pair++) std::memcpy(&pairs[(block * PAIRS + pair) * MANY + row], codes + 2 * pair, 4);
         Block& to = blocks[block];
         const float unit = to.step[row] = most / MOST_WORD;
         const int32_t low_sum = sum_of_ints(first), high_sum = sum_of_ints(second), sums[3] = {low_sum + high_sum, low_sum, high_sum};
