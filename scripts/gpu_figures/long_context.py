@@ -8,7 +8,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 
 from foredraft.engine import Engine, Request
+from foredraft.models.layers.gemv_stream import multiply_fused
 from foredraft.runtime import Rows
 from foredraft.runtime.cuda import executor as passes_of
-from foredraft.runtime.cuda import prompt_attention, tree_attention
+from foredraft.runtime.cuda import kv_layer, prompt_attention, tree_attention
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.runtime.cuda.kv_layer import KVLayer
 from foredraft.runtime.cuda.prompt_attention import Span
@@ -30,6 +32,7 @@ from .kit import PLAIN, Bench, passes, release, replays, steps
 from .parts import seconds_of
 
 RATE = 4.3e12  # bytes a second that the best product of an H200 reads
+LONG = 32768  # tokens
 FEW = [(64, 4, 3, 2), (64, 4, 2, 3), (64, 2, 3, 3), (32, 4, 4, 3), (128, 4, 2, 1), (128, 8, 3, 1)]
 MANY = [
     (128, 16, 64, 8, 3, 1),
@@ -51,19 +54,30 @@ def contexts(bench: Bench) -> None:
     config = decoder.config
     row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * decoder.dtype.itemsize
     first = 0.0
+    _memory(bench)
     for size in sizes:
         bench.context = size
         plain = passes(bench, executor, 1)
         first = first or plain
         most = first + 1.25e3 * (size - sizes[0]) * row / RATE
         bench.add(f"8B shape, plain pass at context {size}", plain, "ms", most=most)
+        bench.add(f"the same, on the device, at {size}", replays(bench, executor, "Bucket"), "ms")
         took = passes(bench, executor, 33, tree=True)
         bench.add(f"8B shape, verify 33 rows at {size} ({took:.2f} ms) against plain", took / plain, "x", most=1.2)
-        bench.notes[f"on the device, {size}"] = replays(bench, executor, "Bucket")
+        bench.add(f"the same, on the device, 33 rows at {size}", replays(bench, executor, "Bucket"), "ms")
     bench.context = 24 if bench.toy else 512
     del executor
     release()
     _mixed(bench, decoder)
+
+
+def _memory(bench: Bench) -> None:
+    """What this card reads: one row times the 8B head. Plain passes follow it from card to card; 33 rows hardly do."""
+    outputs, inputs = (96, 64) if bench.toy else (128256, 4096)
+    weight, x = _random(bench, outputs, inputs), _random(bench, 1, inputs)
+    product = partial(torch.matmul, x, weight.T) if bench.toy else partial(multiply_fused, x, weight, None, None)
+    took = seconds_of(bench, product)
+    bench.add("one row times the 8B head", weight.numel() * weight.element_size() / took / 1e9, "GB/s")
 
 
 def _mixed(bench: Bench, decoder: Any) -> None:
@@ -107,7 +121,7 @@ def tiles(bench: Bench) -> None:
     size = 2 * kv_heads * length * dim * kv.keys.element_size()
     best: dict[str, tuple[float, str]] = {}
     for rows, choices in ((1, [(16, 0, *each) for each in FEW]), (33, MANY), (8, [(32, 0, *each) for each in FEW[:3]])):
-        layout, query = _trees(bench, rows, length, kv_heads), _random(bench, rows, heads, dim)
+        layout, query = _trees(bench, rows, length, length + 256), _random(bench, rows, heads, dim)
         for choice in choices:
             found = _try(bench, f"tree, {rows} rows, {choice}", _tree_call(bench, query, layout, kv, Tiles(*choice)))
             if found:
@@ -125,12 +139,49 @@ def tiles(bench: Bench) -> None:
 
 def _units(bench: Bench, rows: int, query: Any, layout: RowLayout, kv: KVLayer) -> None:
     """The tiles in use with other chunks."""
-    before = tree_attention.UNIT, tree_attention.ITEMS
     for unit, items in ((64, 256), (128, 128), (128, 512)):
-        tree_attention.UNIT, tree_attention.ITEMS = unit, items
-        call = _tree_call(bench, query, layout, kv, None)
-        _try(bench, f"tree, {rows} rows, unit {unit}, items {items}", call)
-    tree_attention.UNIT, tree_attention.ITEMS = before
+        with given(tree_attention, UNIT=unit, ITEMS=items):
+            call = _tree_call(bench, query, layout, kv, None)
+            _try(bench, f"tree, {rows} rows, unit {unit}, items {items}", call)
+
+
+@contextmanager
+def given(module: Any, **constants: Any) -> Iterator[None]:
+    """A module with other constants."""
+    before = {name: getattr(module, name) for name in constants}
+    for name, value in constants.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def one_row(bench: Bench) -> None:
+    """One row's attention, a layer of the 8B shape at a short and a long context: by size of a page (the largest holds
+    a whole text: what pages cost), with places in 64 bits, by chunks, and by tiles."""
+    _memory(bench)
+    for length in (24, 40) if bench.toy else (512, LONG):
+        for page in (128, 256, 512, 1 << 16):
+            with given(tree_attention, PAGE=page):
+                _one_row(bench, f"pages of {page}", length)
+        with given(kv_layer, NEAR=0):
+            _one_row(bench, "places in 64 bits", length)
+        for unit, items in ((64, 128), (64, 256), (256, 128)):
+            with given(tree_attention, UNIT=unit, ITEMS=items):
+                _one_row(bench, f"chunks of {unit}, {items} in all", length)
+        for choice in FEW[1:]:
+            _one_row(bench, f"tiles {choice}", length, Tiles(16, 0, *choice))
+
+
+def _one_row(bench: Bench, label: str, length: int, how: Tiles | None = None) -> None:
+    (heads, kv_heads, dim), capacity = ((4, 2, 16), 128) if bench.toy else ((32, 8, 128), LONG + 256)
+    kv = _layer(bench, capacity, kv_heads, dim)
+    call = _tree_call(bench, _random(bench, 1, heads, dim), _trees(bench, 1, length, capacity), kv, how)
+    found = _try(bench, f"one row at {length}, {label}", call)
+    if found:
+        bench.add(f"attention of one row at {length}, one layer of the 8B shape, {label}", 1e6 * found, "us")
 
 
 def _tree_call(bench: Bench, query: Any, layout: RowLayout, kv: KVLayer, how: Tiles | None) -> Callable[[], Any]:
@@ -139,12 +190,12 @@ def _tree_call(bench: Bench, query: Any, layout: RowLayout, kv: KVLayer, how: Ti
     return partial(tree_attention.tree_attention_fused, query, layout, kv, how)
 
 
-def _trees(bench: Bench, rows: int, length: int, kv_heads: int) -> RowLayout:
+def _trees(bench: Bench, rows: int, length: int, capacity: int) -> RowLayout:
     table = SlotTable.of(torch.tensor([[0], [length], [0], [rows], [0]], device=bench.device))
     parent = torch.tensor([-1, *((i - 1) // 2 for i in range(1, rows))], device=bench.device)
     seen = torch.zeros((2, 256, 256), dtype=torch.uint8, device=bench.device)
     depth = torch.zeros(rows, dtype=torch.int64, device=bench.device)
-    return lay_out(table, depth, parent, rows, seen, Limits(length + 256, length + 256, _pages(bench, length + 256)))
+    return lay_out(table, depth, parent, rows, seen, Limits(capacity, capacity, _pages(bench, capacity)))
 
 
 def _pages(bench: Bench, rows: int) -> Pages:

@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.kernels.activation import gated_fused, gated_reference
 from foredraft.models.layers.gemv_stream import Plan, multiply_fused, multiply_reference
 from foredraft.models.layers.int8_linear import DTYPES, EightBitLinear
+from foredraft.runtime.cuda import kv_layer
 from foredraft.runtime.cuda import prompt_attention as p
 from foredraft.runtime.cuda import tree_attention as k
 from foredraft.runtime.cuda.kv_layer import KVLayer, narrowed, widened
@@ -142,6 +143,25 @@ def test_texts_are_cut_into_chunks(unit: int, items: int, tiles: k.Tiles, monkey
         keys, values = noise(PAGES, 2, PAGE, 16), noise(PAGES, 2, PAGE, 16) + 1
         expected = k.tree_attention_reference(query, here, KVLayer(keys, values))
         assert (k.tree_attention_fused(query, here, KVLayer(keys, values), tiles) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [64, 512])
+def test_the_same_bits_whatever_pages_and_places(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of any size, a whole text's among them, and places in 32 or 64 bits."""
+    found, text = [], noise(2, 2, 512, 16)
+    for each, near in ((128, kv_layer.NEAR), (size, 0)):
+        monkeypatch.setattr(kv_layer, "NEAR", near)
+        pages = shuffled_pages(1, 512, each, DEVICE)
+        kv = KVLayer(*(noise(512 // each + 1, 2, each, 16) for _ in range(2)))
+        for plane, rows in zip((kv.keys, kv.values), text, strict=True):
+            plane[pages.table[0].long()] = rows.view(2, -1, each, 16).transpose(0, 1)
+        table = SlotTable.of(torch.tensor([[0], [300], [0], [2], [0]], device=DEVICE))
+        seen = torch.zeros((2, 24, 24), dtype=torch.uint8, device=DEVICE)
+        here = lay_out(table, torch.arange(2, device=DEVICE), None, 2, seen, Limits(512, 600, pages))
+        tree = k.tree_attention_fused(noise(2, 4, 16), here, kv, k.Tiles(16, 0, 64, 4, 3, 1))
+        here = lay_out_prompts(table, 2, Limits(512, 600, pages))
+        found.append((tree, p.prompt_attention_fused(noise(2, 4, 16), here, kv, k.Tiles(16, 0, 64, 4, 3, 1))))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_a_row_is_cut_alike_alone_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,36 +63,52 @@ if triton is not None:
             _keep(values, value_scales, x, goal + (head - queries - kv_heads) * head_stride, at >= 0, D, SCALED)
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _found(line, row, page_stride, PAGE: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Where a row of a slot lies; line: the slot's pages. A tile of keys lies in one page, so it asks once, while
-        the tile before is read: loads that wait for an answer of their own iteration would be read ahead by one less.
-        The last tile asks for one beyond, which is still inside of the table: its last line is padding's."""
-        return tl.load(line + row // PAGE).to(tl.int64) * page_stride + row % PAGE * D
+    def _within(page, row, page_stride, PAGE: tl.constexpr, D: tl.constexpr, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Where a row of a slot lies, given its page. FAR: the pages of a layer hold 2^31 numbers or more."""
+        if FAR:
+            page = page.to(tl.int64)
+        return page * page_stride + row % PAGE * D
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _ask(line, row, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The page of a row; line: the slot's pages. A tile of keys lies in one page, and loops over tiles ask for the
+        page of the next one, which is inside of the table even after the last: its last line is padding's. They carry
+        the page as it was loaded. An address made of it would be computed, and waited for, just before it is used."""
+        return tl.load(line + row // PAGE)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _scales(key_scales, value_scales, tile, j, D: tl.constexpr, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
-        """What keys and values of a tile are to be multiplied by; ones vanish when this is compiled."""
+        """What keys and values of a tile are to be multiplied by, which nobody asks for unless they are SCALED."""
         if SCALED:
-            found, other = tl.load(key_scales + tile // D + j), tl.load(value_scales + tile // D + j)
+            return tl.load(key_scales + tile // D + j), tl.load(value_scales + tile // D + j)
         else:
-            found, other = j * 0.0 + 1.0, j * 0.0 + 1.0
-        return found, other
+            return j, j
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _weigh(score, v, scales, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _scored(q, k, ks, scale, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+        score = tl.dot(q, k, input_precision=PRECISION) * scale
+        if SCALED:
+            score *= ks[None, :]
+        return score
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _weigh(score, v, vs, top, total, sums, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
         """One more tile of scores (powers of two) and values: a softmax that is worked out as it goes."""
         higher = tl.maximum(top, tl.max(score, axis=1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)
         weight = tl.exp2(score - safe[:, None])
         fade = tl.exp2(top - safe)
-        sums = tl.dot((weight * scales[None, :]).to(v.dtype), v, sums * fade[:, None], input_precision=PRECISION)
+        share = weight
+        if SCALED:
+            share = weight * vs[None, :]
+        sums = tl.dot(share.to(v.dtype), v, sums * fade[:, None], input_precision=PRECISION)
         return higher, total * fade + tl.sum(weight, axis=1), sums
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
         """One more tile of keys that every line sees."""
-        score = tl.dot(q, k, input_precision=PRECISION) * scale * ks[None, :]
-        return _weigh(score, v, vs, top, total, sums, PRECISION)
+        score = _scored(q, k, ks, scale, SCALED, PRECISION)
+        return _weigh(score, v, vs, top, total, sums, SCALED, PRECISION)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _leave(part, peak, mass, slab, line, real, top, total, sums, D: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -125,28 +141,37 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _seen_by_some(  # type: ignore[no-untyped-def]
-        q, k, v, ks, vs, scale, visible, row, real, at, length, stop, reach, top, total, sums, PRECISION: tl.constexpr
-    ):
+        q, k, v, ks, vs, scale, visible, row, real, at, length, stop, reach, top, total, sums,
+        SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
         """One more tile of keys at these places [KEYS], of which each line sees the text and what `visible` says."""
         scratch, inside = at - length, at < stop
         asked = real[:, None] & (inside & (scratch >= 0))[None, :]
         seen = tl.load(visible + row[:, None] * reach + scratch[None, :], mask=asked, other=0)
-        score = tl.dot(q, k, input_precision=PRECISION) * scale * ks[None, :]
+        score = _scored(q, k, ks, scale, SCALED, PRECISION)
         score = tl.where((inside & (scratch < 0))[None, :] | (seen != 0), score, -float("inf"))
-        return _weigh(score, v, vs, top, total, sums, PRECISION)
+        return _weigh(score, v, vs, top, total, sums, SCALED, PRECISION)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _chunk(length, reach, most, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
         """Keys of a chunk, by the committed length alone: a row's sum is cut alike whatever is computed beside it."""
         return tl.maximum(tl.cdiv(tl.cdiv(length + reach, UNIT), most), 1) * UNIT
 
-    @triton.jit(do_not_specialize=["batch", "width", "kv_heads", "blocks", "per", "reach", "most", "slot_pages"])  # type: ignore[untyped-decorator]
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _of(b, column, known, BATCH: tl.constexpr):  # type: ignore[no-untyped-def]
+        """What the sequence b has in a column [B], which is known already where there is but one."""
+        if BATCH == 1:
+            return tl.sum(known, 0).to(tl.int32)
+        else:
+            return tl.load(column + b).to(tl.int32)
+
+    @triton.jit(do_not_specialize=["batch", "width", "per", "reach", "most", "slot_pages"])  # type: ignore[untyped-decorator]
     def attend_chunks(  # type: ignore[no-untyped-def]
         query, keys, values, key_scales, value_scales, table, slots, lengths, counts, begins, ends, visible,
-        part, peak, mass, scale, batch, width, kv_heads, blocks, per, reach, most, slot_pages, page_stride, head_stride,
-        BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, REST: tl.constexpr,
-        KEYS: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-        EARLY: tl.constexpr,
+        part, peak, mass, scale, batch, width, blocks, per, reach, most, slot_pages, page_stride, head_stride,
+        BATCH: tl.constexpr, HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+        REST: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, SCALED: tl.constexpr,
+        FAR: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         """Programs take (sequence, chunk of its keys, key head, block of lines) in turn until none is left: a long text
         is spread over all of them, whatever lies beside it. A tile of keys is read once for all lines of a block, which
@@ -155,48 +180,49 @@ if triton is not None:
             wait_for_others()
         every = tl.arange(0, BATCH)
         own, known = every < batch, tl.load(lengths + every, mask=every < batch, other=0).to(tl.int32)
-        used = own & (tl.load(counts + every, mask=own, other=0) > 0)
-        ended = tl.load(ends + every, mask=own, other=0).to(tl.int32)
-        chunks = tl.where(used, tl.cdiv(ended, _chunk(known, reach, most, UNIT)), 0)
-        upto, shares = tl.cumsum(chunks, 0), kv_heads * blocks
+        asked, ended = tl.load(counts + every, mask=own, other=0), tl.load(ends + every, mask=own, other=0).to(tl.int32)
+        began, held = tl.load(begins + every, mask=own, other=0), tl.load(slots + every, mask=own, other=0)
+        chunks = tl.where(own & (asked > 0), tl.cdiv(ended, _chunk(known, reach, most, UNIT)), 0)
+        upto, shares = tl.cumsum(chunks, 0), HEADS * blocks
         d, j = tl.arange(0, D), tl.arange(0, KEYS)
         for item in range(tl.program_id(0), tl.sum(chunks, 0) * shares, tl.num_programs(0)):
             turn, head, block = item // shares, item % shares // blocks, item % blocks
             b = tl.sum((upto <= turn).to(tl.int32), 0)
             chunk = turn - tl.sum(tl.where(every < b, chunks, 0), 0)
-            length, end = tl.load(lengths + b).to(tl.int32), tl.load(ends + b).to(tl.int32)
-            count, packed = tl.load(counts + b).to(tl.int32), tl.load(begins + b).to(tl.int32)
-            pages, base = table + tl.load(slots + b) * slot_pages, head * head_stride
+            length, end = _of(b, lengths, known, BATCH), _of(b, ends, ended, BATCH)
+            count, packed = _of(b, counts, asked, BATCH), _of(b, begins, began, BATCH)
+            pages, base = table + _of(b, slots, held, BATCH).to(tl.int64) * slot_pages, head * head_stride
             size = _chunk(length, reach, most, UNIT)
             begin = chunk * size
             stop = tl.minimum(end, begin + size)
             text = tl.minimum(stop, tl.maximum(begin, length // KEYS * KEYS))  # tiles up to here are seen by every row
             there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
             first, last, seen = block * per, (block + 1) * per, visible + b * width * reach
-            line, row, real, flat = _lines(first, last, count, packed, head, kv_heads, G, ROWS)
+            line, row, real, flat = _lines(first, last, count, packed, head, HEADS, G, ROWS)
             q, top, total, sums = _asked(query, flat, real, ROWS, D)
             if REST > 0:
-                line2, row2, real2, flat2 = _lines(first + ROWS, last, count, packed, head, kv_heads, G, REST)
+                line2, row2, real2, flat2 = _lines(first + ROWS, last, count, packed, head, HEADS, G, REST)
                 q2, top2, total2, sums2 = _asked(query, flat2, real2, REST, D)
-            tile = _found(pages, begin, page_stride, PAGE, D)
+            page = _ask(pages, begin, PAGE)
             for start in range(begin, text, KEYS):
+                tile, page = _within(page, start, page_stride, PAGE, D, FAR), _ask(pages, start + KEYS, PAGE)
                 k, v = tl.load(there + tile).to(q.dtype), tl.load(here + tile).to(q.dtype)
                 ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
-                tile = _found(pages, start + KEYS, page_stride, PAGE, D)
-                top, total, sums = _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, PRECISION)
+                top, total, sums = _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, SCALED, PRECISION)
                 if REST > 0:
-                    top2, total2, sums2 = _seen_by_all(q2, k, v, ks, vs, scale, top2, total2, sums2, PRECISION)
+                    top2, total2, sums2 = _seen_by_all(q2, k, v, ks, vs, scale, top2, total2, sums2, SCALED, PRECISION)
+            page = _ask(pages, text, PAGE)
             for start in range(text, stop, KEYS):
                 at = start + j
+                tile, page = _within(page, start, page_stride, PAGE, D, FAR), _ask(pages, start + KEYS, PAGE)
                 k, v = _edge(there, here, tile, at < stop, q)
                 ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
-                tile = _found(pages, start + KEYS, page_stride, PAGE, D)
                 top, total, sums = _seen_by_some(q, k, v, ks, vs, scale, seen, row, real, at, length, stop, reach,
-                                                 top, total, sums, PRECISION)  # fmt: skip
+                                                 top, total, sums, SCALED, PRECISION)  # fmt: skip
                 if REST > 0:
                     top2, total2, sums2 = _seen_by_some(q2, k, v, ks, vs, scale, seen, row2, real2, at, length, stop,
-                                                        reach, top2, total2, sums2, PRECISION)  # fmt: skip
-            slab = ((b * kv_heads + head) * most + chunk).to(tl.int64) * (width * G)
+                                                        reach, top2, total2, sums2, SCALED, PRECISION)  # fmt: skip
+            slab = ((b * HEADS + head) * most + chunk).to(tl.int64) * (width * G)
             _leave(part, peak, mass, slab, line, real, top, total, sums, D)
             if REST > 0:
                 _leave(part, peak, mass, slab, line2, real2, top2, total2, sums2, D)
@@ -239,7 +265,7 @@ if triton is not None:
         query, keys, values, key_scales, value_scales, table, slots, lengths, counts, begins, out,
         scale, batch, kv_heads, slot_pages, page_stride, head_stride,
         BATCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-        PAGE: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+        PAGE: tl.constexpr, SCALED: tl.constexpr, FAR: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         """Many new rows after each text, every one of which sees those before it. The last lines see most, so they come
         first; a program without lines has nothing to store."""
@@ -259,20 +285,21 @@ if triton is not None:
         stop = tl.where(first < count * G, length + tl.minimum(count, (first + ROWS - 1) // G + 1), 0)
         text = tl.minimum(stop, (length + first // G + 1) // KEYS * KEYS)  # tiles up to here are seen by every row
         there, here = keys + base + j[None, :] * D + d[:, None], values + base + j[:, None] * D + d[None, :]
-        tile = _found(pages, 0, page_stride, PAGE, D)
+        page = _ask(pages, 0, PAGE)
         for start in range(0, text, KEYS):
+            tile, page = _within(page, start, page_stride, PAGE, D, FAR), _ask(pages, start + KEYS, PAGE)
             k, v = tl.load(there + tile).to(q.dtype), tl.load(here + tile).to(q.dtype)
             ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
-            tile = _found(pages, start + KEYS, page_stride, PAGE, D)
-            top, total, sums = _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, PRECISION)
+            top, total, sums = _seen_by_all(q, k, v, ks, vs, scale, top, total, sums, SCALED, PRECISION)
+        page = _ask(pages, text, PAGE)
         for start in range(text, stop, KEYS):
             at = start + j
+            tile, page = _within(page, start, page_stride, PAGE, D, FAR), _ask(pages, start + KEYS, PAGE)
             k, v = _edge(there, here, tile, at < stop, q)
             ks, vs = _scales(key_scales, value_scales, base + tile, j, D, SCALED)
-            tile = _found(pages, start + KEYS, page_stride, PAGE, D)
-            score = tl.dot(q, k, input_precision=PRECISION) * scale * ks[None, :]
+            score = _scored(q, k, ks, scale, SCALED, PRECISION)
             score = tl.where(at[None, :] <= length + row[:, None], score, -float("inf"))
-            top, total, sums = _weigh(score, v, vs, top, total, sums, PRECISION)
+            top, total, sums = _weigh(score, v, vs, top, total, sums, SCALED, PRECISION)
         found = sums / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + flat[:, None] * D + d[None, :], found.to(out.dtype.element_ty), mask=real[:, None])
 
@@ -288,5 +315,6 @@ if triton is not None:
         for i in range(count):  # a row moves down or stays, so nothing is overwritten before it is read
             source = tl.load(keep + b * reach + i)
             if source != i:
-                row = tl.load(base + _found(pages, length + source, page_stride, PAGE, D))
-                tl.store(base + _found(pages, length + i, page_stride, PAGE, D), row)
+                old, new = length + source, length + i
+                row = tl.load(base + _within(_ask(pages, old, PAGE), old, page_stride, PAGE, D, True))
+                tl.store(base + _within(_ask(pages, new, PAGE), new, page_stride, PAGE, D, True), row)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 FLOAT8 = torch.float8_e4m3fn
 LEAST_CAPABILITY = (8, 9)  # of GPUs that convert to it
+NEAR = 1 << 31  # numbers of a layer's keys that kernels can address in 32 bits
 TOP = 7  # the largest of a row has this exponent, so that it lies from 128 up to 256, of 448 that fit
 
 
@@ -24,6 +25,11 @@ class KVLayer(NamedTuple):
     values: Tensor
     key_scales: Tensor | None = None  # [pages, Hkv, rows] float32; None = not scaled
     value_scales: Tensor | None = None
+
+    @property
+    def far(self) -> bool:
+        """Whether places in it need 64 bits."""
+        return self.keys.numel() > NEAR
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -57,7 +57,7 @@ def prompt_attention_fused(query: Tensor, layout: RowLayout, kv: KVLayer, tiles:
         query, *kv.arguments, layout.pages.table, layout.slot, layout.length, layout.count, layout.begin, out,
         dim**-0.5 * LOG2_E, batch, kv_heads, layout.pages.table.shape[1], kv.keys.stride(0), kv.keys.stride(1),
         BATCH=tree_attention.places_for(batch), G=group, D=dim, ROWS=tiles.lines, KEYS=tiles.keys,
-        PAGE=layout.pages.size, SCALED=kv.key_scales is not None,
+        PAGE=layout.pages.size, SCALED=kv.key_scales is not None, FAR=kv.far,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out

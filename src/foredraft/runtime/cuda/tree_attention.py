@@ -163,10 +163,10 @@ def tree_attention_fused(query: Tensor, layout: RowLayout, kv: KVLayer, tiles: T
     programs = min(batch * kv_heads * blocks * most, tiles.programs * _device(query.device)[1])
     attend_chunks[(programs,)](
         query, *kv.arguments, layout.pages.table, layout.slot, layout.length, layout.count, layout.begin, layout.end,
-        layout.visible, part, peak, mass, dim**-0.5 * LOG2_E, batch, width, kv_heads, blocks, per, reach, most,
-        layout.pages.table.shape[1], kv.keys.stride(0), kv.keys.stride(1), BATCH=places_for(batch), G=group, D=dim,
-        ROWS=block, REST=rest, KEYS=tiles.keys, PAGE=layout.pages.size, UNIT=UNIT,
-        SCALED=kv.key_scales is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        layout.visible, part, peak, mass, dim**-0.5 * LOG2_E, batch, width, blocks, per, reach, most,
+        layout.pages.table.shape[1], kv.keys.stride(0), kv.keys.stride(1), BATCH=places_for(batch), HEADS=kv_heads,
+        G=group, D=dim, ROWS=block, REST=rest, KEYS=tiles.keys, PAGE=layout.pages.size, UNIT=UNIT,
+        SCALED=kv.key_scales is not None, FAR=kv.far, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages, **early(query),
     )  # fmt: skip
     # A kernel of its own spreads this over all multiprocessors; the last program to arrive was slower.
