@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.bench.pipeline import Order
 from foredraft.cli.app import run
 
 
@@ -51,6 +52,12 @@ def test_the_same_command_measures_anew_where_the_first_run_is_finished(
     assert len(outs) == 2
 
 
+def test_what_is_chosen_about_keys_and_values_is_among_the_conditions() -> None:
+    usual, chosen = Order().settings(), Order(kv_cache_memory_bytes="2G", kv_cache_dtype="fp8").settings()
+    assert (chosen.kv_cache_memory_bytes, chosen.kv_cache_dtype) == (2 << 30, "fp8")
+    assert usual.key != chosen.key
+
+
 def test_the_engine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--shape", "tiny", "--context", "16", "-n", "16", "--rounds", "1", "--rate", "0.5", "--length", "2"]
     assert run(["bench", "engine", *small, "--device", "cpu", "--json"]) == 0
@@ -67,6 +74,9 @@ def test_the_engine_alone(capsys: pytest.CaptureFixture[str]) -> None:
         (["--methods", "nope"], "unknown method"),
         (["--temperature", "-1"], "temperature"),
         (["--batch-size", "0"], "at least 1"),
+        (["--kv-cache-dtype", "fp9"], "did you mean 'fp8'"),
+        (["--kv-cache-memory-bytes", "much"], "no size of memory"),
+        (["--kv-cache-dtype", "fp8"], "on CUDA alone"),
         (["--data", "nowhere"], "not a folder"),
         (["--dtype", "fp12"], "unknown dtype"),
     ],

@@ -62,6 +62,15 @@ def test_methods_write_the_same_text(
     assert text("--method", method) == text("--method", "plain")
 
 
+def test_keys_and_values_are_chosen_on_cuda_alone(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("generate", "one two", "--model", tiny, "-n", "4", "--device", "cpu")
+    for more in (("--kv-cache-dtype", "fp8"), ("--kv-cache-memory-bytes", "1G")):
+        code, _, err = call(capsys, *argv, *more)
+        assert code == 2 and one_line(err) and "CUDA alone" in err
+    code, _, err = call(capsys, *argv, "--kv-cache-dtype", "fp9")
+    assert code == 2 and one_line(err) and "did you mean 'fp8'" in err
+
+
 def test_parts_are_spelled_on_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def ids(*more: str) -> Any:
         argv = ("generate", "a b c a b", "--raw", "--model", tiny, "-n", "12", "--json", "--dtype", "fp32", *more)

@@ -24,6 +24,8 @@ class Settings:
     max_new_tokens: int = 128
     max_length: int | None = None
     quantize: str | None = None
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     forget: bool = False  # a fresh drafter for every question, not only for every run
     threads: int = 1
 

@@ -19,6 +19,7 @@ from ..models import Progress as LoadProgress
 from ..provenance import provenance, write_json
 from ..recipes import LLM
 from ..recipes.loading import Place
+from ..runtime.cuda.paged_cache import KVOptions
 from .conditions import Settings
 from .data.tasks import Loaded, find_tasks, load
 from .entries import ALL, Entry, parse, takes_all
@@ -50,6 +51,8 @@ class Order:
     dtype: str = "auto"
     device: str = "auto"
     quantize: str | None = None
+    kv_cache_memory_bytes: str | None = None
+    kv_cache_dtype: str = "auto"
     forget: bool = False
 
     def entries(self) -> list[Entry]:
@@ -67,6 +70,7 @@ class Order:
     def settings(self) -> Settings:
         place = Place(self.dtype, self.device, self.batch_size, self.max_length, quantize=self.quantize)
         place.bits()  # a name that is none is refused before a model is loaded
+        kv = KVOptions.of(self.kv_cache_memory_bytes, self.kv_cache_dtype)
         return Settings(
             model=self.model,
             dtype=place.dtype_name(),
@@ -77,6 +81,8 @@ class Order:
             max_new_tokens=self.max_new_tokens,
             max_length=self.max_length,
             quantize=self.quantize,
+            kv_cache_memory_bytes=kv.memory,
+            kv_cache_dtype=kv.dtype,
             forget=self.forget,
             threads=torch.get_num_threads(),
         )
@@ -108,6 +114,7 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
     llm = LLM(
         order.model, "plain", dtype=settings.dtype, device=settings.device, batch_size=settings.batch_size,
         max_length=settings.max_length, quantize=settings.quantize, progress=listener.loading,
+        kv_cache=KVOptions(settings.kv_cache_memory_bytes, settings.kv_cache_dtype),
     )  # fmt: skip
     left_out: dict[str, str] = {}
     runs = make_runs(llm, entries, left_out if takes_all(order.methods) else None)

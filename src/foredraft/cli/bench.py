@@ -67,6 +67,8 @@ def run(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    kv_cache_memory_bytes: o.KVMemory = None,
+    kv_cache_dtype: o.KVDtype = "auto",
     forget: Annotated[bool, typer.Option("--forget", help="Fresh drafters for every question.")] = False,
     out: Out = None,
     as_json: Json = False,
@@ -77,7 +79,8 @@ def run(
     order = Order(
         model=model, methods=methods, tasks=tasks, data=data, out=out, limit=limit, temperature=temperature,
         batch_size=batch_size, seed=seed, max_new_tokens=max_new_tokens, max_length=max_length, dtype=dtype,
-        device=device, quantize=quantize, forget=forget,
+        device=device, quantize=quantize, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype,
+        forget=forget,
     )  # fmt: skip
     with listening() as listener:
         document = run_bench(order, listener)

@@ -17,6 +17,7 @@ from ..models.visual import load_codec
 from ..models.visual.pictures import as_text, sheet, write_png
 from ..models.visual.token_model import NAMES
 from ..recipes import LLM
+from ..runtime.cuda.paged_cache import KVOptions
 from ..types import Completion, SamplingParams, Stats
 from . import options as o
 
@@ -39,6 +40,8 @@ def generate(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    kv_cache_memory_bytes: o.KVMemory = None,
+    kv_cache_dtype: o.KVDtype = "auto",
     device_map: o.DeviceMap = None,
     draft_device: o.DraftDevice = None,
     max_length: o.MaxLength = None,
@@ -78,12 +81,10 @@ def generate(
             words=words, stop=stop_rule, length=length, store=store, dtype=dtype, device=device, quantize=quantize,
             draft_device=draft_device, batch_size=min(batch_size, len(texts)) if batch_size > 0 else batch_size,
             max_length=max_length, guidance=guidance, device_map=device_map, share=True, progress=bar,
+            kv_cache=KVOptions.of(kv_cache_memory_bytes, kv_cache_dtype),
         )  # fmt: skip
     folder, ids = image_folder(llm, texts, picture), [encode(llm, text, chat) for text in texts]
-    try:
-        return print_answers(llm, texts, ids, params, folder, picture, as_json)
-    finally:
-        print_choices(llm, explain)
+    return print_answers(llm, texts, ids, params, folder, picture, explain, as_json)
 
 
 def print_answers(
@@ -93,14 +94,18 @@ def print_answers(
     params: SamplingParams,
     folder: Path | None,
     picture: Path | None,
+    explain: bool,
     as_json: bool,
 ) -> int:
     """A document, images, one text as it comes, or several texts. `folder`: of a model of images."""
-    if as_json:
-        return print_json(llm, texts, run(llm, ids, params))
-    if folder is not None:
-        return print_images(llm, folder, texts, run(llm, ids, params), picture)
-    return print_stream(llm, ids[0], params) if len(ids) == 1 else print_texts(texts, run(llm, ids, params))
+    try:
+        if as_json:
+            return print_json(llm, texts, run(llm, ids, params))
+        if folder is not None:
+            return print_images(llm, folder, texts, run(llm, ids, params), picture)
+        return print_stream(llm, ids[0], params) if len(ids) == 1 else print_texts(texts, run(llm, ids, params))
+    finally:
+        print_choices(llm, explain)
 
 
 def image_folder(llm: LLM, prompts: list[str], picture: Path | None) -> Path | None:
