@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from functools import cache
 
 import pytest
+import torch
 
+from foredraft.control.overlap import Plan, WindowPlanner
 from foredraft.core.shapes.base import Chain
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
+from foredraft.draft.neural.ahead_drafter import AheadDrafter, Branch
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request, Sharing, scheduler
+from foredraft.errors import KVFullError
 from foredraft.models import Decoder, shallow
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.paged_cache import KVOptions
+from foredraft.runtime.lanes import Lane, NoLane, OwnLane
+from foredraft.types import Kind, Sequence
 from tests.runtime.kit import LLAMA, loud_decoder
 from tests.runtime.tape import TapeGraphs
 from tests.runtime.test_paged_cache import SmallPages
@@ -123,6 +130,45 @@ def test_a_drafter_without_memory_drafts_nothing() -> None:
     assert any(one.stats.drafted < one.stats.steps for one in each)
     assert isinstance(chosen.drafter, ModelDrafter)
     assert chosen.drafter.executor.room == 43 * 8  # who ends gives back
+
+
+class Checked(AheadDrafter):
+    """Without memory it holds no more of a text than it knows of."""
+
+    def _forget_round(self, texts: list[Sequence]) -> list[list[Branch]]:
+        found = super()._forget_round(texts)
+        for text in texts:
+            assert self.executor.length(self._slots[text.id]) == len(self._seen[text.id].text)
+        return found
+
+
+PLANS = {"windows": Plan(3), "windows after a lead": Plan(3, 2), "in turn": Plan(0, 3)}
+
+
+@pytest.mark.parametrize("lane", [NoLane(), OwnLane(torch.device("cpu"), 1)], ids=["no lane", "a lane"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+def test_a_drafter_beside_the_target_without_memory_drafts_nothing(lane: Lane, plan: str, heat: float) -> None:
+    """Its texts end in drafts that may be refused: what it had read of them when memory ran out is forgotten."""
+    target, planner = executor(loud_decoder(LLAMA)), WindowPlanner(fixed=PLANS[plan])
+    drafts = executor(shallow(target.decoder, 1), pages=44)
+    made = Checked(drafts, Chain(6, kind=Kind.CHOSEN), lane=lane, planner=planner)
+    each = requests(Method("pearl", RULES["sample-and-match"], made), temperature=heat)
+    full, take = [], drafts.kv_cache.take
+
+    def counted(slots: Seq[int], rows: Seq[int]) -> None:
+        try:
+            take(slots, rows)
+        except KVFullError:
+            full.append(slots)
+            raise
+
+    drafts.kv_cache.take = counted  # type: ignore[method-assign]
+    assert finish(Engine(target), *each) == plain_texts(temperature=heat)
+    assert full and sum(one.stats.drafted for one in each) > 0
+    made._wait_for_lane()
+    drafts.kv_cache.check()
+    assert drafts.room == 43 * 8  # who ends gives back
 
 
 def test_kept_prefixes_make_room_for_whoever_comes() -> None:

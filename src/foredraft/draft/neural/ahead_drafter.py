@@ -7,6 +7,7 @@ Where no window pays it is an ordinary draft model in the ordinary loop, on the 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -20,12 +21,14 @@ from torch import Tensor
 from ...control.overlap import WindowPlanner
 from ...core.rng.keyed import Rng
 from ...core.shapes.base import Shape, Vocabulary
-from ...errors import ForedraftError
+from ...errors import ForedraftError, KVFullError
 from ...runtime import Executor
 from ...runtime.lanes import Lane, NoLane, Span, own_threads
 from ...types import Budget, DraftBatch, Sequence
 from ..base import Round
 from .draft_model import ModelDrafter
+
+log = logging.getLogger(__name__)
 
 
 class Branch(NamedTuple):
@@ -141,7 +144,10 @@ class AheadDrafter(ModelDrafter):
     def submit(
         self, sequences: Seq[Sequence], ready: Seq[Seq[int]], counts: Seq[int], rng: Rng
     ) -> Future[list[list[Branch]]]:
-        """Begin to draft up to counts[b] tokens after the text of each sequence and what is drafted of it already."""
+        """Begin to draft up to counts[b] tokens after the text of each sequence and what is drafted of it already.
+
+        Without memory for more text, nothing: a window without drafts is always allowed.
+        """
         texts = [
             replace(s, tokens=[*s.tokens, *drafted], budget=Budget(self.shape.nodes, count))
             for s, drafted, count in zip(sequences, ready, counts, strict=True)
@@ -155,13 +161,24 @@ class AheadDrafter(ModelDrafter):
         for text in texts:
             self._follow(text)
         begin = time.perf_counter()
-        drafts = self._grow(texts, rng)
+        try:
+            drafts = self._grow(texts, rng)
+        except KVFullError as error:
+            log.info("drafter %s drafts nothing: %s", self.name, error)
+            return self._forget_round(texts)
         found = [self._branches(text, drafts, b) for b, text in enumerate(texts)]
         self.span = Span("draft", self.executor.device.type, begin, time.perf_counter())
         return found
 
     def _grow(self, texts: list[Sequence], rng: Rng) -> DraftBatch:
         return ModelDrafter.propose(self, texts, rng)
+
+    def _forget_round(self, texts: list[Sequence]) -> list[list[Branch]]:
+        """No drafts for anybody. A text may end in drafts, and what was read of it in this round may be those."""
+        self.executor.rollback(
+            [self._slots[text.id] for text in texts], [len(self._seen[text.id].text) for text in texts]
+        )
+        return [[] for _ in texts]
 
     def _follow(self, text: Sequence) -> None:
         """Keep what was read if the text goes on like that, and forget the rest."""

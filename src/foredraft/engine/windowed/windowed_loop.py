@@ -150,7 +150,7 @@ class WindowedLoop:
         texts = [replace(group.sequences[b], seed=~group.sequences[b].seed) for b in who]
         future = drafter.submit(texts, [()] * len(who), [counts[b] for b in who], self.engine.rng(texts))
         for b, branches in zip(who, future.result(), strict=True):
-            ready[b] = branches[0]
+            ready[b] = branches[0] if branches else Branch()
             self._keep_ready(group.requests[b], ready[b])
 
     def _keep_ready(self, request: Request, branch: Branch) -> None:
