@@ -137,7 +137,7 @@ def smollm2(bench: Bench) -> None:
     bench.add("EAGLE-2 round: share outside of captured work", host, "of 1")
 
 
-def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> EagleDrafter:
+def eagle_head(bench: Bench, decoder: Decoder) -> tuple[Eagle3Head, Vocabulary]:
     config, words = decoder.config, min(8192, decoder.config.vocab_size)
     taps = (1, config.num_layers // 2, config.num_layers - 1)
     ids = torch.arange(words, device=bench.device)
@@ -145,7 +145,12 @@ def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> EagleDrafter:
     settle(head, bench.dtype)
     index = torch.full((config.vocab_size,), -1, device=bench.device)
     index[:words] = ids
-    drafter = EagleDrafter(head, tree, Vocabulary(ids, index), 1, bench.context + 256, "eagle")
+    return head, Vocabulary(ids, index)
+
+
+def eagle(bench: Bench, decoder: Decoder, tree: Shape) -> EagleDrafter:
+    head, vocabulary = eagle_head(bench, decoder)
+    drafter = EagleDrafter(head, tree, vocabulary, 1, bench.context + 256, "eagle")
     if drafter.executor.capturing is None:  # without CUDA nobody chooses it
         drafter.executor = GraphExecutor(head, 1, bench.context + 256, 64)
     return drafter
@@ -231,13 +236,13 @@ def _batch_rate(
     prompt: list[int],
     batch: int,
     new: int,
-    spending: BudgetPlanner,
+    planner: BudgetPlanner,
 ) -> float:
     """Tokens a second of `batch` requests that begin together, their prompts read already, until the first one ends.
 
     Then the batch is no longer one of that size: with drafts some requests end earlier than others.
     """
-    engine = Engine(executor, sharing=Sharing(spending=spending))
+    engine = Engine(executor, sharing=Sharing(planner=planner))
     engine.scheduler.slots = Filled(batch)
     params = SamplingParams(max_new_tokens=new, ignore_eos=True)
     requests = [Request(Sequence(i, list(prompt), len(prompt), params, i), method, frozenset()) for i in range(batch)]

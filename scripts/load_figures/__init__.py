@@ -1,0 +1,1 @@
+"""What `scripts/measure-load` is made of: a server, clients that count, and a page."""
