@@ -10,15 +10,14 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from soak.phases import SUBJECTS
 
 MODES = ("off", "fixed", "auto")
-TOPICS = ("rivers", "bread", "clocks", "whales", "bridges", "tea", "volcanoes", "chess")
-WORDS = 14  # of a sentence about a topic, roughly in tokens
+WORDS = 14  # of a sentence about a subject, roughly in tokens
 FIRST, LAST = 5, 100  # ids of prompts for a model without words
 TEMPERATURE = 0.7
 
@@ -107,7 +106,7 @@ def body(load: Load, chance: random.Random) -> dict[str, Any]:
     """A sampled answer of some length after a prompt of some length."""
     size = load.lengths.draw(load.lengths.prompts, chance)
     if load.words:
-        asked_about = [(chance.choice(TOPICS), chance.randrange(3000)) for _ in range(max(1, size // WORDS))]
+        asked_about = [(chance.choice(SUBJECTS), chance.randrange(3000)) for _ in range(max(1, size // WORDS))]
         prompt: Any = " ".join(f"What is special about {topic} of the year {year}?" for topic, year in asked_about)
     else:
         prompt = [chance.randrange(FIRST, LAST) for _ in range(size)]
@@ -149,9 +148,3 @@ def shares(clients: int, processes: int) -> list[int]:
     """Clients of each process."""
     used = min(clients, processes)
     return [clients // used + (i < clients % used) for i in range(used)]
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """None where there are no values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from soak.phases import quantile
 
 from foredraft.bench.results.intervals import ratio_of_rates
 
-from .clients import MODES, TEMPERATURE, Seen, quantile
+from .clients import MODES, TEMPERATURE, Seen
 
 SLICE = 0.5  # seconds that are resampled as one
 PICTURE = "load.svg"

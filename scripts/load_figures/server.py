@@ -53,7 +53,8 @@ PATIENCE = 60.0  # seconds for what runs to end
 
 
 class DrafterAtRate(EagleDrafter):
-    """A head that really runs; its chains are then made right with the given chance, token by token."""
+    """A head that really runs; its chains are then made right with the given chance, token by token. By numbers drawn
+    beforehand, unlike those of `parallel_figures`: 256 texts must not wait for the host."""
 
     rate = 0.7
     draws = np.random.default_rng(0).random((4096, 16))

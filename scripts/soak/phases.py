@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,12 @@ TASKS = ("Explain to a child what is special about {}.", "List facts about {}.",
 HERE = Path(__file__).parent
 
 
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """None where there are no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
 @dataclass
 class Phase:
     """What innocent clients got, and when."""
@@ -47,8 +53,7 @@ class Phase:
 
     def quantile(self, share: float, disturbed: float = DISTURBED) -> float | None:
         """Of the time that answers took, without those of which the host took more than `disturbed`."""
-        ranked = sorted(took for _, took, stolen in self.answers if stolen <= disturbed)
-        return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else None
+        return quantile([took for _, took, stolen in self.answers if stolen <= disturbed], share)
 
     def row(self) -> dict[str, Any]:
         disturbed = sum(stolen > DISTURBED for _, _, stolen in self.answers)

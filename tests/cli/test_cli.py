@@ -67,6 +67,8 @@ def test_keys_and_values_are_chosen_on_cuda_alone(tiny: Path, capsys: pytest.Cap
     for more in (("--kv-cache-dtype", "fp8"), ("--kv-cache-memory-bytes", "1G")):
         code, _, err = call(capsys, *argv, *more)
         assert code == 2 and one_line(err) and "CUDA alone" in err
+    code, _, err = call(capsys, "chat", *argv[2:], "--kv-cache-dtype", "fp8")
+    assert code == 2 and one_line(err) and "CUDA alone" in err
     code, _, err = call(capsys, *argv, "--kv-cache-dtype", "fp9")
     assert code == 2 and one_line(err) and "did you mean 'fp8'" in err
 

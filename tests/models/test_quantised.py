@@ -91,18 +91,22 @@ def test_products_are_those_of_the_dequantised_weight(code: native.Compiled, kin
     assert torch.equal(torch.cat([product(x[i : i + 1]) for i in range(rows)]), got), "a row's numbers are its own"
 
 
+def check_by_any_threads(product: TiledLinear, x: Tensor, expected: Tensor) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert torch.equal(product(x), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_parts_of_several_formats_are_one_product(code: native.Compiled) -> None:
     kinds = ("Q4_K", "Q4_K", "Q6_K", "Q8_0", "Q5_0")
     parts = [tiles_of(kind, stored(kind)[0], not code.level.bf16_products) for kind in kinds]
     x, whole = torch.randn(11, DEPTH).bfloat16(), TiledLinear.of_tiles(parts, wide=True)
     alone = torch.cat([TiledLinear.of_tiles([part], wide=True)(x) for part in parts], dim=1)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            assert torch.equal(whole(x), alone)
-    finally:
-        torch.set_num_threads(before)
+    check_by_any_threads(whole, x, alone)
     assert torch.equal(whole.weight, torch.cat([part.dense() for part in parts]))
 
 
@@ -131,7 +135,7 @@ def test_tiles_of_bytes_yield_the_bits_of_words(name: str, kind: str, columns: i
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx-int8")])
 def test_tiles_of_bytes_and_of_bf16_take_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts whose products shape the registers differently, by any threads; an odd number of k-blocks, too."""
-    code, before = use(name, monkeypatch), torch.get_num_threads()
+    code = use(name, monkeypatch)
     for depth, kinds in ((512, ("Q4_K", "BF16", "Q6_K", "Q8_0", "BF16", "Q5_0")), (96, ("Q4_1", "BF16", "Q8_0"))):
         plain = torch.randn(ROWS, depth).bfloat16().view(torch.uint8).numpy()
         parts = [tiles_of(kind, plain if kind == "BF16" else stored(kind, ROWS, depth)[0], True) for kind in kinds]
@@ -139,12 +143,7 @@ def test_tiles_of_bytes_and_of_bf16_take_turns(name: str, monkeypatch: pytest.Mo
         for rows in (3, 5, 21):
             x = hard_rows(rows, depth)
             alone = torch.cat([code.linear(x, part.struct, None, True) for part in parts], dim=1)
-            try:
-                for threads in (1, 2, 5):
-                    torch.set_num_threads(threads)
-                    assert torch.equal(whole(x), alone)
-            finally:
-                torch.set_num_threads(before)
+            check_by_any_threads(whole, x, alone)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

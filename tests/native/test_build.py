@@ -90,7 +90,7 @@ def test_the_error_of_a_failed_build_goes_to_a_file(home: Path, monkeypatch: pyt
 
 def test_levels_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "")
-    assert levels() == [level for level in possible() if level.unasked]
+    assert levels() == [level for level in possible() if level.automatic]
     assert not {"amx-int8", "amx-int8-emulated"} & {level.name for level in levels()}, "only where they are asked for"
     monkeypatch.setenv(SWITCH, "avx2")
     assert levels() == [level for level in possible() if level.name == "avx2"]

@@ -14,7 +14,8 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure-load"
 sys.path.append(str(SCRIPT.parent))
 from load_figures import page  # noqa: E402
-from load_figures.clients import Lengths, Seen, quantile, shares, tokens_of  # noqa: E402
+from load_figures.clients import Lengths, Seen, shares, tokens_of  # noqa: E402
+from soak.phases import quantile  # noqa: E402
 
 
 def seen(rate: float, seconds: float = 4.0, together: int = 1) -> Seen:

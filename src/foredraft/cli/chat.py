@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..models import TextStream
 from ..recipes import LLM
 from ..recipes.llm import Message
+from ..runtime.cuda.paged_cache import KVOptions
 from ..types import Reason, SamplingParams
 from . import options as o
 from .generate import summary
@@ -45,6 +46,8 @@ def chat(
     store: o.Store = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
+    kv_cache_memory_bytes: o.KVMemory = None,
+    kv_cache_dtype: o.KVDtype = "auto",
     plain_text: Annotated[bool, typer.Option("--no-colour", help="Do not colour accepted drafts.")] = False,
 ) -> int:
     """Talk to a model; words that came from accepted drafts are coloured."""
@@ -53,8 +56,8 @@ def chat(
         llm = LLM(
             model, method, rule=rule, shape=shape, drafter=drafter, draft_length=draft_length, judge=judge,
             words=words, stop=stop, length=length, store=store, dtype=dtype, device=device, quantize=quantize,
-            device_map=device_map,
-            draft_device=draft_device, max_length=max_length, progress=bar,
+            device_map=device_map, draft_device=draft_device, max_length=max_length, progress=bar,
+            kv_cache=KVOptions.of(kv_cache_memory_bytes, kv_cache_dtype),
         )  # fmt: skip
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"model {model!r} has no chat template; use 'foredraft generate --raw'")

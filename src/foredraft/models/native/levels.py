@@ -24,7 +24,7 @@ class Level:
     flags: tuple[str, ...]
     bf16_products: bool = False  # weights on a grid go by tiles of bf16 (product.h); else by 16-bit integers (words.h)
     rounds: bool = False  # products of 8-bit integers, for drafters (eight.h)
-    unasked: bool = True  # whether it is taken where FOREDRAFT_NATIVE names none
+    automatic: bool = True  # whether it is taken where FOREDRAFT_NATIVE names none
 
 
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi2"))
@@ -36,25 +36,27 @@ _AMX = _BF16 | {"amx_tile", "amx_bf16"}
 _TILES = (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 
 X86 = (  # the best first
-    # 16-bit integers by tiles of bytes (bytes.h): not taken unasked, for it has never run on a processor that has them.
-    Level("amx-int8", _AMX | {"amx_int8"}, (*_TILES, "-mamx-int8"), rounds=True, unasked=False),
+    # 16-bit integers by tiles of bytes (bytes.h): by name alone, for it has never run on such a processor.
+    Level("amx-int8", _AMX | {"amx_int8"}, (*_TILES, "-mamx-int8"), rounds=True, automatic=False),
     Level("amx", _AMX, _TILES, True, True),
     # No level of bf16 products without tiles: on a processor that has both, 16-bit integers took a half (one row) to a
     # quarter (eight) of their time.
     Level("avx512vnni", _VNNI, _V4, rounds=True),
     Level("avx512", _AVX512, _V4[:1]),
     Level("avx2", _AVX2, ("-march=x86-64-v3",)),
-    Level("amx-int8-emulated", _VNNI, (*_V4, "-DEMULATED_TILES"), rounds=True, unasked=False),  # slow; for tests alone
+    Level(
+        "amx-int8-emulated", _VNNI, (*_V4, "-DEMULATED_TILES"), rounds=True, automatic=False
+    ),  # slow; for tests alone
 )
 ARM = (Level("neon", frozenset(), ()),)
 LEVELS = {level.name: level for level in (*X86, *ARM)}
 
 
 def levels() -> list[Level]:
-    """Those that may be tried here, the best first: what FOREDRAFT_NATIVE names, or all that are taken unasked."""
+    """Those that may be tried here, the best first: what FOREDRAFT_NATIVE names, or all that need no naming."""
     asked, here = os.environ.get(SWITCH, ""), possible()
     if asked in ("", "1"):
-        return [level for level in here if level.unasked]
+        return [level for level in here if level.automatic]
     if asked not in LEVELS:
         raise UsageError(f"{SWITCH}={asked} is none of 0, {', '.join(LEVELS)}")
     return [level for level in here if level.name == asked]
