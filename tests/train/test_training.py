@@ -27,7 +27,7 @@ from . import toys
 @pytest.mark.parametrize("kinds", [toys.DRAFTING[:8], pytest.param(toys.DRAFTING[8:], marks=pytest.mark.slow)])
 def test_every_kind_learns(kinds: tuple[str, ...], tmp_path: Path) -> None:
     decoder = toys.target()
-    trainer = toys.trainer(decoder, tmp_path, kinds, steps=40, every=0)
+    trainer = toys.trainer(decoder, tmp_path, kinds, steps=60, every=0)
     before = {s.kind.name: s.loss_module(trainer._held_outputs(0, 8)).item() for s in trainer.students}
     assert trainer.run()
     after = {s.kind.name: s.loss_module(trainer._held_outputs(0, 8)).item() for s in trainer.students}
@@ -167,6 +167,9 @@ def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
         assert all(torch.allclose(a, b, atol=0.01) for a, b in pairs)
     assert torch.equal(second.teacher.words, first.teacher.words)
     assert second.coverage == pytest.approx(first.coverage, abs=1e-3)
+    assert set(pretrained_heads(replace(order, kinds=("eagle3", "medusa")), toys.identity(decoder))) == {"eagle3"}
+    with pytest.raises(ForedraftError):
+        pretrained_heads(replace(order, kinds=("medusa",)), toys.identity(decoder))
     wider = replace(order, changes={"draft_vocab_size": 48})
     begin = pretrained_heads(wider, toys.identity(decoder))
     third = toys.trainer(decoder, tmp_path / "third", ("eagle3",), steps=2, begin={"eagle3": begin["eagle3"]}, words=48)

@@ -46,7 +46,8 @@ Layers = Annotated[int | None, typer.Option(help="Layers or blocks of the head."
 Ff = Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.", rich_help_panel=HEAD)]
 Vocab = Annotated[int | None, typer.Option(help="Size of the draft vocabulary.", rich_help_panel=HEAD)]
 Begin = Annotated[
-    Path | None, typer.Option(help="Folder with heads of these kinds to go on from.", rich_help_panel=HEAD)
+    Path | None,
+    typer.Option(help="Folder with heads to go on from; kinds that it lacks are new.", rich_help_panel=HEAD),
 ]
 Objective = Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.", rich_help_panel=RUN)]
 HeldOut = Annotated[int, typer.Option(help="Greedy rows kept for the simulation.", rich_help_panel=TRYING)]

@@ -14,7 +14,7 @@ from ..core.verify import default_rule
 from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
 from ..models.heads import Identity, load_head, read_spec, save_head
-from ..models.heads.artefact import CARD, check_target, read_weights
+from ..models.heads.artefact import CARD, CONFIG, check_target, read_weights
 from ..provenance import provenance, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
@@ -80,9 +80,11 @@ def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
 
 
 def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretrained]:
-    """Heads by kind that training goes on from; their draft vocabularies must be the same."""
+    """Heads by kind that training goes on from; their draft vocabularies must be the same. Of several kinds, those
+    that the folder lacks are new."""
     found: dict[str, Pretrained] = {}
-    for name in order.kinds if order.begin is not None else ():
+    there = [name for name in order.kinds if order.begin is not None and (order.begin / name / CONFIG).exists()]
+    for name in there or (order.kinds if order.begin is not None else ()):
         folder = Path(order.begin or "") / name
         spec = read_spec(folder)
         check_target(spec, target, folder.name)
