@@ -224,8 +224,8 @@ def batches(bench: Bench) -> None:
 class Filled(SlotPool):
     """Slots that hold whatever prompt is asked for but its last token."""
 
-    def take(self, text: Seq[int], taps: Any = ()) -> tuple[int, Kept]:
-        slot, _ = super().take(text, taps)
+    def take(self, text: Seq[int], taps: Any = (), namespace: str | None = "") -> tuple[int, Kept]:
+        slot, _ = super().take(text, taps, namespace)
         return slot, Kept(text[:-1])
 
 

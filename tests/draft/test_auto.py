@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from foredraft.control.calibration import Calibration
-from foredraft.control.constants import TRY_EVERY
+from foredraft.control.constants import SMALL_BATCH, TRY_EVERY
 from foredraft.control.cost import CostModel, Costs, DraftTiming
 from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
-from foredraft.draft import Drafter
+from foredraft.draft import Drafter, Round
 from foredraft.draft.combine.auto import Arm, AutoDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
@@ -255,6 +255,37 @@ def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bo
     finish(Engine(TableExecutor(dirichlet(12, seed=5), max_length=160)), asked)
     steps = asked.stats.steps
     assert (lookup.asked < steps / 2) is rests and (lookup.asked >= steps - 1) is not rests
+
+
+class Heard(Scripted):
+    """Counts what it is asked, and the rounds that it observes."""
+
+    asked, observed = 0, 0
+
+    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        self.asked += 1
+        return super().propose(sequences, rng)
+
+    def observe(self, round: Round) -> None:
+        self.observed += 1
+
+
+@pytest.mark.parametrize(("costs", "rests"), [(STEEP, True), (FLAT, False)], ids=["nothing pays", "drafts pay"])
+def test_a_large_batch_for_which_nothing_pays_is_asked_seldom(costs: CostModel, rests: bool) -> None:
+    """Drafters hear of every round, whether they were asked or not; texts stay plain decoding's."""
+    plain, batch, tokens = Method("plain", RULES["sample-and-match"]), SMALL_BATCH, 120
+    text = request([0, 1], plain, max_new_tokens=tokens)
+    finish(Engine(TableExecutor(TARGET, max_length=256)), text)
+    head, lookup = Heard("head", text.sequence.tokens, 7), Heard("lookup", text.sequence.tokens, 7)
+    drafter = AutoDrafter([Arm(head, 4), Arm(lookup)], costs, clock=lambda: 0.0)
+    method = Method("m", RULES["sample-and-match"], drafter)
+    asked = [request([0, 1], method, i, max_new_tokens=tokens) for i in range(batch)]
+    assert finish(Engine(TableExecutor(TARGET, batch, 256)), *asked) == [text.sequence.output] * batch
+    steps = asked[0].stats.steps
+    assert lookup.observed == head.observed == steps
+    assert (lookup.asked < 0.3 * steps) is rests and (lookup.asked > 0.9 * steps) is not rests
+    counted, rounds = sum(tally.rounds for tally in drafter.tallies.values()), sum(r.stats.steps for r in asked)
+    assert rounds - batch <= counted <= rounds  # the last token of a text needs no drafts, and is not asked about
 
 
 class Hours:

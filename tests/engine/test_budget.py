@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.control.constants import PLANNER_RETRY, TRY_EVERY
+from foredraft.control.constants import PLANNER_RETRY, TIME_EVERY, TRY_EVERY
 from foredraft.control.cost import CostModel
 from foredraft.core.rng.enumerating import outcomes
 from foredraft.core.rng.keyed import Rng
@@ -72,6 +72,18 @@ def drafter(slots: int, model: TableModel = NEAR, length: int = 4) -> ModelDraft
 
 def drafted_per_step(requests: Sequence[Request]) -> float:
     return sum(r.stats.drafted for r in requests) / sum(r.stats.steps for r in requests)
+
+
+def test_steps_are_timed_where_drafts_are_shared_out_else_now_and_then() -> None:
+    """Whoever times a device waits for it. A drafter that prices its drafts itself needs no such time."""
+    planner, costs = BudgetPlanner(linear(1.0, 0.1)), linear(1.0, 0.1)
+    own = MethodGroup(Method("m", default_rule(drafter(2).kinds, drafter(2).topology), drafter(2)), [], True)
+    priced = Method("auto", RULES["sample-and-match"], AutoDrafter([Arm(PromptLookup(2))], costs))
+    rest = [MethodGroup(PLAIN, [], False), MethodGroup(priced, [], True)]
+    for group in (own, *rest):
+        group.requests.append(request([0, 1], group.method, max_new_tokens=4))
+    assert all(planner.wants_time([own, *rest]) for _ in range(5))
+    assert [planner.wants_time(rest) for _ in range(2 * TIME_EVERY)].count(True) == 2
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------

@@ -262,6 +262,9 @@ def test_rounds_that_are_recorded_teach_no_costs() -> None:
         def observe(self, groups: Sequence[MethodGroup], seconds: float) -> None:
             reported.append(seconds)
 
+        def wants_time(self, groups: Sequence[MethodGroup]) -> bool:
+            return True
+
     torch.manual_seed(5)
     planner = Watched(CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),))))
     engine = Engine(taped(target()), sharing=Sharing(planner=planner))

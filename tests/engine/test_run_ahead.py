@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from foredraft.control.cost import CostModel
 from foredraft.core.shapes.base import Chain
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural.draft_model import ModelDrafter
-from foredraft.engine import Engine, Method, Request
+from foredraft.draft.retrieval.prompt_lookup import PromptLookup
+from foredraft.engine import BudgetPlanner, Engine, Method, Request, Sharing
 from foredraft.models import shallow
+from foredraft.types import Sequence as Text
 from tests.train import toys
 
 from .guesses import comings_and_goings, watch
@@ -71,3 +75,27 @@ def test_nobody_runs_ahead_of_requests_that_wait(seen: Counter[str]) -> None:
     for _ in range(20):
         engine.step()
     assert not seen
+
+
+class Idle(PromptLookup):
+    """Drafts in the first round only, and says so."""
+
+    first = True
+
+    def rests(self, sequences: Sequence[Text]) -> bool:
+        rests, self.first = not self.first, False
+        return rests
+
+
+def test_rounds_in_which_drafters_rest_run_ahead(seen: Counter[str]) -> None:
+    """Also where drafts are shared out: a step is timed now and then only, and the device is waited for in those."""
+
+    def run(make: Make, method: Method, planner: BudgetPlanner | None) -> list[list[int]]:
+        torch.manual_seed(5)
+        engine = Engine(make(toys.target()), sharing=Sharing(planner=planner))
+        return finish(engine, *(request(PROMPTS[i], method, i, max_new_tokens=60) for i in range(2)))
+
+    idle = Method("idle", RULES["sample-and-match"], Idle(4))
+    costs = CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),)))
+    assert run(taped, idle, BudgetPlanner(costs)) == run(eager, PLAIN, None)
+    assert seen["plain taken"] > 45 and not seen["plain dropped"]

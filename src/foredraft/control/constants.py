@@ -35,6 +35,7 @@ OUTLIER = 2.0  # a time beyond so many times the mean counts as that: hiccups of
 WARM_UP = 3  # rounds of a drafter that may compile or capture something: the fastest of them counts
 COST_FADE, COST_WEIGHT = 0.98, 8.0  # of timed passes; those of one size after which their own correction weighs half
 HOLD = 8  # passes for which cached costs and planned depths hold: working them out costs more than that much drift
+TIME_EVERY = 32  # steps of which one is timed where nobody shares out drafts: a device that is waited for loses a tenth
 CONTEXT_STEP = 64  # tokens of context that share a cached cost
 
 # --- trying again what did not pay ------------------------------------------------------------------------------------

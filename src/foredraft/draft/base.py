@@ -42,6 +42,7 @@ class Round:
     out: Output  # the target's logits and states at *every* drafted node, also below rejected ones
     verdict: Verdict
     accepted: list[int]  # accepted nodes per sequence, on the host
+    early: bool = False  # whether its pass had begun before its drafters were asked: a clock would say too little
 
     def own_rows(self, b: int) -> dict[int, int]:
         """The drafter's own number of each verified node of a sequence -> its row of the pass; row 0 is the root."""
@@ -92,6 +93,11 @@ class Drafter(Protocol):
         """
         return
 
+    def rests(self, sequences: Seq[Sequence]) -> bool:
+        """Whether it drafts nothing this round and most likely nothing in the next; asked instead of `propose`. The
+        device may then begin the next round before the host knows the last one's end."""
+        return False
+
     @abstractmethod
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         """Drafts within each sequence's `budget`; none is always allowed."""
@@ -140,6 +146,9 @@ class WrappedDrafter(Drafter):
 
     def observe_prefill(self, sequences: Seq[Sequence], begin: Seq[int], hidden: list[dict[int, Tensor]]) -> None:
         self.inner.observe_prefill(sequences, begin, hidden)
+
+    def rests(self, sequences: Seq[Sequence]) -> bool:
+        return self.inner.rests(sequences)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         return self.inner.propose(sequences, rng)

@@ -24,6 +24,7 @@ from ..control.constants import (
     HOST_SHARE,
     PLAN_CHANGE,
     PLANNER_RETRY,
+    TIME_EVERY,
 )
 from ..control.cost import CostModel, Costs, DraftTiming
 from ..control.depth_allocation import Candidate, best_depths
@@ -93,6 +94,7 @@ class BudgetPlanner:
         self._age, self._batch = 0, 0  # of the plan
         self._fits: dict[int, int] = {}  # request -> levels of this step
         self._even = False
+        self._untimed = 0  # steps since one was timed
 
     def check(self, request: Request) -> None:
         """Refuse a request whose distribution the published score would change."""
@@ -190,6 +192,13 @@ class BudgetPlanner:
         drawn_chain = drafter.topology is Topology.CHAIN and drafter.kinds != frozenset({Kind.CHOSEN})
         return request.sequence.params.temperature > 0 if drawn_chain else history.valued
 
+    def wants_time(self, groups: Seq[MethodGroup]) -> bool:
+        """Whether a step must be timed, which a device cannot run ahead of: where drafts are shared out; else now and
+        then, so that the cost of a plain pass stays known."""
+        shared = any(group.drafting and not _drafter(group.requests[0]).cost_aware for group in groups)
+        self._untimed = 0 if shared else (self._untimed + 1) % TIME_EVERY
+        return self._untimed == 0
+
     # --- after drafting -----------------------------------------------------------------------------------------------
 
     def select(self, groups: Seq[MethodGroup]) -> None:
@@ -243,6 +252,10 @@ class BudgetPlanner:
         self.record.end(request.id)
 
 
-def _name(request: Request) -> str:
+def _drafter(request: Request) -> Drafter:
     assert request.method.drafter is not None
-    return request.method.drafter.name
+    return request.method.drafter
+
+
+def _name(request: Request) -> str:
+    return _drafter(request).name

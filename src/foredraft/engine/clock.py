@@ -12,9 +12,10 @@ from .request import Request
 class Clock:
     """A stop watch whose laps are added to the statistics of requests."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._began = self._last = 0.0
-        self._device = device  # whose work a look at the clock waits for
+        self._device = device
+        self.waits = False  # whether a look at the clock waits for the device: its work has only begun when a call ends
 
     def start(self) -> None:
         self._began = self._last = time.perf_counter()
@@ -25,7 +26,7 @@ class Clock:
         return time.perf_counter() - self._began
 
     def now(self) -> float:
-        if self._device is not None and self._device.type == "cuda":
+        if self.waits and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 

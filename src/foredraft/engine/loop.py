@@ -55,9 +55,7 @@ class Engine:
 
     def share(self, sharing: Sharing) -> None:
         """How requests share the machine from now on; for an engine at rest."""
-        self.scheduler = Scheduler(self.executor, sharing)
-        # Work on a GPU has only begun when a call returns; whoever shares out time must wait for its end.
-        self.clock = Clock(self.executor.device if sharing.planner is not None else None)
+        self.scheduler, self.clock = Scheduler(self.executor, sharing), Clock(self.executor.device)
 
     @torch.no_grad()
     def step(self) -> list[Event]:
@@ -68,6 +66,7 @@ class Engine:
         self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
         self.put_back(self.scheduler.find_memory(self.windowed.flying))  # whoever gets none waits again
         groups = self.scheduler.next_groups()  # sequences by method, and a draft budget for each
+        self.clock.waits = self.scheduler.timed
         windows, groups = self.windowed.take(groups)  # drafters that work ahead have a loop of their own
         self.windowed.step(windows, alone=not groups)
         self.propose(groups)  # a tree per sequence; an empty one is plain decoding
@@ -157,7 +156,7 @@ class Engine:
     def _is_steady(self, writing: int) -> bool:
         """Whether the next step will most likely be like this one, and nobody times what the device does."""
         scheduler = self.scheduler
-        return scheduler.planner is None and not scheduler.waiting and len(scheduler.running) == writing
+        return not scheduler.timed and not scheduler.waiting and len(scheduler.running) == writing
 
     def verify(self, groups: list[MethodGroup]) -> None:
         """Each group's rule. `fast_path` gives the same verdicts at temperature 0, without distributions."""
@@ -168,7 +167,7 @@ class Engine:
             group.read_back()  # the one small copy to the host
         seconds = self.clock.lap("verify", requests_of(groups))
         if self.scheduler.planner is not None:
-            usual = self.executor.captures == self._captures  # else it says nothing about passes to come
+            usual = self.scheduler.timed and self.executor.captures == self._captures  # else it is no pass to go by
             self.scheduler.planner.observe(groups, seconds if usual else 0.0)
 
     def _verdict(self, group: MethodGroup, alone: bool) -> Verdict:
@@ -209,7 +208,8 @@ class Engine:
         for group in observing:
             assert group.method.drafter is not None
             accepted, before = [len(v.path) for v in group.decided], group.method.drafter.moved
-            group.method.drafter.observe(Round(group.sequences, group.drafts, group.out, group.verdict, accepted))
+            parts = group.sequences, group.drafts, group.out, group.verdict, accepted
+            group.method.drafter.observe(Round(*parts, group.early))
             count_moved(group.requests, group.method.drafter.moved - before)
         self.clock.lap("draft", requests_of(observing))
 

@@ -47,8 +47,12 @@ class Method:
     @property
     def taps(self) -> frozenset[int]:
         """Target states that the drafter or the rule looks at."""
-        drafter = frozenset() if self.drafter is None else self.drafter.taps
-        return drafter | ({self.rule.tap} if self.rule.needs_hidden else frozenset())
+        return self.rule_taps | (frozenset() if self.drafter is None else self.drafter.taps)
+
+    @property
+    def rule_taps(self) -> frozenset[int]:
+        """Those that the rule looks at."""
+        return frozenset({self.rule.tap}) if self.rule.needs_hidden else frozenset()
 
     @property
     def exact(self) -> bool:

@@ -29,6 +29,8 @@ class MethodGroup:
     requests: list[Request]
     drafting: bool  # False: no room or no drafter, so the round is plain decoding
     resting: bool = False  # its drafter need not even hear of this round
+    idle: bool = False  # nothing is drafted, and most likely nothing in the next round
+    early: bool = False  # its pass had begun before this step
     drafts: DraftBatch = field(init=False)
     out: Output = field(init=False)
     rows: LogitDistributions = field(init=False)
@@ -40,6 +42,11 @@ class MethodGroup:
     @property
     def sequences(self) -> list[Sequence]:
         return [request.sequence for request in self.requests]
+
+    @property
+    def taps(self) -> frozenset[int]:
+        """Target states that somebody looks at in this round."""
+        return self.method.rule_taps if self.resting else self.method.taps
 
     @property
     def decided(self) -> list[TreeVerdict]:

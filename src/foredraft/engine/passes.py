@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from ..runtime import Executor, Output, Rows
-from .method_group import MethodGroup, requests_of, taps_of
+from .method_group import MethodGroup, taps_of
 from .sampler import logprobs_of
 from .scheduler import Piece
 from .slots import States
@@ -27,7 +27,7 @@ def forward_groups(executor: Executor, groups: list[MethodGroup]) -> None:
             group.out = _resume(executor, rows, group)
     if not fresh:
         return
-    taps = taps_of(requests_of([group for group, _ in fresh]))
+    taps = frozenset(tap for group, _ in fresh for tap in group.taps)
     out, begin = executor.forward(Rows.join([rows for _, rows in fresh]), taps), 0
     for group, _ in fresh:
         group.out = out.part(begin, begin + len(group.requests))

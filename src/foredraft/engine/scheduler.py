@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..runtime import Executor
 from ..types import Budget
 from ..types.drafts import NO_BUDGET
-from .method_group import MethodGroup
+from .method_group import MethodGroup, groups_by_drafter
 from .request import Request
 from .sharing import ReadingPace, Sharing
 from .slots import Kept, SlotPool
@@ -52,6 +52,7 @@ class Scheduler:
         self.pace = None if sharing.growth is None else ReadingPace(sharing.growth)
         self._reads = False  # whether this step reads prompts while others write
         self.planner = sharing.planner
+        self.timed = False  # whether somebody must know what this step's work takes
         self.slots = SlotPool(executor.max_slots, sharing.reuse)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # those with a slot, in the order in which they got it
@@ -174,7 +175,13 @@ class Scheduler:
             if key not in groups:
                 groups[key] = MethodGroup(request.method, [], drafting)
             groups[key].requests.append(request)
-        return list(groups.values())
+        found = list(groups.values())
+        for drafter, members in groups_by_drafter(found):
+            if drafter.rests([s for group in members for s in group.sequences]):
+                for group in members:
+                    group.drafting, group.idle = False, True
+        self.timed = self.planner is not None and self.planner.wants_time(found)
+        return found
 
     def _budget(self, request: Request) -> Budget:
         """The last token of a request needs no draft after it, and no draft fits after the context."""

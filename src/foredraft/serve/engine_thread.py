@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -27,7 +26,7 @@ from ..types import Event, Sequence
 from .admission import Admission
 from .fair_queue import FairQueue
 from .isolation import EngineFailedError, step_alone
-from .job import Job
+from .job import ActiveRequest, Job
 from .metrics import Meter, Metrics
 from .options.canary import Canary
 from .options.methods import ServedMethods
@@ -45,26 +44,6 @@ class State(Enum):
     READY = "ready"
     DRAINING = "draining"
     STOPPED = "stopped"
-
-
-@dataclass(slots=True, eq=False)
-class ActiveRequest:
-    """A request that waits or runs, and where its events go."""
-
-    job: Job
-    index: int
-    request: Request
-    meter: Meter
-    posted: int = 0  # tokens that were handed over
-    queued: bool = False  # whether the engine has it
-
-    def missed(self) -> Event | None:
-        """What the request has written but never handed over, because the step raised before its end."""
-        request, sent = self.request, self.posted
-        if request.sequence.generated == sent and request.finish_reason is None:
-            return None
-        tokens, reasons, scores = request.sequence.output[sent:], request.reasons[sent:], request.logprobs[sent:]
-        return Event(request.id, tokens, reasons, scores or None, request.finish_reason)
 
 
 class Worker:
@@ -85,6 +64,7 @@ class Worker:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._active: dict[int, ActiveRequest] = {}
         self._queue: FairQueue[ActiveRequest] = FairQueue(settings.weights)
+        self._outbox: list[tuple[Job, int, Event]] = []  # written in this round, not handed over yet
         self._lost: list[int] = []  # requests whose drafter has failed within this step
         self._failures = 0  # steps in a row after which nobody went on
         self._step_began: float | None = None  # of the step that is being taken
@@ -241,6 +221,7 @@ class Worker:
             for event in self._step():
                 self._deliver(event)
             self._demote_lost()
+        self._post()
 
     def _start_next(self) -> None:
         """Hand the engine as many requests as have a slot; the others wait here, in fair order."""
@@ -341,7 +322,12 @@ class Worker:
         if event.finish_reason is not None:
             self._leave(active, event.finish_reason)
             self.canary.consider(active.request)
-        active.job.post(active.index, event)
+        self._outbox.append((active.job, active.index, event))
+
+    def _post(self) -> None:
+        """Hand over what was written."""
+        written, self._outbox = self._outbox, []
+        Job.post(written)
 
     def _finish(self, active: ActiveRequest, reason: str) -> None:
         """End a request from outside the engine."""
@@ -350,7 +336,7 @@ class Worker:
         else:
             active.request.finish_reason = reason
         self._leave(active, reason)
-        active.job.post(active.index, Event(active.request.id, [], [], None, reason))
+        self._outbox.append((active.job, active.index, Event(active.request.id, [], [], None, reason)))
 
     def _leave(self, active: ActiveRequest, outcome: str) -> None:
         del self._active[active.request.id]
@@ -373,7 +359,8 @@ class Worker:
                 self._finish(active, "shutdown")
             except Exception:  # the others must be ended all the same
                 log.exception("a request could not be ended")
-                active.job.post(active.index, Event(active.request.id, [], [], None, "shutdown"))
+                self._outbox.append((active.job, active.index, Event(active.request.id, [], [], None, "shutdown")))
+        self._post()
 
     def _on_loss(self, sequence: Sequence, error: Exception) -> None:
         """A drafter has failed for a sequence, within a step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -14,6 +15,7 @@ from ..types import Event, Stats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _FINE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+ADD_SECONDS = 0.2  # between two looks at a request's own figures: a look takes longer than handing over a token
 
 
 class Metrics:
@@ -96,22 +98,24 @@ class Meter:
     def __init__(self, metrics: Metrics, request: Request, arrived: float) -> None:
         self._metrics, self._request, self._arrived = metrics, request, arrived
         self._last: float | None = None
-        self._seen = Stats()
+        self._seen, self._added = Stats(), 0.0  # what was added of the request's own figures, and when
         metrics.prompt_tokens.inc(request.sequence.prompt_length)
 
     def count(self, event: Event) -> None:
         metrics, method, now = self._metrics, self._request.method.name, time.monotonic()
         written = len(event.token_ids)
         metrics.tokens.labels(method).inc(written)
-        for reason in event.reasons:
-            metrics.reasons.labels(method, reason.name.lower()).inc()
+        for reason, count in Counts(event.reasons).items():
+            metrics.reasons.labels(method, reason.name.lower()).inc(count)
         if written and self._last is None:
             metrics.first.observe(now - self._arrived)
         elif written and self._last is not None:
             for _ in event.token_ids:
                 metrics.between.observe((now - self._last) / written)
         self._last = now if written else self._last
-        self._add(method)
+        if now - self._added > ADD_SECONDS:
+            self._added = now
+            self._add(method)
 
     def _add(self, method: str) -> None:
         """Add what the request's own figures have grown by."""
@@ -135,6 +139,7 @@ class Meter:
 
     def close(self, outcome: str) -> float:
         """The request is over; how many seconds it took."""
+        self._add(self._request.method.name)
         seconds = time.monotonic() - self._arrived
         self._metrics.requests.labels(outcome).inc()
         self._metrics.whole.observe(seconds)

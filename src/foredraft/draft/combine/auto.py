@@ -72,11 +72,19 @@ class AutoDrafter(Team):
         for sequence in sequences:
             self._states[sequence.id] = SequenceState(len(sequence.tokens))
 
+    def rests(self, sequences: Seq[Sequence]) -> bool:
+        """In a large batch, as long as lookups do; heads are tried between two rests."""
+        rests = len(sequences) >= SMALL_BATCH and self._lookups.rests(len(sequences))
+        if rests:
+            self._skip(sequences)
+        return rests
+
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         began, self._models, batch = self._clock(), 0.0, len(sequences)
-        rests = self._lookups.rests(batch)
-        if (rests and batch >= SMALL_BATCH) or self._plain_is_faster(sequences, began):
-            return self._skip(sequences)
+        rests = batch < SMALL_BATCH and self._lookups.rests(batch)
+        if self._plain_is_faster(sequences, began):
+            self._skip(sequences)
+            return empty_drafts(batch)
         for sequence in sequences:
             self._learn(sequence)
         free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
@@ -163,21 +171,22 @@ class AutoDrafter(Team):
         if _only_lookups(chosen):
             self._lookups.observe(batch, self._clock() - began, accepted, plain, seconds(sum(counts)))
 
-    def _skip(self, sequences: Seq[Sequence]) -> DraftBatch:
+    def _skip(self, sequences: Seq[Sequence]) -> None:
         """A round without even a lookup."""
         for sequence in sequences:
             state = self._states[sequence.id]
             if state.candidates or state.asked:
                 self._learn(sequence)
+            plain, wrote = self.tallies.setdefault(PLAIN, Tally()), len(sequence.tokens) - state.length
+            plain.rounds, plain.tokens = plain.rounds + bool(wrote), plain.tokens + wrote
             state.length, state.chosen = len(sequence.tokens), None
         self._calls += 1
         self._drafted = self._clock(), tuple(sequence.id for sequence in sequences)
-        return empty_drafts(len(sequences))
 
     def observe(self, round: Round) -> None:
         """Each sequence's nodes were numbered by the arm that drafted them; the others have read none."""
         drafted, self._drafted = self._drafted, None
-        if drafted is not None and drafted[1] == tuple(sequence.id for sequence in round.sequences):
+        if drafted is not None and not round.early and drafted[1] == tuple(sequence.id for sequence in round.sequences):
             batch = len(round.sequences)  # all that drafted were verified together: their pass can be timed
             rows = 1 + sum(round.drafts.lengths()) / batch
             self.costs.observe(rows, mean_length(round.sequences), batch, self._clock() - drafted[0])

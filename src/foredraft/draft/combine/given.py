@@ -68,6 +68,9 @@ class GivenDrafter(WrappedDrafter):
             for kept in (self._constraints, self._expected, self._chains):
                 kept.pop(sequence.id, None)
 
+    def rests(self, sequences: Seq[Sequence]) -> bool:
+        return not self._constraints and not self._expected and super().rests(sequences)
+
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         drafts, self._wrote = self.inner.propose(sequences, rng), None
         found = [self._given(sequence) for sequence in sequences]

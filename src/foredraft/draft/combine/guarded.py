@@ -41,6 +41,13 @@ class GuardedDrafter(WrappedDrafter):
             if sequence.id not in self._lost:
                 self._try([sequence], self.inner.observe_prefill, [sequence], [place], [states])
 
+    def rests(self, sequences: Seq[Sequence]) -> bool:
+        try:
+            return self.inner.rests(sequences)
+        except Exception as error:
+            self._lose(sequences, error)
+            return True
+
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         nothing = empty_drafts(len(sequences))
         if any(sequence.id in self._lost for sequence in sequences):

@@ -7,10 +7,10 @@ reference: tests/engine/test_captured.py holds both against each other. Knows no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import NamedTuple
 
@@ -46,8 +46,9 @@ PATIENCE = 64  # rounds that use a larger graph before one of their own size is 
 
 def verify_captured(
     executor: GraphExecutor, groups: Seq[MethodGroup], sampler: Sampler, ahead: RunAhead | None = None
-) -> None:
-    """Fill in the output, verdict and summary of every group that fits into a captured round.
+) -> Callable[[], None]:
+    """Fill in the output, verdict and summary of every group that fits into a captured round. Returns what begins the
+    next round, which overwrites the output.
 
     Groups share a pass as far as there is room and they are decided alike: a pass reads every weight, however few its
     rows are. ahead: for steps that consist of these groups alone, whose next ones may begin at once.
@@ -66,8 +67,8 @@ def verify_captured(
     if ahead is not None and (len(passes) != 1 or len(passes[0]) != len(groups)):
         ahead.forget()
         ahead = None
-    for members in passes:
-        _take(executor, members, sampler, taken, ahead)
+    begins = [_take(executor, members, sampler, taken, ahead) for members in passes]
+    return begins[0] if begins else _nothing
 
 
 def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
@@ -112,7 +113,7 @@ def _take(
     sampler: Sampler,
     taken: Counter[Hashable],
     ahead: RunAhead | None,
-) -> None:
+) -> Callable[[], None]:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
     Rounds of one step that look alike need a graph each: replaying one would overwrite its answer.
@@ -121,10 +122,12 @@ def _take(
     slots, counts = [s.slot for s in sequences], [n + 1 for part in drafts for n in part.lengths()]
     first = executor.kv_cache.reserve(slots, counts)
     assert not any(first), "a round begins without scratch rows"
-    inner = tuple(sorted({tap for group in groups for tap in group.method.taps if tap != FINAL}))
+    inner = tuple(sorted({tap for group in groups for tap in group.taps if tap != FINAL}))
     sampled = None if is_greedy(groups[0]) else sampled_of(groups[0], executor.vocab_size)
     key = _key(executor, drafts, (inner, sampled or _shared_key(executor, groups[0])))
     made = None if ahead is None else ahead.collect(key, sequences)
+    for group in groups:
+        group.early = made is not None
     if made is None:
         taken[key] += 1
         counted = sampled is not None and sampled.form.penalised
@@ -133,10 +136,15 @@ def _take(
     out, verdict, summary = made
     copy = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, copy)
-    if ahead is not None and not key.width and all(group.method.drafter is None or group.resting for group in groups):
-        held = all([executor.hold(slot, 2) for slot in slots])  # this round's row and the next one's
-        if held:
-            ahead.begin(executor.graphs, key, sequences, copy, executor.max_length)
+    if ahead is None or key.width or not all(g.method.drafter is None or g.resting or g.idle for g in groups):
+        return _nothing
+    if not all([executor.hold(slot, 2) for slot in slots]):  # this round's row and the next one's
+        return _nothing
+    return partial(ahead.begin, executor.graphs, key, sequences, copy, executor.max_length)
+
+
+def _nothing() -> None:
+    """Nobody runs ahead."""
 
 
 class Asked(NamedTuple):

@@ -46,16 +46,19 @@ class GreedyFastPath:
         capturing = self.executor.capturing
         if not alone or capturing is None:
             self._ahead.forget()
+        begin_next = None
         if capturing is not None:
             mine = groups if self.keyed else [group for group in groups if is_greedy(group)]
             ahead = self._ahead if alone and len(mine) == len(groups) else None
-            verify_captured(capturing, mine, self.sampler, ahead)
+            begin_next = verify_captured(capturing, mine, self.sampler, ahead)
         verified = [group for group in groups if group.summary is not None]
         for group in verified:
-            if group.method.drafter is not None:  # while the device is busy
+            if group.method.drafter is not None and not group.resting:  # while the device is busy
                 group.method.drafter.prefetch(group.sequences, group.out, group.verdict)
                 if steady:
                     group.method.drafter.draft_ahead(group.sequences, group.verdict)
+        if begin_next is not None:
+            begin_next()
         return [group for group in groups if group.summary is None]
 
     def verify(self, group: MethodGroup, case: Callable[[MethodGroup], BatchCase]) -> bool:

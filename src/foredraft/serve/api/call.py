@@ -131,10 +131,23 @@ class Call:
         yield LAST_EVENT
 
     async def _pieces(self) -> AsyncIterator[Piece]:
-        async for index, written in self.job.events():
-            if written.finish_reason not in (None, "stop", "length"):
-                raise failure(self._requests[index], written.finish_reason, self._service.limits.seconds)
-            yield self._assemblers[index].push(written)
+        """Of each choice what has come since the last look, as one piece: whoever reads slowly reads fewer of them."""
+        async for written in self.job.events():
+            pieces: dict[int, Piece] = {}
+            failed: ApiError | None = None
+            for index, each in written:
+                if each.finish_reason not in (None, "stop", "length"):
+                    failed = failure(self._requests[index], each.finish_reason, self._service.limits.seconds)
+                    break
+                new = self._assemblers[index].push(each)
+                if index in pieces:
+                    pieces[index].add(new)
+                else:
+                    pieces[index] = new
+            for piece in pieces.values():
+                yield piece
+            if failed is not None:
+                raise failed
 
     def _usage(self) -> dict[str, Any]:
         prompts = len(self._requests) // (self._body.n or 1)
