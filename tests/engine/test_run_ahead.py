@@ -10,18 +10,21 @@ import pytest
 import torch
 
 from foredraft.control.cost import CostModel
+from foredraft.core.rng.keyed import Rng
 from foredraft.core.shapes.base import Chain
 from foredraft.core.verify import RULES, default_rule
+from foredraft.draft.base import Drafter, WrappedDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import BudgetPlanner, Engine, Method, Request, Sharing
 from foredraft.models import shallow
+from foredraft.types import DraftBatch
 from foredraft.types import Sequence as Text
 from tests.train import toys
 
 from .guesses import comings_and_goings, watch
 from .runs import finish, request
-from .test_captured import PROMPTS, Make, counts, eager, taped
+from .test_captured import PROMPTS, Make, counts, drafter, eager, taped
 
 PLAIN = Method("plain", RULES["sample-and-match"])
 
@@ -99,3 +102,36 @@ def test_rounds_in_which_drafters_rest_run_ahead(seen: Counter[str]) -> None:
     costs = CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),)))
     assert run(taped, idle, BudgetPlanner(costs)) == run(eager, PLAIN, None)
     assert seen["plain taken"] > 45 and not seen["plain dropped"]
+
+
+class Dozing(WrappedDrafter):
+    """Rests in five rounds of eight, and notes what is drafted in the others."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.rounds, self.drafted = 0, list[list[list[int]]]()
+
+    def rests(self, sequences: Sequence[Text]) -> bool:
+        self.rounds += 1
+        return self.rounds % 8 > 2
+
+    def propose(self, sequences: Sequence[Text], rng: Rng) -> DraftBatch:
+        drafts = super().propose(sequences, rng)
+        self.drafted.append(drafts.token.tolist())
+        return drafts
+
+
+def test_a_head_has_the_states_of_rounds_that_were_run_ahead(seen: Counter[str]) -> None:
+    """The next round overwrites them, and begins before the head is shown them: its drafts would be others."""
+
+    def run(make: Make) -> tuple[list[list[int]], Dozing]:
+        torch.manual_seed(5)
+        decoder = toys.target(layers=3)
+        made = Dozing(drafter(decoder, "eagle3", Chain(4), make))
+        method = Method("eagle3", default_rule(made.kinds, made.topology), made)
+        requests = [request(PROMPTS[i], method, i, max_new_tokens=60) for i in range(2)]
+        return finish(Engine(make(decoder)), *requests), made
+
+    (expected, before), (found, after) = run(eager), run(taped)
+    assert found == expected and after.drafted == before.drafted and len(after.drafted) > 15
+    assert seen["plain taken"] > 15

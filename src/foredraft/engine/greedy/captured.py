@@ -124,7 +124,8 @@ def _take(
     assert not any(first), "a round begins without scratch rows"
     inner = tuple(sorted({tap for group in groups for tap in group.taps if tap != FINAL}))
     sampled = None if is_greedy(groups[0]) else sampled_of(groups[0], executor.vocab_size)
-    key = _key(executor, drafts, (inner, sampled or _shared_key(executor, groups[0])))
+    runs_on = ahead is not None and all(g.method.drafter is None or g.resting or g.idle for g in groups)
+    key = _key(executor, drafts, (inner, sampled or _shared_key(executor, groups[0])), narrow=runs_on)
     made = None if ahead is None else ahead.collect(key, sequences)
     for group in groups:
         group.early = made is not None
@@ -136,7 +137,7 @@ def _take(
     out, verdict, summary = made
     copy = AsyncCopy.post(summary)
     _hand_out(groups, out, verdict, copy)
-    if ahead is None or key.width or not all(g.method.drafter is None or g.resting or g.idle for g in groups):
+    if ahead is None or key.width or not runs_on:
         return _nothing
     if not all([executor.hold(slot, 2) for slot in slots]):  # this round's row and the next one's
         return _nothing
@@ -192,10 +193,11 @@ class Key(NamedTuple):
     time: int = 1  # in one step
 
 
-def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable) -> Key:
+def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable, narrow: bool = False) -> Key:
     """The smallest size that holds these drafts, or, while that is seldom wanted, a larger one that is captured.
 
-    Padding costs a little in each round, a capture as much as many rounds.
+    Padding costs a little in each round, a capture as much as many rounds. narrow: not one with more drafts, which
+    nobody could run ahead of.
     """
     batch, rows = sum(part.batch for part in drafts), max(part.width for part in drafts) + 1
     deepest, tree = max(part.levels for part in drafts), any(part.branching > 1 for part in drafts)
@@ -209,7 +211,8 @@ def _key(executor: GraphExecutor, drafts: Seq[DraftBatch], asked: Hashable) -> K
     if executor.graphs.holds(tight):
         return tight
     most = min(MOST_ROWS, max(FLAT, 2 * batch * rows))
-    larger = ((b, r) for b in BATCHES if b >= batch for r in WIDTHS if r >= rows and b * r <= most)
+    widths = [width] if narrow else [r for r in WIDTHS if r >= rows]
+    larger = ((b, r) for b in BATCHES if b >= batch for r in widths if b * r <= most)
     held = (size for size in sorted(larger, key=prod) if executor.graphs.holds(sized(*size)))
     found = next(held, None)
     return tight if found is None or executor.graphs.count_miss(tight) > PATIENCE else sized(*found)
