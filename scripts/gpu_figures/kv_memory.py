@@ -7,18 +7,21 @@ import time
 from statistics import median
 
 from gpu_figures.kit import PLAIN, Bench, passes, release
+from gpu_figures.parts import eagle
 
-from foredraft.engine import Engine, Request, Sharing
+from foredraft.core.shapes.base import Chain
+from foredraft.core.verify import RULES
+from foredraft.engine import Engine, Method, Request, Sharing
 from foredraft.engine.sharing import BESIDE
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.runtime.cuda.paged_cache import KVOptions
-from foredraft.types import SamplingParams, Sequence
+from foredraft.types import Kind, SamplingParams, Sequence
 
 
-def _request(number: int, prompt: int, new: int) -> Request:
+def _request(number: int, prompt: int, new: int, method: Method = PLAIN) -> Request:
     tokens = [5 + (7 * i + number) % 50 for i in range(prompt)]
     params = SamplingParams(max_new_tokens=new, ignore_eos=True)
-    return Request(Sequence(number, tokens, prompt, params, number), PLAIN, frozenset())
+    return Request(Sequence(number, tokens, prompt, params, number), method, frozenset())
 
 
 def kv_memory(bench: Bench) -> None:
@@ -89,6 +92,25 @@ def beside(bench: Bench) -> None:
         bench.add(f"the prompt is read ({label}, {long.read} of {size - 1})", taken, "s")
         for each in (*made, long):
             engine.cancel(each)
+
+
+def first_rounds(bench: Bench) -> None:
+    """The first two steps of answers after prompts of many lengths, plain and with an EAGLE-3 head that reads them."""
+    decoder = bench.decoder("llama-8b")
+    executor = bench.executor(decoder)
+    drafter = eagle(bench, decoder, Chain(4, kind=Kind.CHOSEN))
+    methods = {"plain": PLAIN, "eagle3": Method("eagle3", RULES["sample-and-match"], drafter)}
+    lengths = (9, 14) if bench.toy else (37, 61, 90, 129, 200, 300, 301, 450, 37, 300)
+    for name, method in methods.items():
+        engine, found = Engine(executor), []
+        for number, length in enumerate(lengths):
+            engine.add(request := _request(number, length, 40, method))
+            before = executor.captures
+            took = [round(1e3 * _step(bench, engine), 1) for _ in range(2)]
+            found.append((length, *took, executor.captures - before))
+            engine.cancel(request)
+        bench.notes[f"first and second step by prompt, ms and captures, {name}"] = found
+        bench.add(f"first step after a prompt of {lengths[-1]}, read before, {name}", found[-1][1], "ms")
 
 
 def _step(bench: Bench, engine: Engine) -> float:

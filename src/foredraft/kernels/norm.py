@@ -34,7 +34,9 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 
 
 def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """In the weight's precision where that is the higher one: torch has one kernel for it then, else many."""
+    wide = x.float() if weight.dtype == torch.float32 else x
+    return F.rms_norm(wide, weight.shape, weight, eps)
 
 
 def add_norm_reference(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

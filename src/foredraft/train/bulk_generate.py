@@ -93,7 +93,7 @@ def write(
         token = _choose(decoder.logits(features), heat[who], floor[who], generator)
         written[who, i] = token
         over = torch.isin(token, stops)
-        lengths[who[over & (lengths[who] == max_new)]] = i + 1
+        lengths[who] = torch.where(over & (lengths[who] == max_new), i + 1, lengths[who])
         tell(len(who))
         alive = lengths[who] == max_new
         if i + 1 == max_new or (i % 16 == 15 and not bool(alive.any())):

@@ -63,8 +63,9 @@ class TeacherOutputs:
         return begin[:, None] + torch.arange(width, device=self.ids.device)
 
     def logits(self, slots: Tensor, ahead: int) -> Tensor:
-        """[N, Vd] target logits about token t + ahead at packed slots."""
-        features = self.states[FINAL].flatten(0, 1)[slots + (ahead - 1)]  # counted slots never leave their row
+        """[N, Vd] target logits about token t + ahead at packed slots; anything for slots that do not count."""
+        states = self.states[FINAL].flatten(0, 1)
+        features = states[(slots + (ahead - 1)).clamp(max=len(states) - 1)]  # counted slots never leave their row
         return features @ self.rows.T
 
     def labels(self, slots: Tensor, ahead: int) -> Tensor:

@@ -90,15 +90,15 @@ class Forerunner:
         reach = torch.ones(len(blocks.rows), device=blocks.rows.device)
         expected = torch.zeros_like(reach)
         for level, (state, pointers) in enumerate(true_paths(head, outputs, blocks, settings.length)):
+            # Slots that do not count have no weight. To leave them out would wait for the device at every level.
             counts = outputs.counts(2 + level).gather(1, blocks.anchors).flatten()
-            where = counts.nonzero()[:, 0]
-            logits = level_logits(head, outputs, state[where], pointers and pointers[where], level)
-            loss, chance = kl_and_acceptance(logits, outputs.logits(packed(outputs, blocks.anchors)[where], 2 + level))
-            weight = 1 - share + share * reach.detach()[where]
+            logits = level_logits(head, outputs, state, pointers, level)
+            loss, chance = kl_and_acceptance(logits, outputs.logits(packed(outputs, blocks.anchors), 2 + level))
+            weight = counts * (1 - share + share * reach.detach())
             factor = settings.decay**level
             total = total + factor * (loss * weight).sum() / weight.sum().clamp(min=1e-3)
             weights += factor
-            reach = reach * torch.zeros_like(reach).index_put((where,), chance)
+            reach = reach * counts * chance
             expected = expected + reach
         missing = 1 - expected.sum() / (
             settings.length * outputs.counts(2).gather(1, blocks.anchors).sum().clamp(min=1)

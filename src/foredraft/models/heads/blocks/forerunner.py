@@ -42,9 +42,6 @@ class Pointers:
     score: Tensor  # [N, M] float32
     token: Tensor  # [N, M, k] int64 target ids that follow each place; -1 where the text ends
 
-    def __getitem__(self, which: Tensor) -> Pointers:
-        return Pointers(self.score[which], self.token[which])
-
 
 class ForerunnerHead(nn.Module):
     """Backbone, correction and pointers; each of `context`, `correction` and `copy` may be left out (`spec.extra`)."""
