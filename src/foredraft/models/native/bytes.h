@@ -9,7 +9,7 @@
 #include "tile.h"
 #include "words.h"
 
-constexpr int BYTE_ROWS = 4;   // fewer rows go by words
+constexpr int BYTE_ROWS = 9;   // fewer rows go by words, which are quicker up to eight (docs/notes/any-cpu.md)
 constexpr int BYTE_LINES = 8;  // fours of a k-block
 constexpr int CHUNK = 16;      // k-blocks whose codes are kept spread out, for all rows: as many as stay in the nearest cache
 constexpr int BEHIND = 2;      // groups of k between a product and the use of its sums: it takes long, others go on meanwhile

@@ -36,7 +36,8 @@ _AMX = _BF16 | {"amx_tile", "amx_bf16"}
 _TILES = (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 
 X86 = (  # the best first
-    # 16-bit integers by tiles of bytes (bytes.h): by name alone, for it has never run on such a processor.
+    # 16-bit integers by tiles of bytes (bytes.h): by name alone. It is quicker than the next one for few rows and for
+    # GGUF's K formats, slower for 16 rows and more of the others (docs/notes/any-cpu.md).
     Level("amx-int8", _AMX | {"amx_int8"}, (*_TILES, "-mamx-int8"), rounds=True, automatic=False),
     Level("amx", _AMX, _TILES, True, True),
     # No level of bf16 products without tiles: on a processor that has both, 16-bit integers took a half (one row) to a
