@@ -73,8 +73,12 @@ class AutoDrafter(Team):
             self._states[sequence.id] = SequenceState(len(sequence.tokens))
 
     def rests(self, sequences: Seq[Sequence]) -> bool:
-        """In a large batch, as long as lookups do; heads are tried between two rests."""
-        rests = len(sequences) >= SMALL_BATCH and self._lookups.rests(len(sequences))
+        """In a large batch as long as lookups do, with trials of heads between two rests; alone where plain decoding is
+        faster by the clock."""
+        if (batch := len(sequences)) >= SMALL_BATCH:
+            rests = self._lookups.rests(batch)
+        else:
+            rests = self._plain_is_faster(sequences, self._clock())
         if rests:
             self._skip(sequences)
         return rests
@@ -82,9 +86,6 @@ class AutoDrafter(Team):
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         began, self._models, batch = self._clock(), 0.0, len(sequences)
         rests = batch < SMALL_BATCH and self._lookups.rests(batch)
-        if self._plain_is_faster(sequences, began):
-            self._skip(sequences)
-            return empty_drafts(batch)
         for sequence in sequences:
             self._learn(sequence)
         free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]

@@ -38,8 +38,11 @@ async def _hang_up(receive: Receive) -> None:
         pass
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: it is called for every token
+
+
 def event(document: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"data: {_encode(document)}\n\n".encode()
 
 
 LAST_EVENT = b"data: [DONE]\n\n"
