@@ -83,7 +83,8 @@ def test_steps_are_timed_where_drafts_are_shared_out_else_now_and_then() -> None
     for group in (own, *rest):
         group.requests.append(request([0, 1], group.method, max_new_tokens=4))
     assert all(planner.wants_time([own, *rest]) for _ in range(5))
-    assert [planner.wants_time(rest) for _ in range(2 * TIME_EVERY)].count(True) == 2
+    seen = [(planner.due, planner.wants_time(rest)) for _ in range(2 * TIME_EVERY)]
+    assert seen.count((True, True)) == 2 and seen.count((False, False)) == len(seen) - 2
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------

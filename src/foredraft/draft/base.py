@@ -94,8 +94,8 @@ class Drafter(Protocol):
         return
 
     def rests(self, sequences: Seq[Sequence]) -> bool:
-        """Whether it drafts nothing this round and most likely nothing in the next; asked instead of `propose`. The
-        device may then begin the next round before the host knows the last one's end."""
+        """Whether it drafts nothing this round and most likely nothing in the next. Asked before `propose`, which is
+        left out then; the device may begin the next round before the host knows this one's end."""
         return False
 
     @abstractmethod

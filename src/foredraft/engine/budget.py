@@ -199,6 +199,11 @@ class BudgetPlanner:
         self._untimed = 0 if shared else (self._untimed + 1) % TIME_EVERY
         return self._untimed == 0
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step is timed in any case: to begin it early would be in vain."""
+        return self._untimed == TIME_EVERY - 1
+
     # --- after drafting -----------------------------------------------------------------------------------------------
 
     def select(self, groups: Seq[MethodGroup]) -> None:

@@ -156,7 +156,7 @@ class Engine:
     def _is_steady(self, writing: int) -> bool:
         """Whether the next step will most likely be like this one, and nobody times what the device does."""
         scheduler = self.scheduler
-        return not scheduler.timed and not scheduler.waiting and len(scheduler.running) == writing
+        return scheduler.untimed and not scheduler.waiting and len(scheduler.running) == writing
 
     def verify(self, groups: list[MethodGroup]) -> None:
         """Each group's rule. `fast_path` gives the same verdicts at temperature 0, without distributions."""

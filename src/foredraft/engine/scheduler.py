@@ -61,6 +61,11 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
+    @property
+    def untimed(self) -> bool:
+        """Whether nobody times this step's work or, as far as is known, the next one's."""
+        return not self.timed and (self.planner is None or not self.planner.due)
+
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
