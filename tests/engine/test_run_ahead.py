@@ -90,13 +90,15 @@ class Idle(PromptLookup):
         return rests
 
 
-def test_rounds_in_which_drafters_rest_run_ahead(seen: Counter[str]) -> None:
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_rounds_in_which_drafters_rest_run_ahead(heat: float, seen: Counter[str]) -> None:
     """Also where drafts are shared out: a step is timed now and then only, and the device is waited for in those."""
 
     def run(make: Make, method: Method, planner: BudgetPlanner | None) -> list[list[int]]:
         torch.manual_seed(5)
         engine = Engine(make(toys.target()), sharing=Sharing(planner=planner))
-        return finish(engine, *(request(PROMPTS[i], method, i, max_new_tokens=60) for i in range(2)))
+        asked = (request(PROMPTS[i], method, i, max_new_tokens=60, temperature=heat) for i in range(2))
+        return finish(engine, *asked)
 
     idle = Method("idle", RULES["sample-and-match"], Idle(4))
     costs = CostModel((1, 4), (64,), (1, 4), (((1.0, 2.0),), ((1.0, 2.0),)))
@@ -121,7 +123,8 @@ class Dozing(WrappedDrafter):
         return drafts
 
 
-def test_a_head_has_the_states_of_rounds_that_were_run_ahead(seen: Counter[str]) -> None:
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_a_head_has_the_states_of_rounds_that_were_run_ahead(heat: float, seen: Counter[str]) -> None:
     """The next round overwrites them, and begins before the head is shown them: its drafts would be others."""
 
     def run(make: Make) -> tuple[list[list[int]], Dozing]:
@@ -129,8 +132,8 @@ def test_a_head_has_the_states_of_rounds_that_were_run_ahead(seen: Counter[str])
         decoder = toys.target(layers=3)
         made = Dozing(drafter(decoder, "eagle3", Chain(4), make))
         method = Method("eagle3", default_rule(made.kinds, made.topology), made)
-        requests = [request(PROMPTS[i], method, i, max_new_tokens=60) for i in range(2)]
-        return finish(Engine(make(decoder)), *requests), made
+        asked = (request(PROMPTS[i], method, i, max_new_tokens=60, temperature=heat) for i in range(2))
+        return finish(Engine(make(decoder)), *asked), made
 
     (expected, before), (found, after) = run(eager), run(taped)
     assert found == expected and after.drafted == before.drafted and len(after.drafted) > 15
