@@ -121,18 +121,20 @@ def hard_rows(rows: int, depth: int) -> Tensor:
 @pytest.mark.parametrize("depth", [256, 1280])  # the second is more than is spread out at a time
 @pytest.mark.parametrize("columns", [16, 80])
 @pytest.mark.parametrize("kind", SCALES)
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx-int8")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx")])
 def test_tiles_of_bytes_yield_the_bits_of_words(name: str, kind: str, columns: int, depth: int) -> None:
     """16-bit integers as two bytes each, by tile registers: sums are those of a level that has none, bit by bit."""
     depth += 0 if kind.endswith(("K", "XS")) else 32  # without super-blocks: an odd number of k-blocks
     tiles = tiles_of(kind, stored(kind, columns, depth)[0], True)
+    if name == "amx" and tiles.format == GRID8:
+        pytest.skip("by tiles of bf16 there")
     for rows in (*range(1, 18), 31, 33, 64):
         x = hard_rows(rows, depth)
         got, true = (library(which).linear(x, tiles.struct, None, True) for which in (name, "avx512vnni"))
         assert torch.equal(got, true), rows
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx-int8")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx")])
 def test_tiles_of_bytes_and_of_bf16_take_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts whose products shape the registers differently, by any threads; an odd number of k-blocks, too."""
     code = use(name, monkeypatch)

@@ -32,21 +32,22 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _VNNI = _AVX512 | {"avx512_vnni"}
 _BF16 = _VNNI | {"avx512_bf16"}
 _V4 = ("-march=x86-64-v4", "-mavx512vnni")
-_AMX = _BF16 | {"amx_tile", "amx_bf16"}
-_TILES = (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
+_TILES = (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_BY_WORDS = "-DGRIDS_BY_WORDS"  # weights on a grid of 8 bits too, with no rounding to bf16
 
 X86 = (  # the best first
-    # 16-bit integers by tiles of bytes (bytes.h): by name alone. It is quicker than the next one for few rows and for
-    # GGUF's K formats, slower for 16 rows and more of the others (docs/notes/any-cpu.md).
-    Level("amx-int8", _AMX | {"amx_int8"}, (*_TILES, "-mamx-int8"), rounds=True, automatic=False),
+    # Tiles of bf16 for weights on a grid and in bf16, tiles of bytes (bytes.h) for GGUF's K formats. The second level
+    # has bytes for grids of 8 bits too: quicker for up to eight rows, slower for 16 and more (docs/notes/any-cpu.md).
     Level("amx", _AMX, _TILES, True, True),
+    Level("amx-int8", _AMX, (*_TILES, _BY_WORDS), rounds=True, automatic=False),
     # No level of bf16 products without tiles: on a processor that has both, 16-bit integers took a half (one row) to a
     # quarter (eight) of their time.
     Level("avx512vnni", _VNNI, _V4, rounds=True),
     Level("avx512", _AVX512, _V4[:1]),
     Level("avx2", _AVX2, ("-march=x86-64-v3",)),
     Level(
-        "amx-int8-emulated", _VNNI, (*_V4, "-DEMULATED_TILES"), rounds=True, automatic=False
+        "amx-int8-emulated", _VNNI, (*_V4, "-DEMULATED_TILES", _BY_WORDS), rounds=True, automatic=False
     ),  # slow; for tests alone
 )
 ARM = (Level("neon", frozenset(), ()),)

@@ -110,7 +110,12 @@ template <int R, int N> void add(const bf16* a, long lda, int rows, const bf16* 
 constexpr int UNIT = 4;  // blocks of columns that are best taken together
 
 // The rest by words or bytes: nothing is unpacked to bf16 for them.
-inline bool by_tiles(int format) { return format < NIBBLES && !(BYTE_TILES && format == GRID8); }
+#if defined(GRIDS_BY_WORDS)
+constexpr int LEAST_WORDS = GRID8;
+#else
+constexpr int LEAST_WORDS = NIBBLES;
+#endif
+inline bool by_tiles(int format) { return format < NIBBLES && format != LEAST_WORDS; }
 inline bool by_bytes(int rows) { return BYTE_TILES && rows >= BYTE_ROWS; }
 
 // Bring rows to the form that products with `w` want; done once, before products with any of its columns.
