@@ -53,3 +53,25 @@ def comings_and_goings(
     kept = goes.sequence.output[: tokens // 8]
     later = finish(engine, request([*prompts[2], *kept], method, 3, max_new_tokens=tokens))[0]
     return [alone, ends.sequence.output, kept, stays.sequence.output, later]
+
+
+def more_than_fit(
+    engine: Engine, method: Method, prompts: Sequence[Sequence[int]], heat: float
+) -> tuple[list[list[int]], list[int]]:
+    """Texts of two more requests than there are slots, and the steps in which each began to write: they end at stop
+    tokens or by length, two are cancelled, and the last two come when others end."""
+    count = engine.executor.max_slots + 2
+    asked = [
+        request(prompts[i % len(prompts)], method, i, frozenset({40 + i}), max_new_tokens=25 + 6 * i, temperature=heat)
+        for i in range(count)
+    ]
+    for each in asked:
+        engine.add(each)
+    begun, step = [0] * count, 0
+    while not engine.scheduler.idle:
+        engine.step()
+        step += 1
+        if step in (20, 26):
+            engine.cancel(asked[step // 4])
+        begun = [at or step * bool(r.sequence.generated) for at, r in zip(begun, asked, strict=True)]
+    return [each.sequence.output for each in asked], begun

@@ -18,11 +18,14 @@ from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import BudgetPlanner, Engine, Method, Request, Sharing
 from foredraft.models import shallow
+from foredraft.runtime import TorchExecutor
+from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.types import DraftBatch
 from foredraft.types import Sequence as Text
+from tests.runtime.tape import TapeGraphs
 from tests.train import toys
 
-from .guesses import comings_and_goings, watch
+from .guesses import comings_and_goings, more_than_fit, watch
 from .runs import finish, request
 from .test_captured import PROMPTS, Make, counts, drafter, eager, taped
 
@@ -71,13 +74,36 @@ def test_who_ends_or_comes_leaves_no_trace(drafts: bool, seen: Counter[str]) -> 
     assert seen[f"{kind} taken"] > 20 and seen[f"{kind} dropped"] >= 2
 
 
-def test_nobody_runs_ahead_of_requests_that_wait(seen: Counter[str]) -> None:
-    engine, _ = engine_of(taped)
-    for i in range(4):  # of which three fit
-        engine.add(request(PROMPTS[i], PLAIN, i, max_new_tokens=30))
-    for _ in range(20):
-        engine.step()
-    assert not seen
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_a_round_that_was_begun_serves_those_who_go_on(heat: float, seen: Counter[str]) -> None:
+    def run(kind: type[TorchExecutor]) -> tuple[list[list[int]], list[int]]:
+        torch.manual_seed(5)
+        executor = kind(toys.target(), 7, 128)
+        if isinstance(executor, GraphExecutor):
+            executor.graphs = TapeGraphs(executor.device)
+        return more_than_fit(Engine(executor), PLAIN, PROMPTS, heat)
+
+    (expected, before), (found, after) = run(TorchExecutor), run(GraphExecutor)
+    assert found == expected
+    assert max(late - soon for late, soon in zip(after, before, strict=True)) <= 2, "nobody waits for long"
+    assert seen["plain taken"] > 50 and seen["plain dropped"] < 3
+
+
+def test_who_has_ended_has_no_row_in_rounds_to_come() -> None:
+    """Else its row would go on, beyond the end of its slot."""
+
+    def run(make: Make) -> list[list[int]]:
+        engine, _ = engine_of(make)
+        asked = [request([1 + i % 9 for i in range(100)], PLAIN, 0, max_new_tokens=20)]
+        asked.append(request([1, 2, 3], PLAIN, 1, max_new_tokens=120))
+        texts = finish(engine, *asked)
+        if isinstance(engine.executor, GraphExecutor):
+            graphs = engine.executor.graphs
+            tables = [graphs.inputs(key)[0] for key in graphs._graphs if isinstance(key, tuple) and key[0] == "round"]
+            assert max(int(table[1].max()) for table in tables) <= engine.executor.max_length
+        return texts
+
+    assert run(taped) == run(eager)
 
 
 class Idle(PromptLookup):

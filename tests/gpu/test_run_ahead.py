@@ -12,7 +12,7 @@ from foredraft.engine import Engine, Method, Sharing
 from foredraft.models import shallow
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
-from tests.engine.guesses import comings_and_goings, watch
+from tests.engine.guesses import comings_and_goings, more_than_fit, watch
 
 from .test_graphs import decoder
 
@@ -35,3 +35,14 @@ def test_texts_are_those_of_the_steps(drafts: bool, reuse: bool, monkeypatch: py
         texts[make] = comings_and_goings(engine, method, PROMPTS, 160)
     assert texts[GraphExecutor] == texts[TorchExecutor]
     assert seen["draft taken" if drafts else "plain taken"] > 30
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_many_of_whom_somebody_ends_at_every_few_steps(heat: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    seen, texts = watch(monkeypatch), {}
+    for make in (TorchExecutor, GraphExecutor):
+        engine = Engine(make(decoder(), 20, 400))
+        texts[make] = more_than_fit(engine, Method("plain", RULES["sample-and-match"]), PROMPTS, heat)[0]
+    assert texts[GraphExecutor] == texts[TorchExecutor]
+    assert seen["plain taken"] > 80 and seen["plain dropped"] < 8

@@ -66,6 +66,7 @@ class Engine:
         self.read(self.scheduler.next_pieces())  # prompts, a piece at a time
         self.put_back(self.scheduler.find_memory(self.windowed.flying))  # whoever gets none waits again
         groups = self.scheduler.next_groups()  # sequences by method, and a draft budget for each
+        groups = self.fast_path.without_newcomers(groups)  # a round may be under way already
         self.clock.waits = self.scheduler.timed
         windows, groups = self.windowed.take(groups)  # drafters that work ahead have a loop of their own
         self.windowed.step(windows, alone=not groups)
@@ -156,7 +157,7 @@ class Engine:
     def _is_steady(self, writing: int) -> bool:
         """Whether the next step will most likely be like this one, and nobody times what the device does."""
         scheduler = self.scheduler
-        return scheduler.untimed and not scheduler.waiting and len(scheduler.running) == writing
+        return scheduler.untimed and len(scheduler.running) == writing
 
     def verify(self, groups: list[MethodGroup]) -> None:
         """Each group's rule. `fast_path` gives the same verdicts at temperature 0, without distributions."""

@@ -35,6 +35,8 @@ class Request:
     states: list[States] = field(default_factory=list)  # what the drafter was shown of them, piece by piece
     trace: bool = False  # whether its events tell how each step went
     constraint: Constraint | None = field(init=False, default=None)  # the grammar of the params, at work
+    penalised: bool = field(init=False)
+    greedy: bool = field(init=False)  # temperature 0, and nothing changes the target's top token; asked in every step
 
     def __post_init__(self) -> None:
         rule, prompt = self.method.rule, self.sequence.tokens[: self.sequence.prompt_length]
@@ -42,6 +44,11 @@ class Request:
             self.method, self.stats.strange = self.method.beyond, 1
         if self.sequence.params.grammar is not None:
             self.constraint = self.sequence.params.grammar.start()
+        params = self.sequence.params
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self.penalised = penalties != (1.0, 0.0, 0.0)
+        free = not self.penalised and not params.logit_bias and self.constraint is None
+        self.greedy = params.temperature == 0 and free
 
     @property
     def id(self) -> int:

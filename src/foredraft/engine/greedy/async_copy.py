@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ class AsyncCopy:
 
     content: Tensor
     arrived: torch.cuda.Event | None = None
+    rows: Sequence[int] | None = None  # those that are read; None = all
 
     @classmethod
     def post(cls, content: Tensor) -> AsyncCopy:
@@ -31,7 +33,8 @@ class AsyncCopy:
         if self.arrived is not None:
             self.arrived.synchronize()
         lines: list[list[int]] = self.content.tolist()
-        return lines
+        return lines if self.rows is None else [lines[row] for row in self.rows]
 
-    def part(self, begin: int, end: int) -> AsyncCopy:
-        return AsyncCopy(self.content[begin:end], self.arrived)
+    def part(self, rows: Sequence[int]) -> AsyncCopy:
+        """Some of its rows."""
+        return replace(self, rows=rows)

@@ -34,7 +34,7 @@ from ..sampler import Sampler
 from .async_copy import AsyncCopy
 from .device import NO_CHANCES, Chances, Decision, decide
 from .eligible import is_greedy
-from .run_ahead import RunAhead
+from .run_ahead import Collected, Expected, Guess, RunAhead
 from .sampled import Sampled, can_capture_sampled, decide_sampled, sampled_of, shared_key
 
 MOST = 256  # sequences of a captured round; more of them hide their launches
@@ -45,13 +45,13 @@ PATIENCE = 64  # rounds that use a larger graph before one of their own size is 
 
 
 def verify_captured(
-    executor: GraphExecutor, groups: Seq[MethodGroup], sampler: Sampler, ahead: RunAhead | None = None
+    executor: GraphExecutor, groups: Seq[MethodGroup], sampler: Sampler, ahead: RunAhead
 ) -> Callable[[], None]:
     """Fill in the output, verdict and summary of every group that fits into a captured round. Returns what begins the
-    next round, which overwrites the output.
+    next round, if nobody drafts in it; that overwrites the output.
 
     Groups share a pass as far as there is room and they are decided alike: a pass reads every weight, however few its
-    rows are. ahead: for steps that consist of these groups alone, whose next ones may begin at once.
+    rows are.
     """
     passes: list[list[MethodGroup]] = []
     for group in groups:
@@ -64,11 +64,12 @@ def verify_captured(
             else:
                 shared.append(group)
     taken: Counter[Hashable] = Counter()
-    if ahead is not None and (len(passes) != 1 or len(passes[0]) != len(groups)):
-        ahead.forget()
-        ahead = None
-    begins = [_take(executor, members, sampler, taken, ahead) for members in passes]
-    return begins[0] if begins else _nothing
+    if len(passes) == 1 and len(passes[0]) == len(groups):
+        return _take(executor, groups, sampler, taken, ahead)
+    ahead.forget()
+    for members in passes:
+        _take(executor, members, sampler, taken)
+    return _nothing
 
 
 def can_capture(executor: GraphExecutor, group: MethodGroup) -> bool:
@@ -112,7 +113,7 @@ def _take(
     groups: Seq[MethodGroup],
     sampler: Sampler,
     taken: Counter[Hashable],
-    ahead: RunAhead | None,
+    ahead: RunAhead | None = None,
 ) -> Callable[[], None]:
     """The accepted paths lie at the front of their scratch rows afterwards.
 
@@ -126,22 +127,42 @@ def _take(
     sampled = None if is_greedy(groups[0]) else sampled_of(groups[0], executor.vocab_size)
     runs_on = ahead is not None and all(g.method.drafter is None or g.resting or g.idle for g in groups)
     key = _key(executor, drafts, (inner, sampled or _shared_key(executor, groups[0])), narrow=runs_on)
-    made = None if ahead is None else ahead.collect(key, sequences)
+    early = None if ahead is None else ahead.collect(key, sequences)
     for group in groups:
-        group.early = made is not None
-    if made is None:
+        group.early = early is not None
+    if early is None:
         taken[key] += 1
         counted = sampled is not None and sampled.form.penalised
         asked = Asked(inner, groups[0].method.rule, sampled, sampler.counts.update(sequences) if counted else None)
-        made = _run(executor, groups, key._replace(time=taken[key]), asked, (slots, counts))
-    out, verdict, summary = made
-    copy = AsyncCopy.post(summary)
-    _hand_out(groups, out, verdict, copy)
+        every = list(range(len(sequences)))
+        early = Collected(_run(executor, groups, key._replace(time=taken[key]), asked, (slots, counts)), every, every)
+    copy = AsyncCopy.post(early.answer[2])
+    _hand_out(groups, early, copy)
     if ahead is None or key.width or not runs_on:
         return _nothing
-    if not all([executor.hold(slot, 2) for slot in slots]):  # this round's row and the next one's
-        return _nothing
-    return partial(ahead.begin, executor.graphs, key, sequences, copy, executor.max_length)
+    return partial(_begin_next, executor, ahead, key, sequences, early, copy)
+
+
+def _begin_next(
+    executor: GraphExecutor, ahead: RunAhead, key: Key, sequences: Seq[Sequence], last: Collected, copy: AsyncCopy
+) -> None:
+    """Replay a plain round for all that go on, as far as is known."""
+    going = [
+        (s, row)
+        for s, row in zip(sequences, last.rows, strict=True)
+        if s.room > 1 and len(s.tokens) + 1 < executor.max_length
+    ]
+    if not going or not executor.graphs.holds(key):
+        return
+    if not all([executor.hold(s.slot, 2) for s, _ in going]):  # this round's row and the next one's
+        return
+    who = {s.id: Expected(row, len(s.tokens) + 1) for s, row in going}
+    gone = set(last.every).difference(row for _, row in going)
+    if gone:  # as what fills a batch up: a slot that is free may be somebody else's by then
+        table, columns = executor.graphs.inputs(key)[0], _index(list(gone), executor.device)
+        table.index_fill_(1, columns, 0)
+        table[0].index_fill_(0, columns, NOWHERE)
+    ahead.guess = Guess(key, who, copy, executor.graphs.replay(key))
 
 
 def _nothing() -> None:
@@ -239,18 +260,30 @@ def _threshold_bits(group: MethodGroup) -> int:
     return 0 if second_chance is None else int(np.float64(second_chance.threshold).view(np.int64))
 
 
-def _hand_out(groups: Seq[MethodGroup], out: Output, verdict: Verdict, summary: AsyncCopy) -> None:
-    """To each group what belongs to its sequences; a batch may have been filled up with others."""
-    begin = 0
+def _hand_out(groups: Seq[MethodGroup], made: Collected, summary: AsyncCopy) -> None:
+    """To each group what belongs to its sequences; a batch may have been filled up, and rows may be nobody's now."""
+    (out, verdict, _), begin = made.answer, 0
     for group in groups:
-        own = slice(begin, begin + len(group.requests))
+        rows = made.rows[begin : begin + len(group.requests)]
+        own = _rows(rows, out.index.device)
         path, accepted, token, reason = (
             x[own] for x in (verdict.path, verdict.accepted, verdict.token, verdict.reason)
         )
         group.out = replace(out, index=out.index[own], lasting=out.lasting and len(groups) == 1)
         group.verdict, group.moved = Verdict(path, accepted, token, reason), True
-        group.summary = summary.part(own.start, own.stop)
-        begin = own.stop
+        group.summary = summary.part(rows)
+        begin += len(rows)
+
+
+def _rows(rows: list[int], device: torch.device) -> slice | Tensor:
+    """What takes them out of a tensor; a slice, which costs nothing, where they follow each other."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return _index(rows, device)
+
+
+def _index(places: list[int], device: torch.device) -> Tensor:
+    return pinned([places], device)[0].to(device, non_blocking=True)
 
 
 def _columns(drafts: DraftBatch, width: int) -> Tensor:

@@ -24,7 +24,7 @@ from ..sampler import Sampler
 from .async_copy import AsyncCopy
 from .captured import verify_captured
 from .device import NO_CHANCES, Chances, decide
-from .eligible import is_greedy, is_penalised
+from .eligible import is_greedy
 from .host import decide_on_host
 from .run_ahead import RunAhead
 
@@ -42,24 +42,36 @@ class GreedyFastPath:
 
         steady: the next step will most likely be like this one, so it may begin before the host knows this one's end.
         """
-        alone = steady and not any(_is_watched(group) for group in groups)
-        capturing = self.executor.capturing
-        if not alone or capturing is None:
+        capturing, begin_next = self.executor.capturing, None
+        mine = groups if self.keyed else [group for group in groups if is_greedy(group)]
+        if capturing is None or len(mine) != len(groups):
             self._ahead.forget()
-        begin_next = None
         if capturing is not None:
-            mine = groups if self.keyed else [group for group in groups if is_greedy(group)]
-            ahead = self._ahead if alone and len(mine) == len(groups) else None
-            begin_next = verify_captured(capturing, mine, self.sampler, ahead)
+            begin_next = verify_captured(capturing, mine, self.sampler, self._ahead)
         verified = [group for group in groups if group.summary is not None]
         for group in verified:
             if group.method.drafter is not None and not group.resting:  # while the device is busy
                 group.method.drafter.prefetch(group.sequences, group.out, group.verdict)
                 if steady:
                     group.method.drafter.draft_ahead(group.sequences, group.verdict)
-        if begin_next is not None:
+        if begin_next is not None and steady and not any(_is_watched(group) for group in groups):
             begin_next()
         return [group for group in groups if group.summary is None]
+
+    def without_newcomers(self, groups: list[MethodGroup]) -> list[MethodGroup]:
+        """The requests of the round under way, where there is one: whoever has come since writes from the next on.
+
+        The device would be through with it before any other, and its work would be for nothing.
+        """
+        under_way = self._ahead.guess
+        if under_way is None or any(group.drafting for group in groups):
+            return groups
+        known = [[request for request in group.requests if request.id in under_way.who] for group in groups]
+        if not any(known):
+            return groups
+        for group, members in zip(groups, known, strict=True):
+            group.requests = members
+        return [group for group in groups if group.requests]
 
     def verify(self, group: MethodGroup, case: Callable[[MethodGroup], BatchCase]) -> bool:
         """The verdict of a group whose pass is done; False: its rule must be asked. case: what the rule looks at."""
@@ -82,5 +94,4 @@ class GreedyFastPath:
 
 def _is_watched(group: MethodGroup) -> bool:
     """Whether the next round must not begin early: somebody looks at this one's logits, or its tokens are counted."""
-    asked = ((r, r.sequence.params.logprobs is not None) for r in group.requests)
-    return any(r.trace or logprobs or is_penalised(r) for r, logprobs in asked)
+    return any(r.trace or r.penalised or r.sequence.params.logprobs is not None for r in group.requests)

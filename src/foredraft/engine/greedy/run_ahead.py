@@ -2,8 +2,9 @@
 
 Between two captured rounds the host reads an answer, hands it out and launches again; the device would wait for that.
 A captured round of requests without drafts leaves its tokens where it finds its inputs, so it can be replayed at once.
-Whether that was right is known when the next step comes: the same requests, each longer by that very token. If not,
-the replay is dropped; it has touched nothing but scratch rows.
+Whether that was right is known when the next step comes: the same requests, each longer by that very token. Some may
+have ended meanwhile: their rows are not looked at, and have none in the round after. If somebody has come, or has
+another token, the replay is dropped; it has touched nothing but scratch rows.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...draft.neural.pipelined import MOST
-from ...runtime.cuda.graphs import GraphCache
 from ...types import Sequence
 from .async_copy import AsyncCopy
 from .summary import token_of
+
+
+class Expected(NamedTuple):
+    """One request in a round under way."""
+
+    row: int
+    length: int  # tokens that it should have by then, the one that is not known yet included
+
+
+NOBODY = Expected(0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +34,28 @@ class Guess:
     """A round under way."""
 
     key: Hashable
-    who: list[int]  # sequences
-    lengths: list[int]  # tokens that each is expected to have, the one that is not known yet included
-    before: AsyncCopy  # the summary with those tokens
+    who: dict[int, Expected]  # by sequence
+    before: AsyncCopy  # the summary with the tokens that were not known
     answer: Any
 
-    def holds(self, key: Hashable, sequences: Seq[Sequence]) -> bool:
-        if (
-            self.key != key
-            or self.who != [s.id for s in sequences]
-            or self.lengths != [len(s.tokens) for s in sequences]
-        ):
-            return False
-        return all(token_of(line) == s.tokens[-1] for line, s in zip(self.before.read(), sequences, strict=False))
+    def rows_of(self, key: Hashable, sequences: Seq[Sequence]) -> list[int] | None:
+        """Where these sequences are in it; None where the round is not theirs."""
+        if self.key != key:
+            return None
+        found, lines = [self.who.get(s.id, NOBODY) for s in sequences], self.before.read()
+        right = all(
+            each.length == len(s.tokens) and token_of(lines[each.row]) == s.tokens[-1]
+            for each, s in zip(found, sequences, strict=True)
+        )
+        return [each.row for each in found] if right else None
+
+
+class Collected(NamedTuple):
+    """A round that was begun early."""
+
+    answer: Any
+    rows: list[int]  # of the sequences that asked
+    every: list[int]  # of all for whom it was begun
 
 
 @dataclass(slots=True)
@@ -46,18 +64,14 @@ class RunAhead:
 
     guess: Guess | None = field(default=None)
 
-    def begin(self, graphs: GraphCache, key: Hashable, sequences: Seq[Sequence], before: AsyncCopy, most: int) -> None:
-        """Replay a plain round, if all of its requests go on as far as is known; most: tokens of a text."""
-        go_on = all(s.room > 1 and len(s.tokens) + 1 < most for s in sequences)
-        if go_on and len(sequences) <= MOST and graphs.holds(key):
-            lengths = [len(s.tokens) + 1 for s in sequences]
-            self.guess = Guess(key, [s.id for s in sequences], lengths, before, graphs.replay(key))
-
     def forget(self) -> None:
         """Drop it: the next step is of another kind."""
         self.guess = None
 
-    def collect(self, key: Hashable, sequences: Seq[Sequence]) -> Any | None:
-        """The answer of the round under way, if it is this one."""
+    def collect(self, key: Hashable, sequences: Seq[Sequence]) -> Collected | None:
+        """The round under way, if it is that of these sequences."""
         guess, self.guess = self.guess, None
-        return guess.answer if guess is not None and guess.holds(key, sequences) else None
+        rows = None if guess is None else guess.rows_of(key, sequences)
+        if guess is None or rows is None:
+            return None
+        return Collected(guess.answer, rows, [each.row for each in guess.who.values()])

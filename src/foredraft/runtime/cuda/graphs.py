@@ -68,6 +68,10 @@ class GraphCache:
         """Whether it can be replayed."""
         return key in self._graphs
 
+    def inputs(self, key: Hashable) -> list[Tensor]:
+        """What a captured graph reads. Whoever changes it does so between two replays, on their stream."""
+        return self._graphs[key].inputs
+
     def replay(self, key: Hashable, inputs: Sequence[Tensor] | None = None) -> Any:
         """Replay a captured graph with these inputs, or with those that are there."""
         with self._lock:

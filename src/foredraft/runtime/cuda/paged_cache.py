@@ -149,7 +149,10 @@ class PagedCache(KVCache):
 
     def take(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """The same for several slots: for all of them or for none."""
-        wanted = {slot: self._missing(slot, self.lengths[slot] + more) for slot, more in zip(slots, rows, strict=True)}
+        missing = [self._missing(slot, self.lengths[slot] + more) for slot, more in zip(slots, rows, strict=True)]
+        if not any(missing):  # as in most rounds
+            return
+        wanted = dict(zip(slots, missing, strict=True))
         total = sum(wanted.values())
         if total > len(self._free):
             raise KVFullError(
@@ -165,7 +168,8 @@ class PagedCache(KVCache):
         self._enter(changed)
 
     def _missing(self, slot: int, rows: int) -> int:
-        return max(0, self.sizes.holding(min(rows, self.capacity)) - len(self._held[slot]))
+        held = len(self._held[slot])
+        return 0 if rows <= held * self.sizes.rows else self.sizes.holding(min(rows, self.capacity)) - held
 
     def drop(self, slot: int) -> None:
         """Forget a slot's text; its pages are free."""

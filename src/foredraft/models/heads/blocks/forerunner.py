@@ -171,7 +171,11 @@ class Pointer(nn.Module):
 
     def scores(self, likeness: Tensor, matches: Tensor) -> Tensor:
         """Products of queries and keys, and matched tokens, [.., T] each -> scores of every place."""
-        return likeness.float() + self.matched.float()[matches]
+        worth = self.matched.float()
+        found = worth[0].expand_as(likeness)
+        for count in range(1, len(worth)):  # a look-up's gradient was three quarters of a training step on a GPU
+            found = torch.where(matches == count, worth[count], found)
+        return likeness.float() + found
 
     def follow(self, score: Tensor, token: Tensor, drafted: Tensor, level: int) -> Tensor:
         """Scores [.., M] of pointers whose tokens of the level above were `token` [.., M], after `drafted` [..]."""
