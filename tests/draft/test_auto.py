@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foredraft.control.calibration import Calibration
-from foredraft.control.constants import SMALL_BATCH, TRY_EVERY
+from foredraft.control.constants import QUIET_TEXTS, SMALL_BATCH, TRY_EVERY
 from foredraft.control.cost import CostModel, Costs, DraftTiming
 from foredraft.control.cost_aware_tree import CostAwareTree
 from foredraft.core.rng.keyed import KeyedRng, Rng
@@ -18,10 +18,11 @@ from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter, Round
 from foredraft.draft.combine.auto import Arm, AutoDrafter
+from foredraft.draft.combine.given import GivenDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
-from foredraft.engine import Engine, Method
+from foredraft.engine import Engine, Method, Request
 from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence, Topology
 from foredraft.types.drafts import chains
 from tests.engine.runs import finish, request
@@ -286,6 +287,61 @@ def test_a_large_batch_for_which_nothing_pays_is_asked_seldom(costs: CostModel, 
     assert (lookup.asked < 0.3 * steps) is rests and (lookup.asked > 0.9 * steps) is not rests
     counted, rounds = sum(tally.rounds for tally in drafter.tallies.values()), sum(r.stats.steps for r in asked)
     assert rounds - batch <= counted <= rounds  # the last token of a text needs no drafts, and is not asked about
+
+
+@pytest.mark.parametrize(("costs", "declined"), [(STEEP, True), (FLAT, False)], ids=["nothing pays", "drafts pay"])
+def test_who_comes_to_a_load_beside_which_nothing_pays_goes_without_drafts(costs: CostModel, declined: bool) -> None:
+    """For a while, unless it brings drafts of its own; no drafter hears of it, and its text is the same."""
+    plain, batch, tokens, now = Method("plain", RULES["sample-and-match"]), QUIET_TEXTS, 220, [0.0]
+    text = request([0, 1], plain, max_new_tokens=tokens)
+    finish(Engine(TableExecutor(TARGET, max_length=256)), text)
+    lookup = Heard("lookup", text.sequence.tokens, 7)
+    drafter = AutoDrafter([Arm(lookup)], costs, clock=lambda: now[0])
+    method = Method("m", RULES["sample-and-match"], GivenDrafter(drafter))
+    engine = Engine(TableExecutor(TARGET, batch + 1, 256))
+
+    def come(number: int) -> Request:
+        made = request([0, 1], method, number, max_new_tokens=tokens)
+        if number == 31:
+            made.sequence.expected = text.sequence.output
+        engine.add(made)
+        return made
+
+    asked = [come(i) for i in range(batch)]
+    for _ in range(180):
+        engine.step()
+    assert all((each.method.drafter is None) is declined for each in asked)
+    for number, hears in ((30, not declined), (31, True), (32, not declined)):
+        late = come(number)
+        before = lookup.observed
+        engine.step()
+        assert (late.method.drafter is not None) is hears
+        assert lookup.observed == before + (hears or not declined)
+        engine.cancel(late)
+    now[0] = 1e6
+    late = come(33)
+    engine.step()
+    assert late.method.drafter is not None, "one must look again some day"
+    while not engine.scheduler.idle:
+        engine.step()
+    assert [each.sequence.output for each in (late, *asked)] == [text.sequence.output] * (batch + 1)
+
+
+def test_a_batch_is_all_texts_of_the_pass() -> None:
+    """What others write beside it is delayed too: an `auto` of one text among many drafts as if it were many."""
+    plain, tokens = Method("plain", RULES["sample-and-match"]), 60
+    eight_free = CostModel((1, 8, 9, 64), (64,), (1,), (((1.0, 1.0, 10.0, 70.0),),))
+    text = request([0, 1], plain, max_new_tokens=tokens)
+    finish(Engine(TableExecutor(TARGET, max_length=256)), text)
+    drafted = []
+    for others in (0, 7):
+        lookup = Heard("lookup", text.sequence.tokens, 7)
+        method = Method("m", RULES["sample-and-match"], AutoDrafter([Arm(lookup)], eight_free, clock=lambda: 0.0))
+        mine = request([0, 1], method, 99, max_new_tokens=tokens)
+        beside = [request([0, 1], plain, i, max_new_tokens=tokens) for i in range(others)]
+        finish(Engine(TableExecutor(TARGET, 8, 256)), mine, *beside)
+        drafted.append(mine.stats.drafted)
+    assert drafted[0] > 2 * drafted[1]
 
 
 class Hours:

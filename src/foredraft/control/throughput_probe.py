@@ -27,6 +27,11 @@ class LookupRest:
             self.backoff.reset()
         return self.backoff.runs()
 
+    @property
+    def fruitless(self) -> int:
+        """Rests since something last paid."""
+        return self.backoff.doublings
+
     def observe(self, batch: int, seconds: float, accepted: float, plain: float, drafting: float) -> None:
         """Lookups took so long; so many drafts are expected to be accepted; a pass takes `plain` or `drafting` seconds
         without or with them."""

@@ -76,10 +76,16 @@ class Drafter(Protocol):
     siblings: int = 0  # most children of a node; 0 = it does not say
     cost_aware: bool = False  # sizes its drafts by what they cost and bring, so the budget planner leaves it alone
     shares: bool = False  # whether what it drafts for a sequence depends on the others of the batch
+    beside: int = 0  # texts of other methods in the same pass, which its drafts delay too; the engine says so
 
     @property
     def gives_states(self) -> bool:
         """Whether its drafts come with its own hidden states, which some rules read."""
+        return False
+
+    def declines(self, sequence: Sequence, running: int) -> bool:
+        """Whether a request, one of so many, had better go without drafts to its end, by what others have shown: asked
+        before it begins, where a drafter does not hear of it then, and now and then while it runs."""
         return False
 
     def begin(self, sequences: Seq[Sequence]) -> None:
@@ -140,6 +146,17 @@ class WrappedDrafter(Drafter):
     @property
     def gives_states(self) -> bool:
         return self.inner.gives_states  # a rule may switch it on later
+
+    @property
+    def beside(self) -> int:
+        return self.inner.beside
+
+    @beside.setter
+    def beside(self, texts: int) -> None:
+        self.inner.beside = texts
+
+    def declines(self, sequence: Sequence, running: int) -> bool:
+        return self.inner.declines(sequence, running)
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         self.inner.begin(sequences)

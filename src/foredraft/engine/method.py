@@ -19,6 +19,7 @@ class Method:
     drafter: Drafter | None = None  # None = plain decoding
     draft_length: int = 0  # longest draft, in tokens along a path; 0 = the drafter's own
     beyond: Method | None = field(init=False, default=None)  # for prompts that the rule does not know
+    _undrafted: list[Method] = field(init=False, default_factory=list)  # it alone, once it was asked for
 
     def __post_init__(self) -> None:
         if self.rule.beyond is not None:
@@ -43,6 +44,13 @@ class Method:
         if self.rule.too_large is None or not drafter.draft_words or not drafter.siblings:
             return None
         return self.rule.too_large(drafter.kinds, drafter.draft_words, drafter.siblings)
+
+    @property
+    def undrafted(self) -> Method:
+        """The same without drafts: one for all requests, since they are grouped by method."""
+        if not self._undrafted:
+            self._undrafted.append(replace(self, drafter=None))
+        return self._undrafted[0]
 
     @property
     def taps(self) -> frozenset[int]:

@@ -21,6 +21,7 @@ from .sharing import ReadingPace, Sharing
 from .slots import Kept, SlotPool
 
 log = logging.getLogger(__name__)
+LET_GO = 16  # steps after which drafters are asked whom of the running ones they decline
 SPARE = 128  # tokens by which each running request may grow before another one begins
 
 
@@ -50,6 +51,7 @@ class Scheduler:
         self.prompt_budget = sharing.prompt_tokens or executor.max_slots * executor.max_length
         self.beside = min(self.prompt_budget, sharing.beside or self.prompt_budget)
         self.pace = None if sharing.growth is None else ReadingPace(sharing.growth)
+        self._steps = 0
         self._reads = False  # whether this step reads prompts while others write
         self.planner = sharing.planner
         self.timed = False  # whether somebody must know what this step's work takes
@@ -80,6 +82,8 @@ class Scheduler:
 
     def _find_slot(self, request: Request) -> bool:
         """A slot with memory for the request's text, and what is known of it there; False where it has to wait."""
+        if self._declined(request, len(self.running) + 1):
+            request.method = request.method.undrafted
         text, taps = request.sequence.tokens, request.taps
         namespace = None if request.scores_prompt else request.sequence.reuse_key  # None = nothing is reused
         slot = self.slots.find(text, taps, namespace)
@@ -99,6 +103,18 @@ class Scheduler:
         request.sequence.slot, request.read, request.stats.reused = slot, read, read
         request.states = [kept.first(read, taps)] if read and taps else []
         return True
+
+    def _declined(self, request: Request, running: int) -> bool:
+        drafter = request.method.drafter
+        return drafter is not None and drafter.declines(request.sequence, running)
+
+    def _let_go(self) -> None:
+        """Drafters may decline those who run, too."""
+        for request in self.running:
+            drafter = request.method.drafter
+            if drafter is not None and not request.reading and self._declined(request, len(self.running)):
+                drafter.end([request.sequence])
+                request.method = request.method.undrafted
 
     def _make_room(self, rows: int, spared: int | None = None) -> bool:
         """Whether so many rows are free, if need be at the cost of what free slots keep; `spared` keeps it."""
@@ -169,6 +185,9 @@ class Scheduler:
     def next_groups(self) -> list[MethodGroup]:
         """The requests that write, by method; sets everyone's draft limit for this round."""
         groups: dict[tuple[int, bool], MethodGroup] = {}
+        self._steps += 1
+        if self._steps % LET_GO == 0:
+            self._let_go()
         writing = [request for request in self.running if not request.reading]
         for request in writing:
             request.sequence.budget = self._budget(request)
@@ -182,6 +201,7 @@ class Scheduler:
             groups[key].requests.append(request)
         found = list(groups.values())
         for drafter, members in groups_by_drafter(found):
+            drafter.beside = len(writing) - sum(len(group.requests) for group in members)
             if drafter.rests([s for group in members for s in group.sequences]):
                 for group in members:
                     group.drafting, group.idle = False, True

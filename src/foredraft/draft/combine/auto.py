@@ -20,6 +20,7 @@ from ...control.constants import EMA_RATE, HOST_SHARE, REACH, SMALL_BATCH, TRY_E
 from ...control.cost import CostModel, Costs
 from ...control.lookup_worth import LookupWorth
 from ...control.objective import best_counts, rate
+from ...control.quiet import QuietLoad
 from ...control.throughput_probe import LookupRest, ThroughputProbe
 from ...core.rng.keyed import Rng
 from ...core.trees.builder import tightened
@@ -63,9 +64,18 @@ class AutoDrafter(Team):
         self._drafted: tuple[float, tuple[int, ...]] | None = None  # when drafting ended, for which sequences
         self._states: dict[int, SequenceState] = {}
         self._lookups, self._probe, self._worth = LookupRest(), ThroughputProbe(), LookupWorth()
+        self._quiet = QuietLoad()
         self._host = self._models = 0.0  # seconds of a round spent on choosing (an EMA); on drafters with a model
         self._calls = self._batch = 0
         self._last_call: dict[int, int] = {}  # arm -> call of `propose` in which it drafted last for any sequence
+
+    def declines(self, sequence: Sequence, running: int) -> bool:
+        """Where nothing has paid beside so many for long: even to listen takes a fair part of a fast pass."""
+        return self._quiet.covers(running, self._clock())
+
+    def _pass_of(self, sequences: Seq[Sequence]) -> int:
+        """Texts of the pass that verifies theirs."""
+        return len(sequences) + self.beside
 
     def begin(self, sequences: Seq[Sequence]) -> None:
         super().begin(sequences)
@@ -75,7 +85,7 @@ class AutoDrafter(Team):
     def rests(self, sequences: Seq[Sequence]) -> bool:
         """In a large batch as long as lookups do, with trials of heads between two rests; alone where plain decoding is
         faster by the clock."""
-        if (batch := len(sequences)) >= SMALL_BATCH:
+        if (batch := self._pass_of(sequences)) >= SMALL_BATCH:
             rests = self._lookups.rests(batch)
         else:
             rests = self._plain_is_faster(sequences, self._clock())
@@ -84,7 +94,7 @@ class AutoDrafter(Team):
         return rests
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        began, self._models, batch = self._clock(), 0.0, len(sequences)
+        began, self._models, batch = self._clock(), 0.0, self._pass_of(sequences)
         rests = batch < SMALL_BATCH and self._lookups.rests(batch)
         for sequence in sequences:
             self._learn(sequence)
@@ -106,7 +116,7 @@ class AutoDrafter(Team):
 
     def _look_up(self, i: int, sequences: Seq[Sequence], rng: Rng) -> DraftBatch | None:
         """An arm's drafts for those sequences for which asking it is worth its time; None = for none."""
-        batch = len(sequences)
+        batch = self._pass_of(sequences)
         who = [b for b, s in enumerate(sequences) if self._worth.asks(s.id, i, self.values.seconds(s, 0, batch))]
         if not who:
             return None
@@ -115,7 +125,7 @@ class AutoDrafter(Team):
         self._worth.took(i, (self._clock() - began) / len(who))
         for b in who:
             self._states[sequences[b].id].asked.append(i)
-        return among(drafts, who, batch)
+        return among(drafts, who, len(sequences))
 
     def _draft(
         self, sequences: Seq[Sequence], chosen: list[Candidate | None], found: dict[int, DraftBatch], rng: Rng
@@ -139,7 +149,7 @@ class AutoDrafter(Team):
 
     def _plain_is_faster(self, sequences: Seq[Sequence], now: float) -> bool:
         """Whether a lone sequence is faster without drafts, by the clock: asked where choosing takes long."""
-        if len(sequences) > 1 or self._host <= HOST_SHARE * self.costs.seconds(1, len(sequences[0].tokens)):
+        if self._pass_of(sequences) > 1 or self._host <= HOST_SHARE * self.costs.seconds(1, len(sequences[0].tokens)):
             self._probe.last = None
             return False
         wrote = len(sequences[0].tokens) - self._states[sequences[0].id].length
@@ -147,7 +157,7 @@ class AutoDrafter(Team):
 
     def _weigh(self, sequences: Seq[Sequence], chosen: list[Candidate | None], took: float) -> None:
         """Where a pass is so fast that lookups take a fair part of it, they must earn their time, or rest."""
-        batch, context = len(sequences), mean_length(sequences)
+        batch, context = self._pass_of(sequences), mean_length(sequences)
         plain = self.costs.seconds(1, context, batch)
         if _only_lookups(chosen) and took > HOST_SHARE * plain:
             found = [candidate for candidate in chosen if candidate is not None]
@@ -157,7 +167,7 @@ class AutoDrafter(Team):
 
     def _share(self, sequences: Seq[Sequence], chosen: list[Candidate | None], began: float) -> None:
         """Cut the lookups of a large batch to what pays for all of them together."""
-        batch, context = len(sequences), mean_length(sequences)
+        batch, context = self._pass_of(sequences), mean_length(sequences)
         plain, alone = self.costs.seconds(1, context, batch), self.costs.seconds(batch, context)
         free = [candidate if candidate is not None and candidate.tokens else None for candidate in chosen]
 
@@ -171,6 +181,10 @@ class AutoDrafter(Team):
                 chosen[b] = self._states[sequences[b].id].chosen = candidate if count else None
         if _only_lookups(chosen):
             self._lookups.observe(batch, self._clock() - began, accepted, plain, seconds(sum(counts)))
+        if any(c is not None and c.rate > rate(0.0, plain / batch) for c in chosen):  # else it is a trial
+            self._quiet.paid(batch)
+        else:
+            self._quiet.failed(batch, self._lookups.fruitless, self._clock())
 
     def _skip(self, sequences: Seq[Sequence]) -> None:
         """A round without even a lookup."""
@@ -188,7 +202,7 @@ class AutoDrafter(Team):
         """Each sequence's nodes were numbered by the arm that drafted them; the others have read none."""
         drafted, self._drafted = self._drafted, None
         if drafted is not None and not round.early and drafted[1] == tuple(sequence.id for sequence in round.sequences):
-            batch = len(round.sequences)  # all that drafted were verified together: their pass can be timed
+            batch = self._pass_of(round.sequences)  # all were verified together: their pass can be timed
             rows = 1 + sum(round.drafts.lengths()) / batch
             self.costs.observe(rows, mean_length(round.sequences), batch, self._clock() - drafted[0])
         for member in self.members:

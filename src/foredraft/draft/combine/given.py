@@ -52,6 +52,10 @@ class GivenDrafter(WrappedDrafter):
         self._chains: dict[int, tuple[bool, int]] = {}  # of this round, by sequence: whether forced, how long
         self._wrote: tuple[dict[int, int], DraftBatch] | None = None  # what the drafter inside wrote, where replaced
 
+    def declines(self, sequence: Sequence, running: int) -> bool:
+        given = sequence.expected or sequence.params.grammar is not None
+        return not given and super().declines(sequence, running)
+
     def begin(self, sequences: Seq[Sequence]) -> None:
         super().begin(sequences)
         for sequence in sequences:

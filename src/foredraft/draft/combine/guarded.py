@@ -32,6 +32,12 @@ class GuardedDrafter(WrappedDrafter):
         self._on_loss = on_loss
         self._lost: set[int] = set()
 
+    def declines(self, sequence: Sequence, running: int) -> bool:
+        try:
+            return self.inner.declines(sequence, running)
+        except Exception:
+            return False  # whatever is wrong will show again, where it can be laid to somebody
+
     def begin(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             self._try([sequence], self.inner.begin, [sequence])
