@@ -14,7 +14,7 @@ from foredraft.bench.results.intervals import ratio_of_rates
 from .clients import MODES, TEMPERATURE, Seen
 
 SLICE = 0.5  # seconds that are resampled as one
-PICTURE = "load.svg"
+PICTURE = "load.png"
 WHAT = """\
 The OpenAI server ({executor}, {slots} slots), streamed answers at T = {heat}, prompts of {prompts[0]} to {prompts[1]}
 tokens and answers of {answers[0]} to {answers[1]}, log-uniform. Each client asks one question after the other. At every
@@ -127,14 +127,14 @@ def origin(record: dict[str, Any]) -> str:
 
 def draw(path: Path, found: Sequence[dict[str, Any]]) -> bool:
     """Whether there is matplotlib."""
-    from foredraft.bench.report.style import COLOURS, GREY, plots
+    from foredraft.bench.report.style import COLOURS, GREY, plots, render
     from foredraft.errors import ForedraftError
 
     try:
         plt = plots()
     except ForedraftError:
         return False
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(8, 2.7), layout="constrained")
     panels = [("tokens_per_second", "tokens a second", 1.0), ("token_p50", "ms a token, p50", 1e3)]
     panels.append(("first_p50", "ms to the first token, p50", 1e3))
     for panel, (name, label, factor) in zip(axes, panels, strict=True):
@@ -147,6 +147,6 @@ def draw(path: Path, found: Sequence[dict[str, Any]]) -> bool:
         panel.set_xticks(loads, map(str, loads))
         panel.xaxis.set_minor_locator(plt.NullLocator())
     axes[0].legend()
-    figure.savefig(path, metadata={"Date": None})
+    path.write_bytes(render(figure, "png"))
     plt.close(figure)
     return True
