@@ -1,7 +1,8 @@
-"""Two ways to find out that drafting does not pay on a fast machine, where the host's own work counts; both back off.
+"""Ways to find out that drafting does not pay on a fast machine, where the host's own work counts; all back off.
 
 `LookupRest` weighs the time of lookups against what they are expected to bring. `ThroughputProbe` compares measured
-tokens per second of rounds that draft and of rounds that do not, and needs no model of costs at all.
+tokens per second of rounds that draft and of rounds that do not, and needs no model of costs at all. `QuietLoad` keeps
+the load from which on nothing has paid, so that requests beside it need not be asked.
 """
 
 from __future__ import annotations
@@ -9,7 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .backoff import Backoff
-from .constants import EMA_RATE, LOOKUP_LONGEST, OUTLIER, PROBE_LONGEST, PROBE_REST, PROBE_SAMPLE, PROBE_TRIAL
+from .constants import (
+    EMA_RATE,
+    LOOKUP_LONGEST,
+    OUTLIER,
+    PROBE_LONGEST,
+    PROBE_REST,
+    PROBE_SAMPLE,
+    PROBE_TRIAL,
+    QUIET_LONGEST,
+    QUIET_RESTS,
+    QUIET_SECONDS,
+    QUIET_TEXTS,
+)
 from .objective import rate
 
 
@@ -42,6 +55,35 @@ class LookupRest:
             self.backoff.reset()
         else:
             self.backoff.start()
+
+
+@dataclass(slots=True)
+class QuietLoad:
+    """A number of texts that hold for a while: a minute, then two, four, .. as long as it is found again."""
+
+    texts: int = 0  # 0 = drafts may pay, whatever the load
+    until: float = 0.0
+    spans: Backoff = field(default_factory=lambda: Backoff(QUIET_SECONDS, QUIET_LONGEST))
+
+    def covers(self, texts: int, now: float) -> bool:
+        """Whether nothing is to be hoped for beside so many."""
+        return 0 < self.texts <= texts and now < self.until
+
+    def failed(self, texts: int, rests: int, now: float) -> None:
+        """Beside so many nothing paid, between so many rests."""
+        if texts < QUIET_TEXTS or rests < QUIET_RESTS:
+            return
+        known = now < self.until
+        self.texts = min(texts, self.texts) if known else texts
+        if not known:
+            self.until = now + self.spans.span
+            self.spans.start()
+
+    def paid(self, texts: int) -> None:
+        """Beside so many something did."""
+        if texts >= self.texts:
+            self.texts = 0
+            self.spans.reset()
 
 
 @dataclass(slots=True)

@@ -20,8 +20,7 @@ from ...control.constants import EMA_RATE, HOST_SHARE, REACH, SMALL_BATCH, TRY_E
 from ...control.cost import CostModel, Costs
 from ...control.lookup_worth import LookupWorth
 from ...control.objective import best_counts, rate
-from ...control.quiet import QuietLoad
-from ...control.throughput_probe import LookupRest, ThroughputProbe
+from ...control.throughput_probe import LookupRest, QuietLoad, ThroughputProbe
 from ...core.rng.keyed import Rng
 from ...core.trees.builder import tightened
 from ...core.trees.editing import among, cut, join, part
