@@ -87,16 +87,16 @@ class Job:
 
 def corpus(job: Job, seconds: float) -> dict[str, Any]:
     """The target answers the corpus' questions; a corpus that is there already joins, less what is held out."""
-    a, loaded = job.asked, job.loaded()
+    a, target = job.asked, job.llm(job.asked.rows_at_once).target
     mine = parts(a.data, job.sizes)
     prompts = write_prompts(job.out / "prompts.jsonl", mine["corpus"])
     order = DataOrder(
-        (prompts,), temperatures=(0.0, 0.0, 0.7), max_new=a.corpus_tokens, row=a.room, batch=a.rows_at_once
+        (prompts,), temperatures=(0.0, 0.0, 0.7), max_new=a.corpus_tokens, row=a.room
     )
-    made = make_data(decoder_of(loaded), loaded.tokenizer, loaded.eos_ids, order, job.out / "corpus", tell_rows)
+    made = make_data(target.executor, target.tokenizer, target.eos_ids, order, job.out / "corpus", tell_rows)
     if a.corpus is not None:
         held = [each for name in ("labels", "settings", "certify") for each in mine[name]]
-        without(a.corpus, job.out / "corpus" / "general.npz", loaded.tokenizer, held)
+        without(a.corpus, job.out / "corpus" / "general.npz", target.tokenizer, held)
     return {"rows": len(made), "tokens": int(made.written.sum())}
 
 

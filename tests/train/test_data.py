@@ -19,6 +19,7 @@ from foredraft.train import make_data
 from foredraft.train.batch_attention import Causal
 from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus, answers, load_corpus, save_corpus
+from foredraft.train.corpus_writer import Written, write_texts
 from foredraft.train.prompt_sources import from_file, from_text, starters
 from tests.engine.runs import finish, request
 
@@ -34,6 +35,18 @@ def test_the_writer_writes_what_the_engine_writes() -> None:
     for prompt, text in zip(prompts, texts, strict=True):
         each = request(prompt, method, stop_ids=frozenset({0}), max_new_tokens=70)
         assert finish(Engine(TorchExecutor(decoder, 1, 128)), each)[0] == text
+
+
+def test_texts_for_a_corpus_are_the_same_in_any_number_of_slots() -> None:
+    """Greedy ones those of the other writer; drawn ones depend on their numbers alone. In no time one is written."""
+    decoder, tasks = toys.target(), [Task([1 + i % 7, 5 + i], float(i % 2)) for i in range(9)]
+    found = [
+        dict(write_texts(TorchExecutor(decoder, slots, 128), tasks, lambda task: 40, {0}, seed=3)) for slots in (1, 4)
+    ]
+    assert found[0] == found[1] and len(found[0]) == 9
+    greedy = [i for i in range(9) if not tasks[i].temperature]
+    assert [found[0][i] for i in greedy] == write(decoder, [tasks[i] for i in greedy], 40, {0})
+    assert 1 <= len(list(write_texts(TorchExecutor(decoder, 4, 128), tasks, lambda task: 40, {0}, until=0.0))) < 9
 
 
 def test_the_writer_samples_the_targets_distribution() -> None:
@@ -130,12 +143,15 @@ def test_a_file_that_is_named_twice_is_read_twice_a_pass(tmp_path: Path) -> None
 
 
 def test_when_the_time_is_over_what_is_answered_is_kept(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_data, "write", lambda decoder, tasks, *rest: [[5, 7, 2]] * len(tasks))
-    decoder: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=49152))
+    def written(_: object, tasks: list[Task], room: object, ends: object, seed: int, until: float) -> list[Written]:
+        return [Written(i, [5, 7, 2]) for i in range(len(tasks))][:: 1 if until else 3]
+
+    monkeypatch.setattr(make_data, "write_texts", written)
+    executor: Any = SimpleNamespace(vocab_size=49152)
     questions = [f"What is {'very ' * n}odd?" for n in range(12)]
-    order, tell = make_data.DataOrder(row=96, batch=4), lambda *state: None
-    whole = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, tell)
-    some = make_data.answer(decoder, tokenizer, frozenset({2}), questions, order, tell, until=0.0)
-    assert len(whole) == 12 and len(some) == 4, "a batch that is begun is answered"
+    order, tell = make_data.DataOrder(row=96), lambda *state: None
+    whole = make_data.answer(executor, tokenizer, frozenset({2}), questions, order, tell)
+    some = make_data.answer(executor, tokenizer, frozenset({2}), questions, order, tell, until=0.0)
+    assert len(whole) == 12 and len(some) == 4
     lines = {row.tobytes() for row in whole.ids}
     assert all(row.tobytes() in lines for row in some.ids) and some.written.sum() == 12

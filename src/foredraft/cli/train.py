@@ -271,7 +271,7 @@ def data(
     temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
     max_new_tokens: o.MaxNewTokens = 256,
     row: Annotated[int, typer.Option(help="Tokens of a row, prompt included.")] = 640,
-    batch_size: Annotated[int, typer.Option(help="Prompts that are answered at a time.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Texts at a time; 0 = 16 on a CPU, 256 on a GPU.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for corpus.npz and its provenance.")] = Path("data"),
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -281,18 +281,17 @@ def data(
 ) -> int:
     """Let a model write the text that its drafters learn from."""
     from ..recipes.loading import Place, load
-    from ..recipes.trained import decoder_of
     from ..train.make_data import DataOrder, make_data
 
     order = DataOrder(
         prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, longest=longest, own=own,
         documents=documents, max_new=max_new_tokens,
-        temperatures=numbers(temperatures, float, "--temperatures"), row=row, batch=batch_size, seed=seed,
+        temperatures=numbers(temperatures, float, "--temperatures"), row=row, seed=seed,
         seconds=seconds or math.inf,
     )  # fmt: skip
     # Hundreds of rows at a time: on a GPU plain weights are quicker than packed ones, which are widened in every pass.
     on_cpu = Place(device=device).torch_device().type == "cpu"
-    loaded = load(target, Place(dtype, device, packed=on_cpu))
+    loaded = load(target, Place(dtype, device, batch_size or (16 if on_cpu else 256), row, packed=on_cpu))
     columns = (TextColumn("writing"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
     with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("writing", total=None, news="")
@@ -300,7 +299,7 @@ def data(
         def tell(done: int, total: int, tokens: int) -> None:
             progress.update(task, completed=done, total=total, news=f"{tokens:,} tokens")
 
-        corpus = make_data(decoder_of(loaded), loaded.tokenizer, loaded.eos_ids, order, out, tell)
+        corpus = make_data(loaded.executor, loaded.tokenizer, loaded.eos_ids, order, out, tell)
     figures = {"rows": len(corpus), "written_tokens": int(corpus.written.sum()), "out": str(out)}
     if not as_json:
         print(f"{figures['rows']:,} rows with {figures['written_tokens']:,} written tokens: {out / 'corpus.npz'}")

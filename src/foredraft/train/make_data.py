@@ -15,10 +15,12 @@ import numpy as np
 
 from ..core.repetition import find_loop
 from ..errors import UsageError
-from ..models import Decoder, Tokenizer
+from ..models import Tokenizer
 from ..provenance import provenance, write_json
-from .bulk_generate import Task, write
+from ..runtime import Executor
+from .bulk_generate import Task
 from .corpus import Corpus, save_corpus
+from .corpus_writer import write_texts
 from .prompt_sources import ask_about, from_file, from_text, openings, starters
 
 USER = "user"
@@ -39,33 +41,35 @@ class DataOrder:
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)  # taken in turns
     max_new: int = 256
     row: int = 640  # tokens of a row, prompt included
-    batch: int = 512
     seed: int = 0
     seconds: float = math.inf  # then what is written is kept; prompts of the target's own get half of it
 
 
 def make_data(
-    decoder: Decoder,
+    executor: Executor,
     tokenizer: Tokenizer,
     ends: frozenset[int],
     order: DataOrder,
     out: Path,
     tell: Callable[[int, int, int], None] = lambda done, total, tokens: None,
 ) -> Corpus:
-    """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes."""
+    """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes.
+
+    As many texts are written at a time as the executor has slots; these hold a row each.
+    """
     begun = time.monotonic()
     questions = [q for path in order.prompts for q in from_file(path)]
     for i, path in enumerate(order.texts):
         questions += from_text(path, order.per_text, order.seed + i, order.longest)
     until = begun + order.seconds / 4
     if order.own:
-        questions += own_questions(decoder, tokenizer, ends, order, until)
+        questions += own_questions(executor, tokenizer, ends, order, until)
     if order.documents:
-        questions += own_documents(decoder, tokenizer, ends, order, time.monotonic() + order.seconds / 4)
+        questions += own_documents(executor, tokenizer, ends, order, time.monotonic() + order.seconds / 4)
     if not questions:
         raise UsageError("no prompts were named; give --prompts FILE, --texts FILE, --own N or --documents N")
     random.Random(order.seed).shuffle(questions)
-    corpus = answer(decoder, tokenizer, ends, questions, order, tell, begun + order.seconds)
+    corpus = answer(executor, tokenizer, ends, questions, order, tell, begun + order.seconds)
     out.mkdir(parents=True, exist_ok=True)
     save_corpus(out / "corpus.npz", corpus)
     digest = hashlib.sha256((out / "corpus.npz").read_bytes()).hexdigest()
@@ -80,30 +84,30 @@ def make_data(
 
 
 def own_questions(
-    decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
+    executor: Executor, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
 ) -> list[str]:
     """User turns that the target writes itself, from the opening of a user's turn in its own template."""
     marker = "\0"
     before = tokenizer.chat([{"role": USER, "content": marker}], add_generation_prompt=False).split(marker)[0]
     opening = tokenizer.encode(before, add_special=False)
     words = starters(order.own, order.seed)
-    texts = _going_on(decoder, tokenizer, ends, order, words, opening, order.max_new, until)
+    texts = _going_on(executor, tokenizer, ends, order, words, opening, order.max_new, until)
     return [text for text, ended in texts if ended and len(text) > 8]
 
 
 def own_documents(
-    decoder: Decoder, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
+    executor: Executor, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
 ) -> list[str]:
     """Questions about documents that the target writes outside its template: news, reference works, letters."""
     chosen = random.Random(order.seed)
     words = openings(order.documents, order.seed)
     room = order.row - order.max_new - TEMPLATE_ROOM
-    texts = _going_on(decoder, tokenizer, ends, order, words, [], room, until)
+    texts = _going_on(executor, tokenizer, ends, order, words, [], room, until)
     return [ask_about(text[: chosen.randrange(200, order.longest)], chosen) for text, _ in texts if len(text) > 200]
 
 
 def _going_on(
-    decoder: Decoder,
+    executor: Executor,
     tokenizer: Tokenizer,
     ends: frozenset[int],
     order: DataOrder,
@@ -113,17 +117,13 @@ def _going_on(
     until: float,
 ) -> Iterator[tuple[str, bool]]:
     """(text, whether the target ended it) of every beginning that the target goes on with, until the time is over."""
-    for begin in range(0, len(words), order.batch):
-        if begin and time.monotonic() > until:
-            return
-        part = words[begin : begin + order.batch]
-        tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in part]
-        for word, turn in zip(part, write(decoder, tasks, max_new, ends, order.seed + begin), strict=True):
-            yield (word + tokenizer.decode(turn)).strip(), turn[-1] in ends
+    tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in words]
+    for number, turn in write_texts(executor, tasks, lambda task: max_new, ends, order.seed, until):
+        yield (words[number] + tokenizer.decode(turn)).strip(), turn[-1] in ends
 
 
 def answer(
-    decoder: Decoder,
+    executor: Executor,
     tokenizer: Tokenizer,
     ends: frozenset[int],
     questions: list[str],
@@ -131,29 +131,22 @@ def answer(
     tell: Callable[[int, int, int], None],
     until: float = math.inf,
 ) -> Corpus:
-    """The target's answers as rows, in batches of prompts of similar length: of all lengths alike, if the time is over
-    before all are answered."""
+    """The target's answers as rows, those that were written in time."""
     prompts = [tokenizer.encode_chat([{"role": USER, "content": q}]) for q in questions]
-    prompts = sorted((p for p in prompts if len(p) <= order.row - 32), key=len)
-    ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if decoder.config.vocab_size <= 65536 else np.uint32)
+    prompts = [p for p in prompts if len(p) <= order.row - 32]
+    ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if executor.vocab_size <= 65536 else np.uint32)
     written = np.zeros(ids.shape, dtype=bool)
     heat = np.array([order.temperatures[i % len(order.temperatures)] for i in range(len(prompts))], dtype=np.float32)
-    tokens = done = 0
-    for begin in random.Random(order.seed).sample(batches := range(0, len(prompts), order.batch), len(batches)):
-        if done and time.monotonic() > until:
-            break
-        part = prompts[begin : begin + order.batch]
-        room = min(order.max_new, order.row - max(len(p) for p in part))
-        tasks = [Task(p, float(heat[begin + i])) for i, p in enumerate(part)]
-        for i, (prompt, text) in enumerate(
-            zip(part, write(decoder, tasks, room, ends, order.seed + begin), strict=True)
-        ):
-            loop = find_loop(text, ends)
-            line = prompt + text
-            ids[begin + i, : len(line)] = line
-            written[begin + i, len(prompt) : len(prompt) + (loop.cut if loop else len(text))] = True
-            tokens += len(text)
-        done += len(part)
+    tasks, tokens = [Task(p, float(h)) for p, h in zip(prompts, heat, strict=True)], 0
+
+    def room(task: Task) -> int:
+        return min(order.max_new, order.row - len(task.prompt))
+
+    for done, (number, text) in enumerate(write_texts(executor, tasks, room, ends, order.seed, until), start=1):
+        prompt, loop = prompts[number], find_loop(text, ends)
+        ids[number, : len(prompt) + len(text)] = prompt + text
+        written[number, len(prompt) : len(prompt) + (loop.cut if loop else len(text))] = True
+        tokens += len(text)
         tell(done, len(prompts), tokens)
     answered = written.any(axis=1)
     return Corpus(ids[answered], written[answered], heat[answered])
