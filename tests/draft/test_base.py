@@ -24,7 +24,7 @@ class Noting(Drafter):
 
     name, kinds, topology, nodes = "noting", frozenset({Kind.SAMPLED_IID}), Topology.TREE, 7
     taps, max_length, cost_aware, gives_states = frozenset({3}), 99, True, True  # type: ignore[assignment]
-    moved, draft_words, siblings, shares = 5, 6, 8, True
+    moved, draft_words, siblings, shares, beside = 5, 6, 8, True, 9
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -68,6 +68,12 @@ def test_a_wrapper_has_every_attribute_of_the_inner_drafter(attribute: str) -> N
     inner = Noting()
     assert getattr(WrappedDrafter(inner), attribute) == getattr(inner, attribute)
     assert getattr(inner, attribute) != getattr(Silent(), attribute), "a default would go unnoticed here"
+
+
+def test_what_the_engine_says_reaches_the_inner_drafter() -> None:
+    inner = Noting()
+    WrappedDrafter(WrappedDrafter(inner)).beside = 3
+    assert inner.beside == 3
 
 
 def test_a_rule_may_switch_states_on_after_wrapping() -> None:

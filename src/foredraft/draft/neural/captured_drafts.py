@@ -110,13 +110,13 @@ def capture_round(
     unread: Seq[Seq[int]],
     make: MakeStepper,
     owner: Hashable,
-    features: Seq[Tensor] | None = None,
+    features: Seq[Tensor] | Tensor | None = None,
     draws: Draws | None = None,
 ) -> CapturedDrafts | None:
     """A round, valid until the next one; None where too much is unread.
 
-    The slots hold the text before `unread`; features [n, d] of each sequence go with its unread tokens. draws: for
-    drafts that are drawn.
+    The slots hold the text before `unread`; features [n, d] of each sequence, or [B, most, d] of all, go with its
+    unread tokens. draws: for drafts that are drawn.
     """
     most, batch = max(map(len, unread)), fitting(len(slots), BATCHES)  # batches that shrink and grow share graphs
     width = next((size for size in READS if size >= most), 0)
@@ -188,6 +188,8 @@ def _deepest(shape: Shape) -> int:
     return shape.depth if isinstance(shape, Eagle2Tree) else shape.nodes
 
 
-def _padded(features: Seq[Tensor]) -> Tensor:
+def _padded(features: Seq[Tensor] | Tensor) -> Tensor:
     """[B, most, d]; what follows a sequence's own is not committed."""
+    if isinstance(features, Tensor):
+        return features
     return features[0][None] if len(features) == 1 else pad_sequence(list(features), batch_first=True)

@@ -20,7 +20,7 @@ from ...errors import UsageError
 from ...kernels.top_k_search import IMPOSSIBLE
 from ...models.heads import DraftVocab, FeatureHead
 from ...models.native import MOST
-from ...runtime import Executor, Output, Rows, TorchExecutor, executor_for
+from ...runtime import Output, Rows, TorchExecutor, executor_for
 from ...runtime.cuda.captured_passes import CapturedPasses
 from ...runtime.cuda.graphs import GraphCache
 from ...runtime.native.executor import NativeExecutor
@@ -30,7 +30,7 @@ from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
 from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
-from .kept_features import KeptFeatures
+from .kept_features import KeptFeatures, first_unread, unread_slots
 
 
 class EagleDrafter(ModelDrafter):
@@ -97,7 +97,7 @@ class EagleDrafter(ModelDrafter):
         stepper.vocabulary, stepper.features = self._words(sequences), features
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
         if drafts.width:  # else nothing was read
-            self._cut(sequences, features)
+            self._cut(sequences)
         return drafts
 
     @property
@@ -138,17 +138,32 @@ class EagleDrafter(ModelDrafter):
             self._features.joined(s.id, len(s.tokens) - 1, self.executor.length(self._slots[s.id])) for s in sequences
         ]
 
-    def _cut(self, sequences: Seq[Sequence], features: list[Tensor]) -> None:
-        for sequence, read in zip(sequences, features, strict=True):
-            self._features.cut(sequence.id, read)
+    def _cut(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._features.cut(sequence.id)
+
+    def _last_round(self, sequences: Seq[Sequence], slots: Seq[int]) -> tuple[Tensor, list[list[int]]] | None:
+        """As `unread_slots`, with all features in one tensor; None where their last round is not all that is unread."""
+        texts = [s.tokens for s in sequences]
+        kept = [self._features.count(s.id) for s in sequences]
+        known = [first_unread(self.executor, *each) for each in zip(slots, texts, kept, strict=True)]
+        unread = [len(text) - 1 - have for text, have in zip(texts, known, strict=True)]
+        features = self._features.newest([s.id for s in sequences], unread)
+        if features is None:
+            return None
+        self.executor.rollback(slots, known)
+        return features, [text[have + 1 :] for text, have in zip(texts, known, strict=True)]
 
     def _captured(self, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one CUDA graph; None where it must go step by step."""
         executor, slots = self.executor.capturing, [self._slots[s.id] for s in sequences]
         assert executor is not None
         shape = shape_for(self.shape, sequences)
-        kept = self._joined(sequences)
-        features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], kept)
+        features: Tensor | list[Tensor]
+        if (last := self._last_round(sequences, slots)) is not None:
+            features, unread = last
+        else:
+            features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], self._joined(sequences))
 
         def make(
             inside: CapturedPasses, tokens: Tensor, counts: Tensor, given: Tensor | None, block: ParamBlock
@@ -165,7 +180,7 @@ class EagleDrafter(ModelDrafter):
         made = capture_round(executor, shape, slots, unread, make, self._owner, features, draws)
         if made is None:
             return None
-        self._cut(sequences, kept)
+        self._cut(sequences)
         return cut_to_budgets(made.drafts, sequences)
 
     @torch.no_grad()
@@ -173,8 +188,7 @@ class EagleDrafter(ModelDrafter):
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
         if self._prefetches(round.out):
             padded = self._padded_features(round)
-            for b, (sequence, n) in enumerate(zip(round.sequences, round.accepted, strict=True)):
-                self._features.keep(sequence.id, padded[b, : n + 1])
+            self._features.keep_round([s.id for s in round.sequences], padded, [n + 1 for n in round.accepted])
             return
         rows, counts = accepted_rows(round)
         states = [torch.split(self._here(round.out.hidden[tap][rows]), counts) for tap in self.head.taps]
@@ -364,21 +378,6 @@ class InsideStepper(EagleStepper):
         out = self.executor.read(joined, self.counts, self._taps)
         self._back = self.head.back(out.hidden[self._taps[0]])[:, None]
         return self._step(out, out.index)
-
-
-def unread_slots(
-    executor: Executor, slots: Seq[int], texts: Seq[list[int]], features: Seq[Tensor]
-) -> tuple[list[Tensor], list[list[int]]]:
-    """Features of slots that the K/V lacks, and the token that goes with each; always at least the newest."""
-    missing, tokens, known = [], [], []
-    for slot, text, kept in zip(slots, texts, features, strict=True):
-        first = len(text) - 1 - len(kept)  # the slot of kept[0]; slot t goes with token t + 1
-        have = max(first, min(executor.length(slot), len(text) - 2))
-        missing.append(kept[have - first :])
-        tokens.append(text[have + 1 :])
-        known.append(have)
-    executor.rollback(slots, known)
-    return missing, tokens
 
 
 def accepted_rows(round: Round) -> tuple[Tensor, list[int]]:

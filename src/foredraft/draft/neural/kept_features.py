@@ -1,15 +1,36 @@
 """What a feature head still has to read of each text.
 
 Making features of states costs a product that a round without drafts need not wait for: states are kept as they come,
-and all that have come meanwhile go through one product when somebody drafts.
+and all that have come meanwhile go through one product when somebody drafts. Features of a whole batch are kept as one
+tensor and taken apart only for those who need more than their last round: with many texts a slice each is what costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ...runtime import Executor
+
+
+class Part(NamedTuple):
+    """Features of slots that follow each other: tensor[row, begin:end]."""
+
+    tensor: Tensor  # [B, W, d]
+    row: int
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def slots(self) -> Tensor:
+        return self.tensor[self.row, self.begin : self.end]
 
 
 class KeptFeatures:
@@ -18,15 +39,32 @@ class KeptFeatures:
     def __init__(self, make: Callable[[list[Tensor]], Tensor]) -> None:
         """make: [n, d] for each tap -> [n, d]."""
         self._make = make
-        self._parts: dict[int, list[Tensor]] = {}
+        self._parts: dict[int, list[Part]] = {}
         self._states: dict[int, list[list[Tensor]]] = {}  # by text: for each part, [n, d] of every tap
 
     def __contains__(self, text: int) -> bool:
         return text in self._parts or text in self._states
 
-    def keep(self, text: int, features: Tensor) -> None:
-        self._settle(text)
-        self._parts.setdefault(text, []).append(features)
+    def keep_round(self, texts: Sequence[int], features: Tensor, counts: Sequence[int]) -> None:
+        """features[b, :counts[b]] are the next slots of texts[b]; [B, W, d]."""
+        for row, (text, count) in enumerate(zip(texts, counts, strict=True)):
+            self._settle(text)
+            self._parts.setdefault(text, []).append(Part(features, row, 0, count))
+
+    def newest(self, texts: Sequence[int], counts: Sequence[int]) -> Tensor | None:
+        """[B, most, d] of the last counts[b] slots of texts[b], where one round brought them all; else None."""
+        last = [self._parts[text][-1] if text in self._parts and text not in self._states else None for text in texts]
+        batch = last[0].tensor if last and last[0] is not None else None
+        alike = all(
+            part is not None and part.tensor is batch and (part.row, part.begin, part.end) == (row, 0, count)
+            for row, (part, count) in enumerate(zip(last, counts, strict=True))
+        )
+        return batch[: len(last), : max(counts)] if alike and batch is not None else None
+
+    def count(self, text: int) -> int:
+        """Slots whose features are kept, of states too."""
+        waiting = sum(len(states[0]) for states in self._states.get(text, ()))
+        return waiting + sum(part.size for part in self._parts.get(text, ()))
 
     def postpone(self, text: int, states: list[Tensor]) -> None:
         """Keep states that nothing else will write to."""
@@ -36,21 +74,40 @@ class KeptFeatures:
         self._parts.pop(text, None)
         self._states.pop(text, None)
 
-    def cut(self, text: int, features: Tensor) -> None:
+    def cut(self, text: int) -> None:
         """The newest slot's are all that later rounds need of these, which have been read."""
-        self._parts[text] = [features[-1:]]
+        last = self._parts[text][-1]
+        self._parts[text] = [last._replace(begin=last.end - 1)]
 
     def joined(self, text: int, slots: int, read: int) -> Tensor:
         """Of the last of a text's slots, those from `read` on among them."""
         self._settle(text)
         parts = self._parts[text]
-        first = slots - sum(map(len, parts))
-        while len(parts) > 1 and first + len(parts[0]) <= read:
-            first += len(parts.pop(0))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        first = slots - sum(part.size for part in parts)
+        while len(parts) > 1 and first + parts[0].size <= read:
+            first += parts.pop(0).size
+        return parts[0].slots if len(parts) == 1 else torch.cat([part.slots for part in parts])
 
     def _settle(self, text: int) -> None:
         waiting = self._states.pop(text, None)
         if waiting is not None:
             states = waiting[0] if len(waiting) == 1 else [torch.cat(tap) for tap in zip(*waiting, strict=True)]
-            self._parts.setdefault(text, []).append(self._make(states))
+            made = self._make(states)
+            self._parts.setdefault(text, []).append(Part(made[None], 0, 0, len(made)))
+
+
+def unread_slots(
+    executor: Executor, slots: Sequence[int], texts: Sequence[list[int]], features: Sequence[Tensor]
+) -> tuple[list[Tensor], list[list[int]]]:
+    """Features of slots that the K/V lacks, and the token that goes with each; always at least the newest."""
+    each = list(zip(slots, texts, features, strict=True))
+    known = [first_unread(executor, slot, text, len(kept)) for slot, text, kept in each]
+    executor.rollback(slots, known)
+    missing = [kept[len(kept) - (len(text) - 1 - have) :] for (_, text, kept), have in zip(each, known, strict=True)]
+    return missing, [text[have + 1 :] for text, have in zip(texts, known, strict=True)]
+
+
+def first_unread(executor: Executor, slot: int, text: list[int], kept: int) -> int:
+    """The first slot that the K/V lacks, of those whose features are kept; at most the newest. Slot t goes with token
+    t + 1."""
+    return max(len(text) - 1 - kept, min(executor.length(slot), len(text) - 2))
