@@ -73,8 +73,9 @@ class QuietLoad:
         """Beside so many nothing paid, between so many rests."""
         if texts < QUIET_TEXTS or rests < QUIET_RESTS:
             return
-        known = now < self.until
-        self.texts = min(texts, self.texts) if known else texts
+        known = self.texts > 0 and now < self.until
+        least = max(QUIET_TEXTS, 3 * texts // 4)  # some fewer are no other load: of many somebody has always just ended
+        self.texts = min(least, self.texts) if known else least
         if not known:
             self.until = now + self.spans.span
             self.spans.start()
