@@ -327,6 +327,24 @@ def test_who_comes_to_a_load_beside_which_nothing_pays_goes_without_drafts(costs
     assert [each.sequence.output for each in (late, *asked)] == [text.sequence.output] * (batch + 1)
 
 
+def test_drawn_texts_that_are_declined_half_way_are_plain_decodings() -> None:
+    model = dirichlet(12, seed=5)
+
+    def run(method: Method) -> list[Request]:
+        asked = [
+            request([0, 1 + i % 7], method, i, max_new_tokens=200, seed=100 + i, temperature=1.0)
+            for i in range(QUIET_TEXTS)
+        ]
+        finish(Engine(TableExecutor(model, QUIET_TEXTS, 256)), *asked)
+        return asked
+
+    plain = run(Method("plain", RULES["sample-and-match"]))
+    drafter = AutoDrafter([Arm(PromptLookup(3))], STEEP, clock=lambda: 0.0)
+    found = run(Method("m", RULES["sample-and-match"], drafter))
+    assert all(each.method.drafter is None and drafter._calls > 50 for each in found)
+    assert [each.sequence.output for each in found] == [each.sequence.output for each in plain]
+
+
 def test_a_batch_is_all_texts_of_the_pass() -> None:
     """What others write beside it is delayed too: an `auto` of one text among many drafts as if it were many."""
     plain, tokens = Method("plain", RULES["sample-and-match"]), 60

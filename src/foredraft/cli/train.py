@@ -289,7 +289,7 @@ def data(
         temperatures=numbers(temperatures, float, "--temperatures"), row=row, seed=seed,
         seconds=seconds or math.inf,
     )  # fmt: skip
-    # Hundreds of rows at a time: on a GPU plain weights are quicker than packed ones, which are widened in every pass.
+    # Hundreds of rows at a time: on a GPU packed weights would be widened in every pass.
     on_cpu = Place(device=device).torch_device().type == "cpu"
     loaded = load(target, Place(dtype, device, batch_size or (16 if on_cpu else 256), row, packed=on_cpu))
     columns = (TextColumn("writing"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())

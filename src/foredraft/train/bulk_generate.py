@@ -1,6 +1,7 @@
 """The target writes text in large batches: one cache of columns for all rows, prompts padded on the left.
 
-The engine serves requests that come and go; here every row starts together, so a step is a handful of large products.
+For a model whose weights are being trained, which has no executor: every row starts together, so a step is a handful of
+large products. Corpora are written through the engine (`corpus_writer`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The target writes many texts through the engine: as many at a time as there are slots, and no slot waits for another.
 
-`bulk_generate` does the same for a model whose weights are being trained, without an executor of its own.
+Knows nothing of files, templates or what the texts are for.
 """
 
 from __future__ import annotations
