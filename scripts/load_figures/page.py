@@ -147,6 +147,6 @@ def draw(path: Path, found: Sequence[dict[str, Any]]) -> bool:
         panel.set_xticks(loads, map(str, loads))
         panel.xaxis.set_minor_locator(plt.NullLocator())
     axes[0].legend()
-    path.write_bytes(render(figure, "png"))
+    path.write_bytes(render(figure, "png", dpi=90))
     plt.close(figure)
     return True

@@ -52,11 +52,11 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def render(figure: Any, form: str) -> bytes:
+def render(figure: Any, form: str, dpi: int = 160) -> bytes:
     """A figure as the bytes of a png or svg file."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if form == "svg" else {"Software": None}
-    figure.savefig(buffer, format=form, dpi=160, bbox_inches="tight", pad_inches=0.12, metadata=metadata)
+    figure.savefig(buffer, format=form, dpi=dpi, bbox_inches="tight", pad_inches=0.12, metadata=metadata)
     return buffer.getvalue() if form == "svg" else _indexed(buffer)
 
 
