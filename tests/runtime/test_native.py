@@ -59,6 +59,16 @@ def pair(
     return made, TorchExecutor(slow, slots, room)
 
 
+@pytest.mark.parametrize(("channels", "runs"), [(256, True), (288, False)])
+def test_heads_wider_than_its_room_run_in_torch(channels: int, runs: bool) -> None:
+    config = ModelConfig("llama", VOCAB, 64, 1, 2, 1, channels, 96, max_position=64)
+    quick, slow = loud(config), TorchExecutor(loud(config).bfloat16().float(), 1, 64)
+    assert pack(quick, torch.bfloat16)
+    made, rows = executor_for(quick, 1, 64), Rows.chains([0], [text(37)], CPU)
+    assert isinstance(made, NativeExecutor) == runs
+    assert near(made.forward(rows).logits, slow.forward(rows).logits)
+
+
 def near(got: Tensor, true: Tensor, share: float = 0.03) -> bool:
     return bool((got.float() - true).pow(2).mean().sqrt() < share * true.pow(2).mean().sqrt())
 

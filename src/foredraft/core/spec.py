@@ -7,6 +7,7 @@ one are given by the caller (a draft length, a cost model, a trained head). It k
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,9 +33,17 @@ class PartTable(Generic[Made]):
         name, colon, params = expanded(text, self.aliases).partition(":")
         name = name.strip()
         if name not in self.factories:
-            raise unknown_name(self.what, name, [*self.factories, *self.aliases])
+            raise self._unknown(name + colon + params)
         known = self.parameters(name)
         return name, read_values(f"{self.what} {name!r}", params.split(","), known) if colon else {}
+
+    def _unknown(self, text: str) -> UsageError:
+        """An error for a text that begins with no name; a name with its parameters after another mark is recognised."""
+        known = [*self.factories, *self.aliases]
+        found = re.fullmatch(r"([a-z0-9-]+?)(?:[,=]|-(?=\d+$))(.+)", text)
+        if found is not None and found[1] in known:
+            return UsageError(f"unknown {self.what} {text!r}; parameters follow a colon: {found[1]}:{found[2]}")
+        return unknown_name(self.what, text.partition(":")[0], known)
 
     def canonical(self, text: str) -> str:
         """The text in its one spelling: no alias, no parameter that has its default."""
@@ -125,7 +134,8 @@ def read_value(where: str, written: str, default: Value) -> Value:
         return int(written) if isinstance(default, int) else float(written)
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
-        raise UsageError(f"{where} must be {kind}, not {written!r}") from None
+        hint = f"; parameters are separated by commas: {written.replace(':', ',')}" if ":" in written else ""
+        raise UsageError(f"{where} must be {kind}, not {written!r}{hint}") from None
 
 
 def written_value(value: Value) -> str:

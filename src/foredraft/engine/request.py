@@ -36,6 +36,7 @@ class Request:
     trace: bool = False  # whether its events tell how each step went
     constraint: Constraint | None = field(init=False, default=None)  # the grammar of the params, at work
     penalised: bool = field(init=False)
+    altered: bool = field(init=False)  # whether penalties, biases or a grammar change the target's logits
     greedy: bool = field(init=False)  # temperature 0, and nothing changes the target's top token; asked in every step
 
     def __post_init__(self) -> None:
@@ -47,8 +48,8 @@ class Request:
         params = self.sequence.params
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self.penalised = penalties != (1.0, 0.0, 0.0)
-        free = not self.penalised and not params.logit_bias and self.constraint is None
-        self.greedy = params.temperature == 0 and free
+        self.altered = self.penalised or bool(params.logit_bias) or self.constraint is not None
+        self.greedy = params.temperature == 0 and not self.altered
 
     @property
     def id(self) -> int:

@@ -39,6 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.5, "min_p": 1.0},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.8},
     {"temperature": 1.2, "top_k": 700, "top_p": 0.99},
+    {"temperature": 1.0, "top_k": 900, "top_p": 0.3},
     {"temperature": 1.2, "min_p": 0.01, "top_k": 30, "top_p": 0.95},
 ]
 

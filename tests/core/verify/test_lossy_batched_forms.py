@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from foredraft.core.distributions.sampling import LogitDistributions, ParamBlock
 from foredraft.core.distributions.tensors import TableDistributions
 from foredraft.core.host_look import looking_away
 from foredraft.core.verify import RULES, BatchCase, Rule, find_rule, judge, lantern, lantern_pp, tree_case
 from foredraft.core.verify.lossy.lantern import nearest_codes
-from foredraft.types import Kind, Topology
+from foredraft.types import Distributions, Kind, SamplingParams, Topology
 from tests.core.verify.test_batched_forms import VOCAB, random_case, rng_of
 from tests.kit.drafting import batch_case_of, draft_tree
 from tests.kit.tables import dirichlet
@@ -71,6 +72,39 @@ def test_verdicts_are_the_same_where_nobody_may_look(rule: Rule, empty: bool) ->
     for seed in (1, 3):
         case = full_case(rule, (kind,), Topology.CHAIN, seed, empty)
         assert (case.drafts.width == 0) == empty
+        seen = rule.verify_batch(case)
+        with looking_away():
+            unseen = rule.verify_batch(case)
+        assert [unseen.row(b) for b in range(case.drafts.batch)] == [seen.row(b) for b in range(case.drafts.batch)]
+
+
+def short_of_rows(case: BatchCase) -> BatchCase:
+    """No sequence has the last node, and a pass has no rows for it."""
+    drafts = case.drafts
+    lengths = drafts.length.clamp(max=drafts.width - 1)
+
+    def rows(table: Distributions | None) -> LogitDistributions:
+        assert isinstance(table, TableDistributions)
+        kept = table.probs[:, :-1]
+        block = ParamBlock.of([SamplingParams(temperature=1.0)] * drafts.batch, VOCAB)
+        index = torch.arange(kept.shape[0] * kept.shape[1]).view(kept.shape[:2])
+        return LogitDistributions(torch.log(kept).flatten(0, 1), index, block)
+
+    view = None if case.temperature_one is None else rows(case.temperature_one)
+    hidden = None if case.hidden is None else case.hidden[:, :-1]
+    cut = replace(drafts, length=lengths, lengths_host=None)
+    return replace(case, drafts=cut, target=rows(case.target), temperature_one=view, hidden=hidden)
+
+
+@pytest.mark.parametrize(
+    "rule", [*[rule for rule in RULES.values() if not rule.lossy], *LOSSY], ids=lambda rule: rule.name
+)
+def test_nodes_that_no_sequence_has_need_no_rows(rule: Rule) -> None:
+    """A drafter's columns are as many as it may fill; a device's loops go through all of them."""
+    kind = min((kind for kind, shape in rule.exact_for if shape is Topology.CHAIN), key=str, default=Kind.CHOSEN)
+    for seed in (1, 3):
+        case = short_of_rows(full_case(rule, (kind,), Topology.CHAIN, seed))
+        assert case.drafts.width > 1
         seen = rule.verify_batch(case)
         with looking_away():
             unseen = rule.verify_batch(case)

@@ -125,12 +125,19 @@ def truncate(logits: Tensor, block: ParamBlock) -> Tensor:
         return logits.masked_fill(logits < _searched_cut(logits, block), -torch.inf)
     vocab = logits.shape[1]
     # Elsewhere than on the host, looking whether the head sufficed would cost a synchronisation.
-    head = min(_HEAD, vocab) if may_look(logits) else vocab
+    head = min(max(_HEAD, _largest_k(block, vocab)), vocab) if may_look(logits) else vocab
     cut = _cut(logits, block, head)
     if cut is None:
         cut = _cut(logits, block, vocab)
     assert cut is not None
     return logits.masked_fill(logits < cut, -torch.inf)
+
+
+def _largest_k(block: ParamBlock, vocab: int) -> int:
+    """The most tokens that any row's top-k keeps, 0 where top-p needs no such limit: its shares are of their mass."""
+    if block.top_k is None or block.top_p is None:
+        return 0
+    return int(torch.where(block.top_k < vocab, block.top_k, 0).max())
 
 
 def _cut(logits: Tensor, block: ParamBlock, head: int) -> Tensor | None:
@@ -166,7 +173,8 @@ def _searched_cut(logits: Tensor, block: ParamBlock) -> Tensor:
 
 
 def _log_mass(logits: Tensor, top: Tensor, block: ParamBlock, head: int) -> Tensor:
-    """[B, 1] log of the total weight that top-p's shares refer to: what top-k left over."""
+    """[B, 1] log of the total weight that top-p's shares refer to: what top-k left over. No k lies beyond the head but
+    that of rows without top-k."""
     if block.top_k is None:
         return torch.logsumexp(logits, dim=1, keepdim=True)
     rank = torch.arange(head, device=logits.device)[None, :]
@@ -211,7 +219,7 @@ class LogitDistributions:
     """
 
     logits: Tensor  # [M, V], any float dtype
-    index: Tensor  # [B, N + 1] int64
+    index: Tensor  # [B, N + 1] int64, fewer where no sequence has N nodes
     block: ParamBlock
     drafts: DraftBatch | None = None  # needed for penalties only
     counts: TokenCounts | None = None
@@ -253,20 +261,24 @@ class LogitDistributions:
         return distribution_of(logits.masked_fill(void, 0.0), block), void.view(batch, rows)
 
     def at(self, row: Tensor) -> Distribution:
-        packed = self.index.gather(1, row[:, None])[:, 0]
-        logits = self.logits[packed].to(torch.float32)
-        if self.counts is not None and self.drafts is not None:
-            logits = penalise(logits, self.counts, ancestor_tokens(self.drafts, row), self.block)
-        if self.block.bias is not None:
-            logits = logits + self.block.bias
-        if self.mask is not None:
-            logits = logits.masked_fill(~self.mask.at(row), -torch.inf)
+        row = row.clamp(max=self.index.shape[1] - 1)  # a device visits nodes that no sequence has
+        logits = self.logits_at(row)
         void = ~torch.isfinite(logits.amax(dim=1, keepdim=True))
         self.bad.scatter_(1, row[:, None], void)
         # A void row may lie below a rejected draft, where nobody reads it; made uniform, it cannot spoil sums of rows.
         if not may_look(logits) or bool(void.any()):
             logits = logits.masked_fill(void, 0.0)
         return distribution_of(logits, self.block)
+
+    def logits_at(self, row: Tensor) -> Tensor:
+        """[B, V] float32 logits of one row a sequence, with penalties, biases and what a grammar forbids."""
+        packed = self.index.gather(1, row[:, None])[:, 0]
+        logits = self.logits[packed].to(torch.float32)
+        if self.counts is not None and self.drafts is not None:
+            logits = penalise(logits, self.counts, ancestor_tokens(self.drafts, row), self.block)
+        if self.block.bias is not None:
+            logits = logits + self.block.bias
+        return logits if self.mask is None else logits.masked_fill(~self.mask.at(row), -torch.inf)
 
 
 def ancestor_tokens(drafts: DraftBatch, row: Tensor) -> Tensor:

@@ -34,10 +34,14 @@ def exponentials(key: Tensor, count: int) -> Tensor:
 
 def uniform_of(seed: int, counter: int, node: int, purpose: int, attempt: int) -> float:
     """`hashed_uniform` on Python integers, the reference."""
+    return (key_of(seed, counter, node, purpose, attempt) >> 11) * 2.0**-53
+
+
+def key_of(seed: int, counter: int, node: int, purpose: int, attempt: int) -> int:
+    """`state_of` on Python integers, without a sign."""
     state = _mix_int(seed + _GOLDEN)
     state = _mix_int(state ^ ((counter * _MIX_A + purpose) & _MASK))
-    state = _mix_int(state ^ ((node * _MIX_B + attempt) & _MASK))
-    return (state >> 11) * 2.0**-53
+    return _mix_int(state ^ ((node * _MIX_B + attempt) & _MASK))
 
 
 def _unit(state: Tensor) -> Tensor:

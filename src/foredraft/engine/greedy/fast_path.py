@@ -8,6 +8,9 @@ need the argmax of each row alone. The forms, quickest first:
 - `device.py`: the verdict in one kernel, or in tensors (the reference), on the logits of a finished pass;
 - `host.py`: the same in plain Python, where the logits are on the host.
 
+Sampled texts take the same roads where a rule follows tokens drawn by the keys of their positions: `sampled.py` in a
+CUDA graph, `drawn.py` on the host.
+
 Tests hold every form to the rule itself: tests/engine/test_fast_path.py the whole loop, test_greedy_host.py and
 test_greedy.py the verdicts one by one, test_captured.py the CUDA graphs.
 """
@@ -24,6 +27,7 @@ from ..sampler import Sampler
 from .async_copy import AsyncCopy
 from .captured import verify_captured
 from .device import NO_CHANCES, Chances, decide
+from .drawn import draw_on_host
 from .eligible import is_greedy
 from .host import decide_on_host
 from .run_ahead import RunAhead
@@ -78,7 +82,7 @@ class GreedyFastPath:
         if group.summary is not None:  # came with the pass
             return True
         if not is_greedy(group):
-            return False
+            return self._draw(group)
         best, choice = find_top_k(group.out.logits, 1)
         chances = NO_CHANCES
         if group.method.rule.second_chance is not None and group.drafts.width:
@@ -90,6 +94,13 @@ class GreedyFastPath:
         made = chances.mark(form(group.drafts, *rows, chances.scores, chances.reason), group.drafts)
         group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
         return True
+
+    def _draw(self, group: MethodGroup) -> bool:
+        """The same for sampled texts whose rule follows the target's own tokens, on the host."""
+        made = draw_on_host(group, self.sampler) if self.keyed else None
+        if made is not None:
+            group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
+        return made is not None
 
 
 def _is_watched(group: MethodGroup) -> bool:

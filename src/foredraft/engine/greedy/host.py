@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,14 +21,35 @@ def decide_on_host(
     drafts: DraftBatch, choice: Tensor, best: Tensor, scores: Tensor | None = None, reason: Reason = Reason.RELAXED
 ) -> Decision:
     """As `device.decide`."""
+    lines = lines_of(drafts, choice.tolist(), None if scores is None else scores.tolist(), reason)
+    return decision_of(drafts, lines, (~torch.isfinite(best)).to(torch.int64))
+
+
+def lines_of(
+    drafts: DraftBatch,
+    choice: Seq[Choices],
+    scores: list[list[float]] | None = None,
+    reason: Reason = Reason.RELAXED,
+) -> Tensor:
+    """[B, columns] of a summary, without the flags of its rows."""
     columns = (x.tolist() for x in (drafts.token, drafts.parent, drafts.depth, drafts.order))
-    scored = [None] * drafts.batch if scores is None else scores.tolist()
-    trees = zip(*columns, drafts.length.tolist(), choice.tolist(), scored, strict=True)
-    levels = drafts.levels
-    lines = torch.tensor([_line(_Tree(*tree), levels, int(reason)) for tree in trees], dtype=torch.int64)
-    verdict = unpack_verdict(lines, levels)
+    scored = [None] * drafts.batch if scores is None else scores
+    trees = zip(*columns, drafts.length.tolist(), choice, scored, strict=True)
+    found = [_line(_Tree(*tree), drafts.levels, int(reason)) for tree in trees]
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def decision_of(drafts: DraftBatch, lines: Tensor, damaged: Tensor) -> Decision:
+    """damaged [B, rows]: those without a distribution."""
+    verdict = unpack_verdict(lines, drafts.levels)
     keep = torch.cat((torch.zeros_like(lines[:, :1]), verdict.path + 1), dim=1)
-    return Decision(verdict, torch.cat((lines, (~torch.isfinite(best)).to(torch.int64)), dim=1), keep)
+    return Decision(verdict, torch.cat((lines, damaged), dim=1), keep)
+
+
+class Choices(Protocol):
+    """The target's own token after each row: a list, or drawn when a walk comes to it."""
+
+    def __getitem__(self, row: int, /) -> int: ...
 
 
 class _Tree(NamedTuple):
@@ -38,7 +60,7 @@ class _Tree(NamedTuple):
     depth: list[int]
     order: list[int]
     length: int
-    choice: list[int]
+    choice: Choices
     scores: list[float] | None
 
     def matching(self) -> dict[tuple[int, int], int]:
@@ -71,7 +93,7 @@ def _line(tree: _Tree, levels: int, reason: int) -> list[int]:
     while (child := matching.get((at, wanted), passing.get(at))) is not None:
         path.append(child)
         reasons.append(int(Reason.STANDARD) if tree.token[child] == wanted else reason)
-        at, wanted = child, tree.choice[child + 1]
+        at, wanted = child, tree.choice[child + 1]  # looked at once a row, and only on the path
     refused = at in tree.parent[: tree.length]
     reasons.append(int(Reason.CORRECTED if refused else Reason.BONUS))
     deepest = max(tree.depth[: tree.length], default=0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .build import built
 from .levels import SWITCH, Level, levels
-from .structs import Correction, Pass, Weight
+from .structs import Correction, Options, Pass, Weight
 
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
@@ -40,6 +40,8 @@ class Compiled:
         self._code.fd_largest.argtypes = [_pointer, _int, _int, _int, _pointer, _pointer, _int]
         search = self._code.fd_likeliest
         search.argtypes = [_pointer, _int, _int, _int, _pointer, _float, _pointer, _pointer, _int]
+        self._code.fd_draw.argtypes = [_pointer, _int, ctypes.POINTER(Options), ctypes.c_uint64]
+        self._code.fd_draw.restype = ctypes.c_int64
         if not self._code.fd_ready():
             raise OSError("the kernel refuses tile registers")
 
@@ -85,6 +87,10 @@ class Compiled:
         found = values.data_ptr(), places.data_ptr(), torch.get_num_threads()
         self._code.fd_likeliest(logits.data_ptr(), rows, size, k, named, least, *found)
         return values, places
+
+    def draw(self, logits: Tensor, how: Options, key: int) -> int:
+        """A token of one row [V] of float32 by a key's random numbers; -1 where the row is no distribution."""
+        return int(self._code.fd_draw(logits.data_ptr(), len(logits), ctypes.byref(how), key))
 
     def norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """x [T, d] divided by its root mean square, times the gain."""

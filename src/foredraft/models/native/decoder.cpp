@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "largest.h"
+#include "draw.h"
 #include "pass.h"
 #include "pool.h"
 #if defined(BF16_TILES)
@@ -372,6 +372,11 @@ extern "C" void fd_largest(const float* x, int rows, int size, int k, float* val
 extern "C" void fd_likeliest(const float* x, int rows, int size, int k, const int64_t* ids, float least, float* values,
                              int64_t* places, int threads) {
     each_row(rows, threads, [&](int r) { likeliest(x + long(r) * size, size, k, ids, least, values + r * k, places + r * k); });
+}
+
+extern "C" int64_t fd_draw(const float* x, int size, const Options* how, uint64_t key) {
+    static thread_local Race race;
+    return draw(x, size, *how, key, race);
 }
 
 extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, int size, bf16* to) {

@@ -62,7 +62,10 @@ template <int BITS, int CENTER, bool LEAST> struct Flat : Numbers<BITS, CENTER> 
     static constexpr bool HAS_LEAST = LEAST;
     static long scale_bytes(int blocks) { return blocks * 32L * KINDS; }
     static Floats step(const uint8_t* scales, int k, int) { return halves(scales + k * 32 * KINDS); }
-    static Floats least(const uint8_t* scales, int k, int) { return halves(scales + k * 32 * KINDS + 32); }
+    static Floats least(const uint8_t* scales, int k, int) {  // without one the last block would be read beyond its end
+        if constexpr (!LEAST) return all(0.0f);
+        else return halves(scales + k * 32 * KINDS + 32);
+    }
 };
 // Two halves of bytes as floats.
 struct Twins {
@@ -81,6 +84,7 @@ template <int BITS, int CENTER, int GROUPS_, Fine FINE> struct Super : Numbers<B
         return mul(halves(super), FINE == SIGNED ? signed_bytes(at) : FINE == TWINS ? Twins(bytes(at)).low : bytes(at));
     }
     static Floats least(const uint8_t* scales, int k, int group) {
+        if constexpr (!HAS_LEAST) return all(0.0f);
         const uint8_t *super = scales + k / 8 * SIZE, *at = group_at(super, k, group);
         return sub(all(0.0f), mul(halves(super + 32), FINE == TWINS ? Twins(bytes(at)).high : bytes(at + 16)));
     }

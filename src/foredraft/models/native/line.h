@@ -12,9 +12,10 @@ template <class T> struct Line {
     void reserve(size_t count) {
         if (count <= size) return;
         std::free(data);
-        size = (count * sizeof(T) + 63) / 64 * 64 / sizeof(T);
-        data = static_cast<T*>(std::aligned_alloc(64, size * sizeof(T)));
-        std::memset(data, 0, size * sizeof(T));
+        const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;  // whole lines: aligned_alloc may refuse others
+        size = bytes / sizeof(T);
+        data = static_cast<T*>(std::aligned_alloc(64, bytes));
+        std::memset(data, 0, bytes);
     }
     T& operator[](size_t i) { return data[i]; }
     const T& operator[](size_t i) const { return data[i]; }

@@ -20,6 +20,12 @@ class Weight(ctypes.Structure):
     _fields_ = _fields("format columns depth own", "codes scales more")
 
 
+class Options(ctypes.Structure):
+    """How a token is drawn: temperature 0 takes the top token, top_k 0 all of them."""
+
+    _fields_ = [("temperature", _float), ("top_p", _float), ("min_p", _float), ("top_k", _int)]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         *_fields("enter has_mlp", "attn_norm token_norm mlp_norm q_norm k_norm qkv_bias"),

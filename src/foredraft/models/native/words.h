@@ -57,7 +57,8 @@ struct WordRows {
 
   private:
     void take_block(const act* a, long block, int row, int16_t* codes) {
-        const Floats low = get16(a), high = get16(a + 16);
+        const Floats low = get16(a), high = get16(a + 16), largest = all(3.4028235e38f);
+        if (not_at_most(abs(low), largest) | not_at_most(abs(high), largest)) return lose_block(block, row, codes);
         const float most = max_of(max(abs(low), abs(high)));
         const Floats by = all(most > 0 ? MOST_WORD / most : 0.0f);
         const Ints first = to_ints(mul(low, by)), second = to_ints(mul(high, by));
@@ -66,6 +67,13 @@ struct WordRows {
         const float unit = to.step[row] = most / MOST_WORD;
         const int32_t low_sum = sum_of_ints(first), high_sum = sum_of_ints(second), sums[3] = {low_sum + high_sum, low_sum, high_sum};
         for (int i = 0; i < 3; i++) to.total[i][row] = unit * float(sums[i]), to.minus[i][row] = -sums[i];
+    }
+    // What is no number, or infinite, has no code. Its row gets no number either: damaged weights must not pass unseen.
+    void lose_block(long block, int row, int16_t* codes) {
+        std::memset(codes, 0, DEPTH * sizeof(int16_t));
+        Block& to = blocks[block];
+        to.step[row] = __builtin_nanf("");
+        for (int i = 0; i < 3; i++) to.total[i][row] = to.step[row], to.minus[i][row] = 0;
     }
 };
 

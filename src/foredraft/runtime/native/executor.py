@@ -30,6 +30,7 @@ MLPS = {Layer.mlp: 1, Adapter.mlp: 0}
 PRODUCTS = ("qkv", "out", "gate_up", "down")
 NORMS = ("attn_norm", "token_norm", "mlp_norm", "q_norm", "k_norm")
 NOTHING = native.Source()
+MOST_CHANNELS = 256  # of a head: the library's room for keys and values (MAX_DIM in softmax.h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,10 @@ class NativeExecutor(TorchExecutor):
 
 def runs_native(decoder: Decoder) -> bool:
     """Whether the library knows everything that this decoder's layers do."""
-    if decoder.dtype != torch.bfloat16 or type(decoder).run is not Decoder.run or decoder.config.head_dim % 32:
+    channels = decoder.config.head_dim
+    if decoder.dtype != torch.bfloat16 or type(decoder).run is not Decoder.run:
+        return False
+    if channels % 32 or channels > MOST_CHANNELS:
         return False
     return all(_known(cast(Layer, layer), i) for i, layer in enumerate(decoder.layers))
 
