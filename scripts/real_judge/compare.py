@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from foredraft.errors import UsageError
 from foredraft.judge.eval.calibrate import Budget
@@ -31,9 +34,12 @@ FREE = {
     "lenience": ("lenience:0.3",),
     "mixture": ("ensemble:0.95", "ensemble:0.8"),
 }
-JUDGES = {"judge": ("", 6), "paper": ("paper", 3), "state": ("target", 3), "likelihood": ("evidence", 3)}
+# Judges' folders, and thresholds of theirs to try at most, from strict on.
+JUDGES = {"judge": ("", 12), "paper": ("paper", 6), "state": ("target", 6), "likelihood": ("evidence", 6)}
+PER_RUNG = 3  # thresholds to a rung of a ladder, whose rungs are far apart where a head is unsure
 HOPELESS = 0.08  # points of accuracy lost, after which a family's looser settings are not tried
 CLOSE, LOOSE = 0.01, 0.03
+CPU_TOKENS = 128
 LITTLE = 100  # seconds: settings that were cut off after less go on in the next call, before any table
 WORTH = (
     "judge",
@@ -47,6 +53,8 @@ WORTH = (
     "mixture",
 )  # order of the table
 
+CORE = ("target", "exact", "judge", "typical", "top-k", "fly")  # answer all test questions, whatever the time
+
 
 def family_of(arm: str) -> str:
     name = arm.partition(":")[0]
@@ -58,13 +66,18 @@ def judged(job: Job, name: str, folder: Path, threshold: float) -> Arm:
     return replace(own.judged(threshold), name=f"{name}:{threshold:.9g}")
 
 
+def finer(ladder: Sequence[float], count: int) -> list[float]:
+    """Thresholds from strict to loose, `count` to every rung."""
+    pairs = zip(ladder, ladder[1:], strict=False)
+    return [high + (low - high) * i / count for high, low in pairs for i in range(count)] + [ladder[-1]]
+
+
 def families(job: Job, arms: EvalArms) -> Iterator[tuple[str, list[Arm]]]:
     """Every family with its settings from strict to loose."""
     for name, (kind, most) in JUDGES.items():
         folder = job.judge(kind)
         if is_judge(folder):
-            ladder = read_spec(folder).ladder
-            steps = ladder[:: max(1, -(-len(ladder) // most))]
+            steps = finer(read_spec(folder).ladder, PER_RUNG)[:most]
             yield name, [judged(job, name, folder, step) for step in steps]
     for name, spelled in FREE.items():
         yield name, [arms.arm(rule, rule) for rule in spelled]
@@ -159,20 +172,21 @@ def test_arms(job: Job, arms: EvalArms) -> list[list[Arm]]:
 
 def same_rung(job: Job, threshold: float, task: str) -> float:
     """The threshold at the same place of another judge's ladder: scores of two heads are not on one scale."""
-    own, other = read_spec(job.judge()).ladder, read_spec(job.judge(task)).ladder
+    own, other = (finer(read_spec(job.judge(name)).ladder, PER_RUNG) for name in ("", task))
     place = min(range(len(own)), key=lambda i: abs(own[i] - threshold))
     return other[min(len(other) - 1, place * len(other) // len(own))]
 
 
 def tables(job: Job, seconds: float) -> dict[str, Any]:
-    """Slice after slice of the test questions by all arms; after half of them the looser settings, then the rest."""
+    """Half of the test questions by all arms, the rest by those that matter most, looser settings, what is left."""
     begun, arms = time.monotonic(), job.arms(job.asked.batch)
     ask, log = harness(job, arms), OutcomeLog(job.out / "tables.jsonl", about(job))
     slices = deal(tests(job.asked.data, job.sizes), job.sizes.slices)
     main, loose = test_arms(job, arms)
-    half = max(1, len(slices) // 2)
-    rounds = [(n, main) for n in range(half)] + [(n, loose) for n in range(half)]
-    rounds += [(n, [*main, *loose]) for n in range(half, len(slices))]
+    first, rest = (range(0, len(slices), 2), range(1, len(slices), 2))
+    most, others = ([arm for arm in main if (family_of(arm.name) in CORE) is core] for core in (True, False))
+    order = [(first, main), (rest, most), (first, loose), (rest, [*others, *loose])]
+    rounds = [(number, members) for numbers, members in order for number in numbers]
     left = 0
     for number, members in rounds:
         for arm in members:
@@ -195,26 +209,36 @@ def write_tables(job: Job, log: OutcomeLog, names: list[str]) -> dict[str, Any]:
 
 def speed(job: Job, seconds: float) -> dict[str, Any]:
     """One request at a time: tokens a second of the target, of exact drafts of several lengths, and of the judge."""
+    return one_at_a_time(job, seconds, (3, 5, 8, 12, job.asked.length), 8, "speed")
+
+
+def cpu(job: Job, seconds: float) -> dict[str, Any]:
+    """The same on a processor, of less: as many threads as this process may have."""
+    asked = argparse.Namespace(**vars(job.asked) | {"device": "cpu", "dtype": "auto", "max_new": CPU_TOKENS})
+    return one_at_a_time(replace(job, asked=asked, kept={}), seconds, (3, 8, job.asked.length), 3, "cpu")
+
+
+def one_at_a_time(job: Job, seconds: float, lengths: tuple[int, ...], count: int, name: str) -> dict[str, Any]:
+    """Tokens a second of a few questions, by drafts of several lengths; OUT/NAME.json."""
     arms, begun = job.arms(1), time.monotonic()
     ask, found = harness(job, arms), {}
-    problems = scored(parts(job.asked.data, job.sizes)["settings"])[::24][:8]
+    problems = scored(parts(job.asked.data, job.sizes)["settings"])[::24][:count]
     record = json.loads((job.out / "settings.json").read_text(encoding="utf-8"))
     threshold = float(record["close"]["judge"]["arm"].rpartition(":")[2])
     own = job.arms(1, job.judge())
     every = [("target", arms.target())]
-    for length in (3, 5, 8, 12, job.asked.length):
+    for length in lengths:
         every += [(f"exact {length}", arms.arm("exact", length=length))]
         every += [(f"judge {length}", own.judged(threshold, length))] if length >= 5 else []
-    for name, arm in every:
+    for arm_name, arm in every:
         if time.monotonic() - begun > seconds:
             break
         ask.answers(arm, problems[:1])  # graphs are captured
         at, tokens = time.perf_counter(), 0
         for problem in problems:
             tokens += len(ask.answers(arm, [problem])[0].output)
-        found[name] = round(tokens / (time.perf_counter() - at), 1)
-        print(f"  {name}: {found[name]} tokens/s", flush=True)
-    write_json(
-        job.out / "speed.json", {"tokens_per_second": found, "problems": len(problems), "provenance": provenance()}
-    )
+        found[arm_name] = round(tokens / (time.perf_counter() - at), 1)
+        print(f"  {arm_name}: {found[arm_name]} tokens/s", flush=True)
+    measured = {"tokens_per_second": found, "problems": len(problems), "max_new": job.asked.max_new}
+    write_json(job.out / f"{name}.json", measured | {"threads": torch.get_num_threads(), "provenance": provenance()})
     return found

@@ -22,9 +22,9 @@ def write(out: Path, into: Path) -> None:
     found = read(out / "tables.json")
     rows = found["rows"]
     parts = [head(out, found), *(table(rows, task) for task in TITLES if any(row["task"] == task for row in rows))]
-    parts += [choices(out), judges(out), promise(out), speed(out), origin(found["provenance"])]
+    parts += [choices(out), judges(out), promise(out), speed(out, "speed"), speed(out, "cpu"), origin(found["provenance"])]
     (into / "results.md").write_text("\n".join(filter(None, parts)), encoding="utf-8")
-    for name in ("tables.json", "settings.json", "speed.json"):
+    for name in ("tables.json", "settings.json", "speed.json", "cpu.json"):
         if (out / name).exists():
             shutil.copyfile(out / name, into / name)
 
@@ -60,7 +60,7 @@ def head(out: Path, found: dict[str, Any]) -> str:
         tried = each["right"] + each["wrong"]
         share = each["right"] / max(tried, 1)
         lines += [
-            f"Labels of {task}: {tried:,} mismatches of {each['questions']} training questions were tried; {share:.0%} of "
+            f"Labels of {task}: {tried:,} mismatches of {each['questions']} training questions that the target solves were tried; {share:.0%} of "
             "the drafter's tokens that differ from the target's did not change its final answer.", "",
         ]  # fmt: skip
     return "\n".join(lines)
@@ -135,19 +135,16 @@ def promise(out: Path) -> str:
     ])  # fmt: skip
 
 
-def speed(out: Path) -> str:
-    found = read(out / "speed.json")
+def speed(out: Path, name: str) -> str:
+    found = read(out / f"{name}.json")
     if not found:
         return ""
-    lines = [
-        "## One request at a time",
-        "",
-        f"Tokens a second over {found['problems']} questions.",
-        "",
-        "| arm | tokens/s |",
-        "|---|---|",
-    ]
-    return "\n".join([*lines, *(f"| {name} | {rate:.0f} |" for name, rate in found["tokens_per_second"].items()), ""])
+    device = found["provenance"]["device"]
+    where = f"{device['cpu']}, {found['threads']} threads" if name == "cpu" else device.get("gpu") or device["cpu"]
+    lines = [f"## One request at a time: {where}", "",
+             f"Tokens a second over {found['problems']} questions, at most {found['max_new']} tokens each.", "",
+             "| arm | tokens/s |", "|---|---|"]  # fmt: skip
+    return "\n".join([*lines, *(f"| {arm} | {rate:.0f} |" for arm, rate in found["tokens_per_second"].items()), ""])
 
 
 def origin(record: dict[str, Any]) -> str:

@@ -101,7 +101,8 @@ def corpus(job: Job, seconds: float) -> dict[str, Any]:
 
 
 def tell_rows(done: int, total: int, tokens: int) -> None:
-    print(f"  {done} of {total} answers, {tokens} tokens", flush=True)
+    if done % 256 == 0 or done == total:
+        print(f"  {done} of {total} answers, {tokens} tokens", flush=True)
 
 
 def drafter(job: Job, seconds: float) -> dict[str, Any]:
@@ -148,8 +149,8 @@ def labels(job: Job, seconds: float) -> dict[str, Any]:
     limits = Limits(a.max_new, stretch=1.5, share=a.share)
     mine = parts(a.data, job.sizes)["labels"]
     for task, part in zip(TASKS, (0.7, 0.3), strict=True):
-        quests = Questions(task, [each for each in mine if each.task == task], {}).quests(llm.tokenizer)
-        journal = Journal(job.out / f"labels-{task}.jsonl", {"share": a.share, "max_new": a.max_new})
+        quests = Questions(task, [each for each in mine if each.task == task], {}).quests(llm.tokenizer, solved=True)
+        journal = Journal(job.out / f"labels-{task}.jsonl", {"share": a.share, "max_new": a.max_new, "solved": True})
         make_mined(quests, limits, models, llm.target.eos_ids, journal, a.mining_batch, tell_quests, part * seconds)
         path = job.out / f"labels-{task}.jsonl"
         records = read_records(path) if path.exists() else []  # none where no question was finished in time

@@ -141,6 +141,21 @@ def test_sources_are_compared_and_one_is_trusted(tmp_path: Path) -> None:
         settle(seen, ["oracle"])
 
 
+def test_a_label_by_hand_outlives_another_trust(tmp_path: Path) -> None:
+    """Whoever trusts a program first may think again; a hand that counts tokens names no character."""
+    path = tmp_path / "answers.jsonl"
+    write_notes(path, notes(WRONG, WRONG))
+    seen = locate_all(path, Program(lambda q, a: 0))
+    seen[0].mark(AT)
+    seen[1].raw |= {"first_wrong": 5, "unit": "token"}
+    (pair,) = agreement(seen)
+    assert pair["lines"] == 1 and pair["median_gap"] == AT
+    assert settle(seen, ["hand", "program"]) == 2
+    assert seen[1].by_token and seen[1].first_wrong == 5
+    assert settle(seen, ["program"]) == 2 and [note.first_wrong for note in seen] == [0, 0]
+    assert settle(seen, ["hand"]) == 1 and seen[0].first_wrong == AT
+
+
 def test_answers_are_paired_and_a_cut_run_goes_on(tmp_path: Path) -> None:
     task = tmp_path / "task.jsonl"
     task.write_text("".join(json.dumps({"prompt": f"{i} + 1?", "answer": i + 1}) + "\n" for i in range(4)))

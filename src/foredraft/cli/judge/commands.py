@@ -137,13 +137,16 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Fresh problems by target, drafter, exact drafting and judge, in turns."""
-    from ...judge.eval.evaluate import EvalOrder, answer_log
+    from ...judge.eval.evaluate import CHECKED, EvalOrder, answer_log
     from ...judge.eval.evaluate import evaluate as run_four
+    from .mining_tasks import held_out
 
     if limit < 1:
         raise UsageError("--limit must be at least 1")
     order = EvalOrder(seed, limit, wanted(families), max_new_tokens, batch_size, task=task, wording=voices(wording))
     steps = numbers(lengths, int, "--lengths")
+    if task != CHECKED:
+        held_out(task, data, limit)  # a wrong task is refused before models are loaded
     arms = arms_of(target, drafter, folder, method, length, dtype, device, batch_size, max_length)
     arms = replace(arms, threshold=threshold)
     _warn_if_off(arms)

@@ -52,6 +52,7 @@ class Mining:
     rare: float
     stretch: float | None
     share: float
+    solved: bool
     seconds: float
     dtype: str
     device: str
@@ -128,6 +129,7 @@ def mine(
     rare: Annotated[float, typer.Option(help="auto: tokens rarer than this matter untried; EAGLE: 0.01.")] = 0.0,
     stretch: Annotated[float | None, typer.Option(help="auto: longest try over own response; EAGLE: 1.5.")] = None,
     share: Annotated[float, typer.Option(help="auto: share of the mismatches that are tried.")] = 1.0,
+    solved: Annotated[bool, typer.Option("--solved", help="auto: only questions that the target solves.")] = False,
     seconds: Annotated[float, typer.Option(help="auto: stop after so long; the same command goes on.")] = inf,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -138,7 +140,7 @@ def mine(
     chosen = tuple(name.strip() for name in families.split(",") if name.strip())
     order = Mining(
         source, target, drafter, task, data, out, count, seed, chosen, max_new_tokens, batch_size, temperature, rare,
-        stretch, share, seconds, dtype, device, max_length,
+        stretch, share, solved, seconds, dtype, device, max_length,
     )  # fmt: skip
     figures = _make(order)
     if not as_json:
@@ -201,7 +203,7 @@ def _auto(order: Mining, tell: Tell) -> dict[str, str]:
     arms = order.arms()
     target = arms.llm
     models = EngineTarget(target), ExecutorDrafter(arms.drafter_alone().engine.executor)
-    quests = questions.quests(target.tokenizer)
+    quests = questions.quests(target.tokenizer, order.solved)
     make_mined(quests, limits, models, target.target.eos_ids, journal, order.batch, tell, order.seconds)
     return questions.hashes
 

@@ -14,6 +14,7 @@ from ...bench.scoring.scorers import score
 from ...errors import UsageError, unknown_name
 from ...judge.labels.mining import Quest
 from ...judge.labels.program_labels import Exercise, exercises
+from ...judge.labels.record import group_of
 from ...judge.labels.token_labels import ask
 from ...judge.problems import agreement
 from ...judge.problems.final_answer import Extract, answer_line
@@ -42,8 +43,9 @@ class Questions:
     asked: Sequence[Question | Exercise]
     hashes: dict[str, str]  # of the file that they came from
 
-    def quests(self, tokenizer: Tokenizer) -> list[Quest]:
-        return [_quest(self.task, each, tokenizer) for each in self.asked]
+    def quests(self, tokenizer: Tokenizer, solved: bool = False) -> list[Quest]:
+        """solved: an answer that is not right counts as none, so that questions which the target fails are dropped."""
+        return [_quest(self.task, each, tokenizer, solved) for each in self.asked]
 
 
 def load_quests(task: str, data: Path | None, count: int | None, seed: int) -> Questions:
@@ -58,19 +60,29 @@ def load_quests(task: str, data: Path | None, count: int | None, seed: int) -> Q
     return Questions(task, found.questions, {found.task.file: found.sha256})
 
 
-def _quest(task: str, asked: Question | Exercise, tokenizer: Tokenizer) -> Quest:
+def _quest(task: str, asked: Question | Exercise, tokenizer: Tokenizer, solved: bool) -> Quest:
     if isinstance(asked, Exercise):
         prompt = ask(tokenizer, asked.problem.question)
-        extract: Extract = answer_line
+        extract = _right(asked) if solved else answer_line
         domain, name, group = asked.problem.family, asked.name, asked.group
     else:
-        prompt, extract = asked.prompt(tokenizer, 0, ()), _scored(asked)
-        domain, name, group = task, f"{task}:{asked.id}", f"{task}:{asked.id}"
+        prompt, extract = asked.prompt(tokenizer, 0, ()), _scored(asked, solved)
+        domain, name, group = task, f"{task}:{asked.id}", group_of(asked.turns[0])
     return Quest(domain, name, group, tuple(prompt), lambda tokens: extract(tokenizer.decode(list(tokens))))
 
 
-def _scored(question: Question) -> Extract:
-    return lambda text: score(question, text).answer
+def _scored(question: Question, solved: bool = False) -> Extract:
+    """A program that fails has no final answer: two that fail need not be alike in anything."""
+
+    def extract(text: str) -> str | None:
+        found = score(question, text)
+        return found.answer if found.correct or not (solved or question.scorer == "code") else None
+
+    return extract
+
+
+def _right(asked: Exercise) -> Extract:
+    return lambda text: answer_line(text) if asked.problem.solved(text) else None
 
 
 def held_out(task: str, data: Path | None, limit: int) -> list[agreement.Question]:
@@ -101,7 +113,7 @@ class Scored:
         return score(self.marked, text).correct
 
     def extract(self, text: str) -> str | None:
-        return score(self.marked, text).answer
+        return _scored(self.marked)(text)
 
 
 def held_out_tasks(task: str, data: Path | None, limit: int | None) -> tuple[list[Scored], str]:

@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import ForedraftError
 from ...jsonl import write_lines
 from ...models import Tokenizer
-from .record import LabelledText
+from .record import LabelledText, group_of
 from .token_labels import Spelling, ask, closing_token, spell
 
 UNITS = ("character", "letter", "token")  # "letter" is the old name of a character
@@ -105,7 +105,7 @@ def records_of(
         if note.labelled:
             tokens = spell(tokenizer, note.answer, closing)
             where = str(note.raw.get("domain", domain))
-            group = str(note.raw.get("group", f"{where}:{note.question}"))
+            group = str(note.raw.get("group", group_of(note.question)))
             labels = _labels(note, tokenizer, tokens, ends)
             yield LabelledText(where, group, tuple(ask(tokenizer, note.question)), tuple(tokens), labels, "file")
 

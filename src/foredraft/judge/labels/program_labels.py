@@ -6,7 +6,6 @@ mistakes that are planted at random places make sure that wrong tokens are not o
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from ..problems.families import FAMILIES, draw
 from ..problems.phrases import SEEN
 from ..problems.problem import STYLES, Problem
 from .planted_errors import plant
-from .record import LabelledText
+from .record import LabelledText, group_of
 from .token_labels import Spelling, ask, closing_token, spell
 
 # Prompts, temperatures and seeds -> what a model answers, closing token included.
@@ -49,7 +48,7 @@ class Exercise:
 
     @property
     def group(self) -> str:
-        return f"{self.problem.family}:{hashlib.sha256(self.problem.question.encode()).hexdigest()[:16]}"
+        return group_of(self.problem.question)
 
     @property
     def chance(self) -> random.Random:

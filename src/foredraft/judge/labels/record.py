@@ -6,6 +6,7 @@ drafter and target agree there is nothing to judge). Records lie in JSON lines, 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ from ...jsonl import read_lines, write_lines
 
 RIGHT, WRONG, UNCOUNTED = 1, 0, -1
 MINED = "mined"  # source of labels that compare drafter and target, and are about their mismatches alone
+
+
+def group_of(question: str) -> str:
+    """The group of a question: the same wherever its labels come from, so that no split has it on both sides."""
+    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ CHECKERS: dict[str, Checker] = {
         Checker("text", *_by(phrase)),
         Checker("choice", lambda row, text: _choice(row, text) == str(row["answer"]).strip().upper(), _choice),
         Checker("json", _same_json, lambda row, text: json_value(text)),
-        Checker("tests", _tests, lambda row, text: "pass" if _tests(row, text) else "fail", ("tests",)),
+        Checker("tests", _tests, lambda row, text: "pass" if _tests(row, text) else None, ("tests",)),
     )
 }
 

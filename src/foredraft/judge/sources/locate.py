@@ -54,10 +54,10 @@ def locate_all(path: Path, source: Source, tell: Callable[[int, int], None] = la
 
 
 def verdicts(note: Note) -> dict[str, Verdict]:
-    """What each source said of a note; a label by hand is one of them."""
+    """What each source said of a note; a label by hand is one of them, unless it counts tokens."""
     found = {name: UNSURE if said == "unsure" else Verdict(said) for name, said in note.raw.get(LOCATED, {}).items()}
     if note.labelled and HAND not in found and note.raw.get("by") in (None, HAND):
-        found[HAND] = Verdict(note.first_wrong)
+        found[HAND] = UNSURE if note.by_token else Verdict(note.first_wrong)
     return found
 
 
@@ -71,8 +71,13 @@ def settle(notes: Sequence[Note], trust: Sequence[str]) -> int:
     count = 0
     for note in notes:
         said = verdicts(note)
+        if note.labelled and note.by_token and HAND in trust:  # it stands as it is: its character is not known
+            count += 1
+            continue
         chosen = next((name for name in trust if name in said and said[name].sure), None)
         if chosen is not None:
+            if said.get(HAND, UNSURE).sure:  # kept for whoever trusts it later
+                note.raw[LOCATED] = {**note.raw.get(LOCATED, {}), HAND: said[HAND].first}
             note.mark(said[chosen].first)
             note.raw["by"] = chosen
             count += 1
