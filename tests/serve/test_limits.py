@@ -380,6 +380,9 @@ def test_json_by_any_name(server: Running, field: str) -> None:
     given["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     answer = server.post("completions", prompt="a", max_tokens=40, temperature=0, **{field: given[field]}).json()
     assert json.loads(answer["choices"][0]["text"]) == {"a": 1}
+    asked = {"prompt": "a", "max_tokens": 1, "temperature": 0, "structured_outputs": {"json": {}}}
+    anything = server.post("completions", **asked).json()
+    assert anything["choices"][0]["text"].strip()[:1] in tuple('{["-0123456789tfn')  # any JSON, and not any text
 
 
 def test_min_tokens(server: Running) -> None:

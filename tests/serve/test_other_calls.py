@@ -52,6 +52,15 @@ def test_calls_of_a_response(client: openai.OpenAI) -> None:
     assert done.arguments == call.arguments and done.call_id.startswith("call_")
 
 
+def test_a_call_that_was_cut_short_says_so(roomy: Running) -> None:
+    parameters = {"type": "object", "properties": {"x": {"enum": ["word " * 60]}}, "required": ["x"]}
+    tool: Any = {"type": "function", "name": "f", "parameters": parameters | {"additionalProperties": False}}
+    asked = {"input": "Go", "tools": [tool], "tool_choice": "required", "max_output_tokens": 40}
+    whole = roomy.post("responses", **asked).json()
+    assert whole["status"] == "incomplete" and whole["output"][-1]["type"] == "function_call"
+    assert whole["output"][-1]["status"] == "incomplete"
+
+
 def test_a_response_holds_to_a_schema(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": False}
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
@@ -117,3 +126,7 @@ def test_answers_tell_what_wrote_them_and_what_was_read_before(server: Running) 
     first, second = (server.post("completions", prompt=prompt, max_tokens=1, seed=1).json() for _ in range(2))
     assert first["system_fingerprint"] == second["system_fingerprint"] and first["system_fingerprint"].startswith("fp_")
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 4
+    several = server.post("completions", prompt=prompt, max_tokens=1, n=3).json()["usage"]
+    again = server.post("completions", prompt=prompt, max_tokens=1, n=3).json()["usage"]
+    for usage in (several, again):  # a prompt counts once, however many choices it has
+        assert usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]

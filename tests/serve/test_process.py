@@ -98,8 +98,8 @@ def test_an_idle_server_stops_at_once(tiny: Path) -> None:
         (("smolm2",), 2, "did you mean 'smollm2'"),
         (("--method", "sufix"), 2, "did you mean 'suffix'"),
         (("--allow-methods", "suffix,medsa"), 2, "did you mean 'medusa'"),
-        (("--max-queue", "-1"), 2, "'queue' must be 0 or positive"),
-        (("--timeout", "0"), 2, "'seconds' must be positive"),
+        (("--max-queue", "-1"), 2, "'--max-queue' must be 0 or positive"),
+        (("--timeout", "0"), 2, "'--timeout' must be positive"),
         (("--api-key", ""), 2, "empty"),
         (("--host", "no.such.host.invalid"), 1, "cannot listen on no.such.host.invalid:8000"),
         (("--prot", "1"), 2, "did you mean --port"),
@@ -125,7 +125,7 @@ def test_an_empty_list_of_keys_serves_nobody(
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert run(["serve", "--port", str(other.getsockname()[1])]) == 1
-    assert "in use" in capsys.readouterr().err
+    assert "in use; name another port with --port\n" in capsys.readouterr().err
 
 
 def test_the_core_needs_none_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import struct
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
+from foredraft.serve.api import call
 
 from .kit import MODEL, Running, events, serving, tiny_llm
 
@@ -50,6 +52,23 @@ def test_echo_with_logprobs(server: Running, reference: Any) -> None:
     without = server.post("completions", **asked | {"echo": False}, logprobs=2).json()["choices"][0]
     assert choice["text"] == TEXT + without["text"]
     assert scores["token_logprobs"][-3:] == pytest.approx(without["logprobs"]["token_logprobs"], abs=1e-4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_scores_of_a_prompt_keep_the_event_loop_free(
+    server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """A long prompt with many rivals takes a tenth of a second and more, for every choice."""
+    loops, score = list[bool](), call.prompt_scores
+
+    def scores(*given: Any) -> Any:
+        loops.append(asyncio._get_running_loop() is not None)
+        return score(*given)
+
+    monkeypatch.setattr(call, "prompt_scores", scores)
+    asked: dict[str, Any] = {"prompt": "a b c", "echo": True, "logprobs": 2, "max_tokens": 1, "n": 2, "stream": stream}
+    assert server.post("completions", **asked).status_code == 200
+    assert loops == [False, False]
 
 
 def test_an_echo_in_a_stream_and_of_ids(server: Running) -> None:

@@ -103,6 +103,12 @@ def test_wrong_values(server: Running, field: str, value: Any) -> None:
     assert said["type"] == "invalid_request_error"
 
 
+def test_an_image_is_refused_by_name(server: Running) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    said = error(server.post("chat/completions", messages=[{"role": "user", "content": image}]), 400)
+    assert said["message"].endswith("this server reads text only, no image_url")
+
+
 @pytest.mark.parametrize(
     ("body", "hint"),
     [
@@ -126,6 +132,17 @@ def test_wrong_values(server: Running, field: str, value: Any) -> None:
 )
 def test_wrong_completions(server: Running, body: dict[str, Any], hint: str) -> None:
     assert hint in error(server.post("completions", **body), 400)["message"]
+
+
+@pytest.mark.parametrize("token", [10_000_000, -1, 1 << 70])
+def test_stop_ids_that_no_token_has_fail_no_step(server: Running, token: int) -> None:
+    """With `min_tokens` they are part of a mask, which has no place for them."""
+    failures = server.metric("step_failures_total")
+    asked = {"prompt": "a b", "max_tokens": 4, "temperature": 0, "logit_bias": {"49151": 100}, "return_token_ids": True}
+    answer = server.post("completions", **asked, min_tokens=3, stop_token_ids=[token])
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["token_ids"] == [49151] * 4
+    assert server.metric("step_failures_total") == failures
 
 
 def test_what_does_not_exist(server: Running) -> None:

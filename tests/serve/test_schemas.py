@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from foredraft.errors import UsageError
 from foredraft.serve.api.api_errors import ApiError
 from foredraft.serve.grammars import schema_compiler, schema_probe
 from foredraft.serve.grammars.schema_probe import SchemaProbe
+
+from .kit import Running
 
 
 class Known(SchemaProbe):
@@ -42,6 +45,46 @@ def test_a_client_whose_schema_was_a_bomb_waits_with_its_next_one(monkeypatch: p
     now[0] += 21
     assert check("newer", "a") == 1 << 10
     probe.close()
+
+
+def test_a_client_that_hangs_up_on_its_bomb_waits_all_the_same() -> None:
+    """The attempt goes on without it, and is remembered."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Known):
+        def _ask(self, schema: str, tokens: dict[str, Any]) -> dict[str, Any]:
+            begun.set()
+            go_on.wait(60)
+            return super()._ask(schema, tokens)
+
+    probe = Slow(seconds=2, megabytes=128)
+
+    async def attack() -> None:
+        asked = asyncio.ensure_future(probe.check("bomb", "a", {}))
+        await asyncio.to_thread(begun.wait, 60)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        go_on.set()
+        assert await probe.check("usual", "b", {}) == 1 << 10  # it comes after the bomb
+        with pytest.raises(UsageError, match="too much"):
+            await probe.check("bomb", "b", {})
+        with pytest.raises(ApiError, match="took all the time"):
+            await probe.check("new", "a", {})
+
+    asyncio.run(attack())
+    probe.close()
+
+
+def test_schemas_of_refused_requests_are_not_kept(server: Running) -> None:
+    for i in range(3):
+        schema = {"type": "object", "properties": {f"refused {i}": {"type": "integer"}}}
+        asked = {"prompt": "a " * 2000, "guided_json": schema}
+        assert server.post("completions", **asked).json()["error"]["code"] == "context_length_exceeded"
+    grammars = server.service.grammars
+    assert not any("refused" in key for kept in (grammars._made, grammars._bytes) for key in kept)
+    assert server.post("completions", prompt="a", max_tokens=2, guided_json=schema).status_code == 200
+    assert any("refused" in key and size >= 0 for key, size in grammars._bytes.items())
 
 
 def test_what_takes_long_gets_the_processor_only_while_nobody_else_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from foredraft.serve.api.tools import CallDelta, CallParser, whole_calls
 
@@ -100,6 +100,22 @@ def test_a_stream_of_calls_adds_up_to_the_whole_answer(client: openai.OpenAI) ->
             check(tool)
 
 
+def test_schemas_of_tools_may_refer_to_themselves(client: openai.OpenAI) -> None:
+    """As pydantic writes them: definitions stand at the root of the parameters, which is not that of the grammar."""
+
+    class Sky(BaseModel):
+        state: Literal["sun", "rain"]
+
+    class Report(BaseModel):
+        sky: Sky
+        older: list[Report] = Field(max_length=0)
+
+    tool = openai.pydantic_function_tool(Report)
+    answer = call(client, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    written = answer.choices[0].message.tool_calls[0].function
+    assert written.name == "Report" and Report.model_validate_json(written.arguments).older == []
+
+
 def test_auto_writes_text_or_calls_and_none_never_calls(client: openai.OpenAI) -> None:
     free = call(client, tools=[WEATHER], max_tokens=8).choices[0].message
     assert free.content and not free.tool_calls  # random weights write no call by themselves
@@ -122,6 +138,18 @@ def test_calls_in_the_history_reach_the_model(running: Running, client: openai.O
     assert running.service.ready().tokenizer.chat_template is not None
 
 
+@pytest.mark.parametrize("arguments", ["[" * 200_000, '{"half of a character": "\\ud83d"}'])
+def test_arguments_in_the_history_that_cannot_be_written_stay_as_they_are(running: Running, arguments: str) -> None:
+    """The first is too long for the context as well, and is refused for that."""
+    function = {"name": "weather", "arguments": arguments}
+    history = [*ASK, {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}]
+    answer = running.post("chat/completions", messages=history, max_tokens=1)
+    if len(arguments) < 100:
+        assert answer.status_code == 200, answer.text
+    else:
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("body", "blamed"),
     [
@@ -131,6 +159,7 @@ def test_calls_in_the_history_reach_the_model(running: Running, client: openai.O
         ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools.0.function.name"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "("}, None),
@@ -188,15 +217,17 @@ def test_a_prediction_is_drafted_from(running: Running, client: openai.OpenAI) -
     assert wrong.usage.completion_tokens_details.rejected_prediction_tokens > 0
 
 
-def test_a_last_message_is_continued(running: Running) -> None:
-    started = [*ASK, {"role": "assistant", "content": "It is"}]
+@pytest.mark.parametrize("said", ["It is", "<", "|", "d", "assistant", "So: "])
+def test_a_last_message_is_continued(running: Running, said: str) -> None:
+    """Also where the template writes the same characters after it."""
+    started = [*ASK, {"role": "assistant", "content": said}]
     answer = running.post(
         "chat/completions", messages=started, max_tokens=3, continue_final_message=True, add_generation_prompt=False
     )
     fresh = running.post("chat/completions", messages=ASK, max_tokens=3)
-    two = len(running.llm.tokenizer.encode("It is", add_special=False))
+    more = len(running.llm.tokenizer.encode(said, add_special=False))
     assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["prompt_tokens"] == fresh.json()["usage"]["prompt_tokens"] + two
+    assert answer.json()["usage"]["prompt_tokens"] == fresh.json()["usage"]["prompt_tokens"] + more
 
 
 TEXT = (
@@ -214,6 +245,11 @@ def test_calls_are_found_however_the_text_is_cut(size: int) -> None:
         deltas += found
     calls = [call["function"] for call in whole_calls(deltas)]
     assert calls == [{"name": "a", "arguments": '{"x": "}{\\"\\\\", "y": [{}]}'}, {"name": "b", "arguments": "{}"}]
+
+
+def test_a_tool_may_be_called_arguments() -> None:
+    _, deltas = CallParser().push('<tool_call>{"name": "arguments", "arguments": {"x": 1}}</tool_call>', True)
+    assert [each["function"] for each in whole_calls(deltas)] == [{"name": "arguments", "arguments": '{"x": 1}'}]
 
 
 @pytest.mark.parametrize("text", ["<b>bold</b>", "plain", "<tool", "<"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import faulthandler
 import ipaddress
 import os
@@ -101,7 +102,9 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            reason += "; name another port with --port"
         raise ForedraftError(f"cannot listen on {host}:{port}: {reason}") from None
 
 

@@ -8,6 +8,15 @@ from dataclasses import dataclass, field
 from ..errors import UsageError
 
 ANYONE = "anyone"  # the one client of a server without keys
+OPTIONS = {  # what limits are called on the command line
+    "body_bytes": "--max-body",
+    "prompt_tokens": "--max-prompt-tokens",
+    "new_tokens": "--max-new-tokens",
+    "choices": "--max-choices",
+    "queue": "--max-queue",
+    "seconds": "--timeout",
+    "grace": "--grace",
+}
 
 
 def key_name(index: int) -> str:
@@ -40,9 +49,9 @@ class Limits:
         for name in self.__dataclass_fields__:
             value, least = getattr(self, name), 0 if name in ("queue", "grace") else None
             if least is not None and not value >= least:
-                raise UsageError(f"the limit {name!r} must be 0 or positive")
+                raise UsageError(f"the limit {OPTIONS.get(name, name)!r} must be 0 or positive")
             if least is None and value is not None and not value > 0:
-                raise UsageError(f"the limit {name.replace('_', ' ')!r} must be positive")
+                raise UsageError(f"the limit {OPTIONS.get(name, name)!r} must be positive")
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, An
     total = Stats()
     for request in requests:
         total.add(request.stats)
-    read = sum(request.sequence.prompt_length for request in requests[:: len(requests) // prompts])
+    first = requests[:: len(requests) // prompts]  # of each prompt
+    read, reused = sum(r.sequence.prompt_length for r in first), sum(r.stats.reused for r in first)
     method = requests[0].method
     speculation: dict[str, Any] = {"method": method.name, "rule": method.rule.name}
     if counters:
@@ -117,7 +118,7 @@ def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, An
         "prompt_tokens": read,
         "completion_tokens": total.emitted,
         "total_tokens": read + total.emitted,
-        "prompt_tokens_details": {"cached_tokens": total.reused if counters else 0, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": reused if counters else 0, "audio_tokens": 0},
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(each.predicted for each in given),
             "rejected_prediction_tokens": sum(each.mispredicted for each in given),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
@@ -28,6 +29,7 @@ from .tools import wanted_tools
 
 AnyBody = ChatBody | CompletionBody
 Asked = type[ChatBody] | type[CompletionBody] | type[ResponsesBody]
+Made = TypeVar("Made")
 DELIVERY = 30.0  # seconds beyond a job's own time in which a reader may fetch what is ready
 CLIENT_CLOSED = 499  # for the log alone
 
@@ -108,7 +110,7 @@ class Call:
         answers = [Piece(index) for index in range(len(self._requests))]
         async for piece in self._pieces():
             answers[piece.index].add(piece)
-        return self._response.whole(answers, self._usage())
+        return await self._off_loop(lambda: self._response.whole(answers, self._usage()))
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         if isinstance(self._response, ResponsesResponse):
@@ -121,7 +123,7 @@ class Call:
         async for piece in self._pieces():
             if piece.index not in opened:
                 opened.add(piece.index)
-                opening = self._response.opening(piece.index)
+                opening = await self._off_loop(partial(self._response.opening, piece.index))
                 if opening is not None:
                     yield event(opening | extra)
             if piece.says_something or self._body.return_token_ids:
@@ -148,6 +150,12 @@ class Call:
                 yield piece
             if failed is not None:
                 raise failed
+
+    async def _off_loop(self, make: Callable[[], Made]) -> Made:
+        """What holds the scores of a prompt is put together in a thread: for a long one that takes a tenth of a second
+        and more, a choice.
+        """
+        return make() if self._body.prompt_alternatives is None else await run_in_threadpool(make)
 
     def _usage(self) -> dict[str, Any]:
         prompts = len(self._requests) // (self._body.n or 1)

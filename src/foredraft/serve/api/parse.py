@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from ...engine import Request
 from ...models import Tokenizer
@@ -17,6 +18,7 @@ from .tools import wanted_tools, with_tools
 
 LEAST_MASS = 1e-9  # top_p = 0 means the top token alone
 CHARACTERS = 8  # of a token, at most, in a text that is worth reading whole before its tokens are counted
+END_MARK = "THE-MESSAGE-ENDS-HERE"  # never reaches the model; nothing in it that a template would escape or strip
 CUT_TOKENS = 64  # tokens that may come out otherwise where a text is cut
 
 
@@ -51,21 +53,30 @@ def chat_ids(service: Service, body: ChatBody) -> list[int]:
     tokenizer = service.worker.llm.tokenizer
     messages, variables = with_tools(body.messages, wanted_tools(body), tokenizer.chat_template or "")
     going_on = bool(body.continue_final_message)
+    if going_on:
+        messages[-1] = marked(messages[-1])
     try:
         text = tokenizer.chat(messages, not going_on, **variables)
     except Exception as error:
         raise bad_request(f"the conversation cannot be rendered: {error}", "messages") from None
     if going_on:
-        text = unfinished(text, str(messages[-1]["content"]))
+        text = unfinished(text)
     return encode(service, text, add_special=False)  # the template writes them itself
 
 
-def unfinished(text: str, last: str) -> str:
-    """A conversation without what its template writes after the last message, which is to be continued."""
-    end = text.rfind(last.strip())
-    if not last.strip() or end < 0:
+def marked(message: dict[str, Any]) -> dict[str, Any]:
+    """A message that shows where it ends: its own words may stand in what the template writes after it."""
+    if not message["content"].strip():
         raise bad_request("the last message holds nothing to continue", "continue_final_message")
-    return text[: end + len(last.strip())] + last[len(last.rstrip()) :]
+    return message | {"content": message["content"] + END_MARK}
+
+
+def unfinished(text: str) -> str:
+    """A conversation without what its template writes after the last message, which is to be continued."""
+    before, found, _ = text.rpartition(END_MARK)
+    if not found:
+        raise bad_request("the model's template does not write the last message", "continue_final_message")
+    return before
 
 
 def completion_ids(service: Service, body: CompletionBody) -> list[list[int]]:
@@ -134,7 +145,8 @@ def grammar(service: Service, body: ChatBody | CompletionBody) -> Grammar | None
     if schema is not None or body.stop:
         raise bad_request("min_tokens cannot go with a schema or with stop strings here", "min_tokens")
     eos = frozenset() if body.ignore_eos else service.worker.llm.target.eos_ids
-    ends = eos.union(body.stop_token_ids or ())
+    vocab = service.worker.engine.executor.vocab_size  # an id beyond it is never written, and has no place in a mask
+    ends = {token for token in eos.union(body.stop_token_ids or ()) if 0 <= token < vocab}
     return MinTokens(body.min_tokens, ends) if ends else None
 
 

@@ -90,7 +90,8 @@ class ResponsesResponse:
     def _output(self, piece: Piece) -> list[Document]:
         if piece.calls:
             calls = whole_calls(piece.calls)
-            return [_call(c["id"], c["function"]["name"], c["function"]["arguments"], "completed") for c in calls]
+            made = [_call(c["id"], c["function"]["name"], c["function"]["arguments"], "completed") for c in calls]
+            return [*made[:-1], made[-1] | {"status": _status(piece)}]  # an answer may end within its last call
         return [self._message_item([_text(piece.text)], _status(piece))]
 
     def _message_item(self, content: list[Document], status: str) -> Document:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 MAX_INT = (1 << 63) - 1
 MAX_STOPS, MAX_STOP_CHARS = 16, 1024
@@ -107,6 +107,14 @@ class UnsupportedFields(Body):
 class TextPart(Body):
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_text(cls, part: Any) -> Any:
+        """One complaint about an image, in place of one for each field that it lacks."""
+        if isinstance(part, dict) and part.get("type") in ("image_url", "input_audio", "file"):
+            raise ValueError(f"this server reads text only, no {part['type']}")
+        return part
 
 
 Content = str | Annotated[list[TextPart], Field(fail_fast=True)]

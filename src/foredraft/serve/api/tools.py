@@ -18,6 +18,8 @@ from .schema import ChatBody, Message, Tool
 Document = dict[str, Any]
 OPEN, CLOSE, BETWEEN = "<tool_call>", "</tool_call>", "\n"
 NO_ARGUMENTS: Document = {"type": "object", "properties": {}, "additionalProperties": False}
+OWN_ROOT = "urn:arguments"  # the parameters are a document of their own: "#/$defs/.." in them means theirs
+KEY = '"arguments":'  # with its colon: a tool may be called "arguments"
 ASKING = (
     "You may call tools. To call one, answer with nothing but a line\n"
     f'{OPEN}{{"name": NAME, "arguments": {{..}}}}{CLOSE}\nfor each call. The tools, as JSON:\n'
@@ -42,7 +44,7 @@ def tool_grammar(body: ChatBody) -> str | None:
 
 def _call_schema(tool: Tool) -> Document:
     own = tool.function.parameters
-    arguments = NO_ARGUMENTS if not own else {"type": "object"} | own
+    arguments = NO_ARGUMENTS if not own else {"type": "object", "$id": OWN_ROOT} | own
     parts = {"name": {"const": tool.function.name}, "arguments": arguments}
     spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as `json.dumps` writes
     whole = {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
@@ -56,6 +58,9 @@ def wanted_tools(body: ChatBody) -> list[Tool]:
         return []
     if choice is not None and not tools and choice != "auto":
         raise bad_request("tool_choice needs tools to choose from", "tool_choice")
+    for tool in tools:
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            raise bad_request(f"the parameters of {tool.function.name!r} must be of type object", "tools")
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise bad_request("two tools have the same name", "tools")
@@ -104,11 +109,15 @@ def _message(message: Message, knows: bool) -> Document:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as they were sent; what is no JSON stays text."""
+    """Arguments as they were sent; what is no JSON stays text, and so does what could not be written again: half of a
+    surrogate pair, or lists nested without end.
+    """
     try:
-        return json.loads(text)
-    except ValueError:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return text
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,7 @@ class CallParser:
     def _begin(self) -> CallDelta | None:
         """The next call, as soon as its name and the place of its arguments are there."""
         start = self._held.find(OPEN)
-        key = self._held.find('"arguments"', start + len(OPEN)) if start >= 0 else -1
+        key = self._held.find(KEY, start + len(OPEN)) if start >= 0 else -1
         place = self._held.find("{", key) if key >= 0 else -1
         if place < 0:
             return None

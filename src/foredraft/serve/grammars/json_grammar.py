@@ -40,14 +40,14 @@ class JsonGrammars:
     ) -> None:
         self._source, self._vocab, self._eos, self._probe = tokenizer, vocab_size, frozenset(eos_ids), probe
         self._made: OrderedDict[str, JsonGrammar] = OrderedDict()
-        self._bytes: dict[str, int] = {}  # what compiled schemas take, where it is known
+        self._bytes: dict[str, int] = {}  # what those take, where it is known
         self._lock = Lock()
 
     async def check(self, schema: Schema, client: str) -> None:
         """Refuse a schema that cannot be obeyed in full, or would take too much to compile."""
         key = self._key(schema)
         if self._probe is not None and key not in self._made:
-            self._bytes[key] = await self._probe.check(key, client, self._setup)
+            await self._probe.check(key, client, self._setup)
 
     def of(self, schema: Schema) -> JsonGrammar:
         """The grammar of a schema; one that cannot be obeyed in full is refused."""
@@ -56,6 +56,7 @@ class JsonGrammars:
         with self._lock:
             self._made[key] = made
             self._made.move_to_end(key)
+            self._bytes.setdefault(key, 0 if self._probe is None else self._probe.size(key))
             while len(self._made) > KEPT or (len(self._made) > 1 and sum(self._bytes.values()) > KEPT_BYTES):
                 self._bytes.pop(self._made.popitem(last=False)[0], None)
         return made

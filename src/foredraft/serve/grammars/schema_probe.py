@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections import Counter, OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
 from ..admission import too_busy
 
+Outcome = dict[str, Any]
 SCRIPT = Path(__file__).with_name("schema_compiler.py")
 PENDING = 2  # schemas of one client that may wait to be tried
 KEPT = 1024  # outcomes
@@ -31,7 +33,7 @@ class SchemaProbe:
         self._limits = {"seconds": seconds, "megabytes": megabytes}
         self._thread = ThreadPoolExecutor(1, "foredraft-schemas")
         self._process: subprocess.Popen[str] | None = None
-        self._known: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._known: OrderedDict[str, Outcome] = OrderedDict()
         self._pending: Counter[str] = Counter()
         self._rests: dict[str, float] = {}  # client -> when it may have a new schema tried again
 
@@ -40,18 +42,36 @@ class SchemaProbe:
         if schema not in self._known:
             self._check_client(client)
             self._pending[client] += 1
-            try:
-                found = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, schema, tokens)
-            finally:
-                self._pending[client] -= 1
-            self._known[schema] = found
-            if found.get("costly"):
-                self._rests[client] = time.monotonic() + REST * self._limits["seconds"]
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
-        if "error" in self._known[schema]:
-            raise UsageError(f"the schema cannot be used: {self._known[schema]['error']}")
-        return int(self._known[schema]["kilobytes"]) << 10
+            loop, asked = asyncio.get_running_loop(), self._thread.submit(self._ask, schema, tokens)
+
+            def over(asked: Future[Outcome]) -> None:  # on the probe's thread, before whoever waits hears of it
+                with suppress(RuntimeError):  # the loop has closed
+                    loop.call_soon_threadsafe(self._note, schema, client, asked)
+
+            asked.add_done_callback(over)
+            found = await asyncio.wrap_future(asked)
+        else:
+            found = self._known[schema]
+        if "error" in found:
+            raise UsageError(f"the schema cannot be used: {found['error']}")
+        return int(found["kilobytes"]) << 10
+
+    def _note(self, schema: str, client: str, asked: Future[Outcome]) -> None:
+        """An attempt is over, or was called off before it began. It counts whether or not the client waited for it:
+        otherwise whoever hangs up could have the next one tried at once.
+        """
+        self._pending[client] -= 1
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        self._known[schema] = asked.result()
+        if asked.result().get("costly"):
+            self._rests[client] = time.monotonic() + REST * self._limits["seconds"]
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+
+    def size(self, schema: str) -> int:
+        """The bytes that a compiled schema takes, as far as it is known; from any thread."""
+        return int(self._known.get(schema, {}).get("kilobytes", 0)) << 10
 
     def _check_client(self, client: str) -> None:
         """Refuse a client that has schemas waiting, or whose last one was a bomb; known schemas are not asked about."""
@@ -71,7 +91,7 @@ class SchemaProbe:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, schema: str, tokens: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, schema: str, tokens: dict[str, Any]) -> Outcome:
         """On the probe's thread. Bounded: the process bounds every attempt itself."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start(tokens)
@@ -79,7 +99,7 @@ class SchemaProbe:
         try:
             self._process.stdin.write(json.dumps(schema) + "\n")
             self._process.stdin.flush()
-            said: dict[str, Any] = json.loads(self._process.stdout.readline())
+            said: Outcome = json.loads(self._process.stdout.readline())
             return said
         except (OSError, ValueError):
             self._process.kill()

@@ -37,8 +37,9 @@ def _asked(body: Generation) -> dict[str, Schema | None]:
         "guided_grammar": _lark(body.guided_grammar),
     }
     if structured is not None:
+        any_object = ANY_OBJECT if structured.json_object else None
         named |= {
-            "structured_outputs.json": structured.json_schema or (ANY_OBJECT if structured.json_object else None),
+            "structured_outputs.json": any_object if structured.json_schema is None else structured.json_schema,
             "structured_outputs.regex": _regex(structured.regex),
             "structured_outputs.choice": _choice(structured.choice),
             "structured_outputs.grammar": _lark(structured.grammar),

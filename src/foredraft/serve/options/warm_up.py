@@ -15,6 +15,7 @@ from .methods import ServedMethods
 
 log = logging.getLogger("foredraft.serve")
 TEXT = "One, two, three, four, five. One, two, three, four, five. One, two,"
+READS = (3, 8, 36)  # times the text: prompts that a head reads by kernels of other sizes
 TOKENS = 6  # of an answer: the first rounds capture, the later ones replay
 WARM = 0.8  # the temperature of sampled answers
 STEPS = 8 * TOKENS  # in which all answers must have come
@@ -25,6 +26,10 @@ def warm_up(llm: LLM, methods: ServedMethods) -> None:
     for method, temperature, count in _trials(methods, llm.engine.executor.max_slots):
         if not writes(llm, method, temperature, count) and method is methods.plain:
             raise EngineFailedError("the engine cannot write a token; the log says why")
+    if llm.engine.executor.device.type == "cuda":
+        for method in methods.methods:
+            for times in READS:
+                writes(llm, method, times=times, tokens=2)
 
 
 def _trials(methods: ServedMethods, slots: int) -> Iterator[tuple[Method, float, int]]:
@@ -36,10 +41,12 @@ def _trials(methods: ServedMethods, slots: int) -> Iterator[tuple[Method, float,
     yield from ((method, 0.0, 1) for method in methods.methods if not any(method is one for one in first))
 
 
-def writes(llm: LLM, method: Method, temperature: float = 0.0, count: int = 1, tokens: int = TOKENS) -> bool:
+def writes(
+    llm: LLM, method: Method, temperature: float = 0.0, count: int = 1, tokens: int = TOKENS, times: int = 1
+) -> bool:
     """Whether an engine at rest writes answers to a prompt that cannot be at fault. Nothing of them is kept."""
     engine, room = llm.engine, llm.engine.executor.max_length
-    prompt = llm.tokenizer.encode(TEXT)[: max(1, room // 2)]
+    prompt = llm.tokenizer.encode(" ".join([TEXT] * times))[: max(1, room // 2)]
     params = SamplingParams(temperature=temperature, max_new_tokens=min(tokens, room // 2), ignore_eos=True, seed=0)
     requests = [llm.request(prompt, params, method) for _ in range(count)]
     try:
