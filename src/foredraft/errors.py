@@ -22,9 +22,15 @@ class BiasedPairError(UsageError):
     """A drafter and a rule that together would change the target's distribution."""
 
 
+# What other engines call a thing that has another name here.
+ELSEWHERE = {"ngram": "prompt-lookup", "n-gram": "prompt-lookup", "none": "plain", "gpu": "cuda", "half": "fp16"}
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name that does not exist, with the nearest one that does."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    known, small = sorted(set(known)), name.lower()
+    near = difflib.get_close_matches(small, known, n=1, cutoff=0.5)
+    if (ours := ELSEWHERE.get(small.replace("_", "-"))) in known:
+        near = [str(ours)]
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return UsageError(f"unknown {what} {name!r}; {hint}")

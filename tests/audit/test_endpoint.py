@@ -146,7 +146,7 @@ def test_what_cannot_be_audited_says_so(prompts: Path, capsys: pytest.CaptureFix
         assert run([*base, url + "/nowhere"]) == 1
         assert "404" in capsys.readouterr().err
     assert run([*base, url]) == 1
-    assert "cannot be asked" in capsys.readouterr().err
+    assert "no server answers" in capsys.readouterr().err
 
 
 def test_prompts_keep_their_text() -> None:

@@ -40,6 +40,8 @@ def test_json_is_alone_on_stdout_and_runs_can_be_reported(tiny: Path, capsys: py
     assert run(["bench", "report", "a", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert Path(document["html"]).exists() and Path("a/report/results.md").exists()
+    assert run(["bench", "report", "a/records.jsonl"]) == 2
+    assert "a/records.jsonl is no folder" in capsys.readouterr().err
 
 
 def test_the_same_command_measures_anew_where_the_first_run_is_finished(

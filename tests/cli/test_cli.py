@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foredraft.cli.app import run
 
@@ -129,12 +130,21 @@ def test_logprobs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--shape", "chian"), "did you mean 'chain'"),
         (("-n", "0"), "max_new_tokens must be at least 1"),
         (("-n", "-3"), "max_new_tokens must be at least 1"),
-        (("-n", "many"), "foredraft generate --help"),
+        (("-n", "many"), "'--max-new-tokens'"),
         (("--batch-size", "0"), "batch size must be at least 1"),
         (("--draft-length", "0"), "draft_length must be at least 1"),
         (("--length", "0"), "draft_length must be at least 1"),
         (("--length", "expcted"), "or a rule (fixed, heuristic, expected"),
         (("--method", "suffix", "--stop", "entropy"), "no draft chain"),
+        (("--stop", "confidence=0.4"), "write confidence:0.4, or --stop-string"),
+        (("--stop", "entropi:1.2"), "write entropy:1.2"),
+        (("--method", "ngram"), "did you mean 'prompt-lookup'"),
+        (("--method", "PLAIN"), "did you mean 'plain'"),
+        (("--device", "gpu"), "did you mean 'cuda'"),
+        (("--device", "meta"), "known: cpu, cuda"),
+        (("--assistant-model", "x"), "did you mean --drafter"),
+        (("--model", ""), "name is empty"),
+        (("--model", "gpt2"), "a hub id is spelled OWNER/NAME"),
         (("--method", "suffix:shape=tree", "--shape", "chain"), "shape is given twice"),
         (("--shape", "eagle2:nods=3"), "did you mean 'nodes'? (known: nodes, width, depth)"),
         (("--words", "0"), "words must be at least 1"),
@@ -156,11 +166,39 @@ def test_wrong_usage(argv: tuple[str, ...], hint: str, tiny: Path, capsys: pytes
     assert hint in err
 
 
-def test_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "generat")
-    assert code == 2
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (("generat",), "'generat'; did you mean generate?"),
+        (("train",), "Missing argument 'kinds'; see 'foredraft train --help'"),
+        (("export", "eagle3"), "Missing option '--to'"),
+        (("store",), "name one of build, add, embed, info"),
+        (("images",), "name one of data, train, compare"),
+        (("serve", "--port", "http"), "Invalid value for '--port'"),
+        (("serve", "--served-model-name", "x"), "did you mean --name?"),
+        (("judge", "eval", "--task", "nosuch"), "unknown task 'nosuch'"),
+        (("methods", "zzzzzzzz"), "chain, confidence"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_command(argv: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, *argv)
+    assert code == 2 and out == ""
     assert one_line(err)
-    assert "generate" in err
+    assert hint in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_a_device_that_is_not_there(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--device", "--draft-device"):
+        code, _, err = call(capsys, "generate", "a", "--model", tiny, "--method", "draft-model", option, "cuda:1")
+        assert code == 1 and one_line(err) and "use cpu" in err
+
+
+def test_lossy_rules_are_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("generate", "a b a", "--raw", "--model", tiny, "-n", "4", "--method", "suffix")
+    assert "lossy" not in call(capsys, *argv)[2]
+    assert call(capsys, *argv, "--rule", "typical")[2].endswith(", lossy]\n")
 
 
 def test_bad_prompts(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +342,8 @@ def test_a_store_is_built_used_and_refused(
     (texts / "b.jsonl").write_text('{"messages": [{"role": "user", "content": "one"}]}\n{"text": "two"}\n')
     (texts / "c.py").write_bytes(b"\xff\xfe no text")
     store = tmp_path / "store"
+    code, _, err = call(capsys, "store", "build", tmp_path / "text", "--out", store, "--model", tiny)
+    assert code == 2 and one_line(err) and not store.exists()
     code, out, err = call(capsys, "store", "build", texts, "--out", store, "--model", tiny, "--json")
     assert code == 0, err
     about = json.loads(out)

@@ -34,6 +34,24 @@ def propose(drafter: SuffixDrafter | PromptLookup, *texts: Sequence) -> list[lis
 
 
 @pytest.mark.parametrize("seed", range(6))
+def test_a_running_match_holds_while_the_text_grows(seed: int) -> None:
+    """Outputs of other requests come between two rounds, and may split the state that a match stands in."""
+    rng = random.Random(seed)
+    for _ in range(200):
+        automaton, state, matched, read = SuffixAutomaton(), 0, 0, list[int]()
+        for _ in range(30):
+            automaton.extend(rng.randrange(3) for _ in range(rng.randrange(4)))
+            read.append(rng.randrange(3))
+            state, matched = automaton.follow(state, matched, read[-1])
+            least = automaton.length[automaton.link[state]] + 1 if state else 0  # of the state's substrings
+            for length in {least, matched}:
+                at = 0
+                for token in read[len(read) - length :]:
+                    at = automaton.next[at][token]
+                assert at == state
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_counts_are_occurrences(seed: int) -> None:
     rng = random.Random(seed)
     text = [rng.randrange(2 + seed % 3) for _ in range(40)]

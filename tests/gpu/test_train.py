@@ -20,6 +20,7 @@ from tests.engine.runs import finish, request
 from tests.train import toys
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+KNOWN = 0.01  # a loss with nothing left to learn: this target repeats itself, which one kind knows from the start
 PROMPTS = [[1, 2, 3], list(range(1, 40))]
 
 
@@ -37,7 +38,8 @@ def test_every_kind_learns_on_the_gpu(tmp_path: Path) -> None:
     before = {s.kind.name: s.loss_module(trainer._held_outputs(0, 8)).item() for s in trainer.students}
     assert trainer.run()
     for student in trainer.students:
-        assert student.loss_module(trainer._held_outputs(0, 8)).item() < 0.9 * before[student.kind.name]
+        now = student.loss_module(trainer._held_outputs(0, 8)).item()
+        assert now < max(0.9 * before[student.kind.name], KNOWN)
 
 
 def test_the_writer_agrees_with_the_engine() -> None:

@@ -217,6 +217,8 @@ def test_what_an_engine_cannot_read_is_refused(name: str, tmp_path: Path) -> Non
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "eagel3", "--to", "vllm", "--out", str(tmp_path / "a")]) == 2
+    assert "unknown kind of head 'eagel3'; did you mean 'eagle3'?" in capsys.readouterr().err
     argv = ["export", str(head_folder("eagle3")), "--to", "vllm", "--model", str(target_of()[0]), "--out"]
     assert run([*argv, str(tmp_path / "a")]) == 0
     assert "model.safetensors" in capsys.readouterr().out

@@ -93,6 +93,26 @@ def test_processors_are_honoured_on_every_drafted_node(name: str, model: Any, to
     assert torch.equal(ours, model.generate(PROMPTS, **given))
 
 
+@pytest.mark.parametrize("stops", [None, [6]])
+def test_a_function_of_prefixes_is_asked_about_allowed_texts_only(
+    stops: list[int] | None, model: Any, tokenizer: Any
+) -> None:
+    """Like a trie, which knows nothing of words outside of it and nothing after their ends; drafts may be either."""
+    prompt = torch.tensor([[2, 4, 6, 5, 2, 4, 6, 5, 2, 4, 6, 5]])
+    asked: list[list[int]] = []
+
+    def follows(batch: int, ids: torch.Tensor) -> list[int]:
+        written = ids[prompt.shape[1] :].tolist()
+        asked.append(written)
+        known = all(token in (2, 4, 6) for token in written) and not (stops and 6 in written)
+        return [2, 4, 6] if known else []
+
+    given = {"max_new_tokens": 16, "do_sample": False, "prefix_allowed_tokens_fn": follows, "eos_token_id": stops}
+    expected = model.generate(prompt, **given)
+    ours = model.generate(prompt, custom_generate=speculate("suffix", tokenizer=tokenizer), **given)
+    assert torch.equal(ours, expected) and len(asked) > 2 * (expected.shape[1] - prompt.shape[1])
+
+
 def test_criteria_and_streamers_see_every_token(model: Any, tokenizer: Any) -> None:
     from transformers import StoppingCriteria
 

@@ -238,3 +238,12 @@ def test_weights_are_streamed(rows: int, kind: str, plan: Plan | None) -> None:
 def test_activations() -> None:
     given = noise(7, 2 * 300)
     assert (gated_fused(given) - gated_reference(given)).abs().max() < 1e-5
+
+
+def test_prompts_of_any_length_share_a_few_kernels() -> None:
+    """A head reads prompts by this kernel: one of its own for every length would be compiled while a client waits."""
+    tiles = [k.MANY_LINES, k.MORE_LINES, k.FEW_LINES]
+    assert len({k.cut_lines(lines, each)[2:] for each in tiles for lines in range(each.lines + 1, 4096)}) <= len(tiles)
+    for lines in range(1, 4096):
+        blocks, per, first, rest = k.cut_lines(lines, k.MANY_LINES)
+        assert (blocks - 1) * per < lines <= blocks * per and per <= first + rest

@@ -117,6 +117,24 @@ def test_products_are_right_and_rows_do_not_know_each_other(
     assert wide(x[:0]).shape == (0, COLUMNS) and wide(x[None]).shape == (1, rows, COLUMNS)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 8, 20])
+@pytest.mark.parametrize("make", [rough, eight_bits, four_bits])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_that_holds_no_number_gets_none(
+    code: native.Compiled, make: Callable[[], Tensor], rows: int, value: float
+) -> None:
+    """Else damaged weights would write a text instead of an error. Rows beside it know nothing of it."""
+    torch.manual_seed(4)
+    plain = Linear(DEPTH, COLUMNS, torch.float32, "cpu").requires_grad_(False)
+    plain.weight.copy_(make())
+    wide, x = TiledLinear(plain, wide=True), torch.randn(rows, DEPTH).bfloat16()
+    spoilt = x.clone()
+    spoilt[rows // 2, 70] = value
+    got, others = wide(spoilt), torch.arange(rows) != rows // 2
+    assert not torch.isfinite(got[~others]).any()
+    assert torch.equal(got[others], wide(x)[others])
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 31, 70])
 @pytest.mark.parametrize("make", [eight_bits, eight_bits_by_row])
 def test_rounding_products_are_those_of_rounded_rows(

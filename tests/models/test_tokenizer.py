@@ -120,11 +120,50 @@ def toy() -> Any:
     return build(Vocabulary("llama", pieces, roles, scores=scores, bos=1, eos=2, unknown=0, add_bos=True))
 
 
+def test_many_texts_at_once_and_a_template_that_is_compiled_once(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, compiled = Tokenizer.from_folder(smollm2), []
+    assert tokenizer.encode_many(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    make = tokenizer._templates.from_string
+    monkeypatch.setattr(tokenizer._templates, "from_string", lambda text: compiled.append(text) or make(text))
+    assert len({tokenizer.chat([{"role": "user", "content": str(i)}]) for i in range(3)}) == 3
+    assert compiled == [tokenizer.chat_template]
+
+
+def test_texts_are_neither_cut_nor_filled_up_whatever_the_file_was_saved_with(tmp_path: Path) -> None:
+    """Whoever trains a model with padded batches saves its tokenizer with them; transformers ignores both."""
+    saved, texts = toy(), ["ab a b", "a"]
+    wanted = [saved.encode(text).ids for text in texts]
+    saved.enable_truncation(3)
+    saved.enable_padding(length=8)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    read = Tokenizer.from_folder(tmp_path)
+    assert [read.encode(text) for text in texts] == read.encode_many(texts) == wanted
+    assert read.encode("ab " * 3000) == toy().encode("ab " * 3000).ids
+
+
+def test_a_text_without_tokens_among_many_is_named() -> None:
+    import tokenizers
+
+    lacking = Tokenizer(tokenizers.Tokenizer(tokenizers.models.Unigram([("a", -1.0)], None)))
+    for read in (lambda: lacking.encode("b"), lambda: lacking.encode_many(["a", "b"])):
+        with pytest.raises(UsageError, match="no token for something in 'b'"):
+            read()
+
+
 def test_sentencepiece_merges_by_score() -> None:
     tokenizer = Tokenizer(toy())
     pieces = {v: k for k, v in tokenizer.backend.get_vocab().items()}
     assert [pieces[i] for i in tokenizer.encode("ab a b")] == ["<s>", "▁ab", "▁a", "▁", "b"]
     assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
+
+
+@pytest.mark.parametrize("words", ["llama-bpe", "tekken"])
+def test_words_that_are_pieces_stay_whole(words: str) -> None:
+    """As in llama.cpp and the models' own tokenizers, whatever order of merges would have led elsewhere."""
+    pieces, merges = ["a", "b", "c", "ab", "bc", "abc"], ["b c", "a b", "ab c"]
+    assert build(Vocabulary("gpt2", pieces, [1] * 6, merges, words=words)).encode("abc").ids == [5]
 
 
 def test_unknown_kinds_of_vocabulary() -> None:
@@ -152,6 +191,15 @@ def test_templates_in_the_config_and_their_errors(tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == (2,)
     with pytest.raises(UsageError, match="refuses these messages: one only"):
         tokenizer.chat(CHATS[2])
+
+
+def test_templates_that_mark_what_the_model_writes() -> None:
+    """As transformers has it: the marked part is written as it stands, and what is set in there stays in there."""
+    template = (
+        "{% set x = 1 %}{% for m in messages %}{{ m.role }}: {% generation %}{% set x = 2 %}{{ m.content }}{{ x }}"
+        "{% endgeneration %}{{ x }}\n{% endfor %}"
+    )
+    assert Tokenizer(toy(), chat_template=template).chat(CHATS[2]) == "user: a21\nassistant: b21\nuser: c21\n"
 
 
 def test_broken_and_missing_tokenizers(tmp_path: Path) -> None:

@@ -134,6 +134,23 @@ def test_layerwise_passes_name_the_model(llama_folder: Path) -> None:
         assert one_line(caught)
 
 
+def test_texts_end_where_longrope_changes_its_angles() -> None:
+    """Phi-3 with 128k positions: beyond 4096 keys of both kinds would lie side by side."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 5.0, 8.0]}
+    sizes = {key: value for key, value in SMALL.items() if key != "head_dim"}
+    model = model_of("phi3", **sizes, original_max_position_embeddings=32, rope_scaling=scaling, pad_token_id=0)
+    executor, ids = HFExecutor(model), [i * 7 % 61 for i in range(31)]
+    assert executor.max_length == 32
+    executor.prefill([0], [ids[:-1]])
+    last = executor.forward(Rows.chains([0], [ids[-1:]], executor.device)).logits[0]
+    executor.rollback([0], [30])
+    overhanging = executor.forward(Rows.chains([0], [ids[-1:] + [5] * 8], executor.device)).logits[0]
+    with torch.no_grad():
+        true = model(torch.tensor([ids])).logits[0, -1]
+    for found in (last, overhanging):
+        assert (found - true).abs().max() < 1e-4 * true.abs().max()
+
+
 LOCAL = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "num_layers": 2, "attention_types": [[["local"], 2]]}
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "takes no position_ids": ("bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 2}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from foredraft.errors import UsageError
 from foredraft.models import Decoder, load_decoder, pack, shallow
-from foredraft.models.config import read_json, why_foreign
+from foredraft.models.config import ModelConfig, read_json, why_foreign
 from foredraft.models.gemma import GemmaLayer
 from foredraft.models.grouped import GroupedDecoder
 from foredraft.runtime import Rows, TorchExecutor, executor_for
@@ -84,6 +85,20 @@ def test_positions_beyond_the_window_matter(pair: tuple[Any, Decoder, Path]) -> 
         assert not near(cut.forward(Rows.chains([0], [ids], CPU)).logits, true)
     finally:
         object.__setattr__(cut.decoder.config, "windows", (WINDOW, 0, WINDOW))
+
+
+def test_folders_that_name_a_pattern_instead_of_each_layer(pair: tuple[Any, Decoder, Path], tmp_path: Path) -> None:
+    """As Google's own Gemma 3 folders do: their config.json is older than `layer_types`."""
+    from transformers import AutoConfig
+
+    raw = read_json(pair[2] / "config.json") | {"num_hidden_layers": 7, "rope_theta": 1e6, "rope_local_base_freq": 2e4}
+    raw = {k: v for k, v in raw.items() if k not in ("layer_types", "rope_parameters", "_sliding_window_pattern")}
+    for pattern in ({"sliding_window_pattern": 3}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(raw | pattern))
+        kinds = AutoConfig.from_pretrained(tmp_path).layer_types
+        config = ModelConfig.from_folder(tmp_path)
+        assert config.windows == tuple(WINDOW if kind == "sliding_attention" else 0 for kind in kinds)
+        assert 0 in config.windows and (config.rope_theta, config.local_theta) == (1e6, 2e4)
 
 
 def test_who_runs_it(pair: tuple[Any, Decoder, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,17 @@ def test_texts_for_a_corpus_are_the_same_in_any_number_of_slots() -> None:
     greedy = [i for i in range(9) if not tasks[i].temperature]
     assert [found[0][i] for i in greedy] == write(decoder, [tasks[i] for i in greedy], 40, {0})
     assert 1 <= len(list(write_texts(TorchExecutor(decoder, 4, 128), tasks, lambda task: 40, {0}, until=0.0))) < 9
+
+
+def test_a_text_that_the_target_cannot_go_on_with_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request ends with an error; nobody waits for it."""
+    decoder = toys.target()
+    read = decoder.embed
+    monkeypatch.setattr(decoder, "embed", lambda ids: torch.where((ids == 9)[:, None], torch.nan, read(ids)))
+    tasks = [Task([1, 2]), Task([9, 2]), Task([3, 4])]
+    soon = time.monotonic() + 30
+    found = dict(write_texts(TorchExecutor(decoder, 2, 64), tasks, lambda task: 5, {0}, until=soon))
+    assert found.keys() == {0, 2} and time.monotonic() < soon
 
 
 def test_the_writer_samples_the_targets_distribution() -> None:
@@ -100,6 +112,9 @@ def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> N
     assert not step_rows(rest, 0, 0, 2) & step_rows(rest, 0, 1, 2)
     with pytest.raises(UsageError, match="no training text"):
         load_corpus([], tokenizer)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="empty holds no training text"):
+        load_corpus([tmp_path / "empty"], tokenizer)
     (tmp_path / "b.npz").write_text("no file of arrays")
     with pytest.raises(ForedraftError, match="no training text"):
         load_corpus([tmp_path / "b.npz"], tokenizer)
@@ -155,3 +170,8 @@ def test_when_the_time_is_over_what_is_answered_is_kept(tokenizer: Tokenizer, mo
     assert len(whole) == 12 and len(some) == 4
     lines = {row.tobytes() for row in whole.ids}
     assert all(row.tobytes() in lines for row in some.ids) and some.written.sum() == 12
+
+
+def test_a_file_of_prompts_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ForedraftError, match="does not exist; name a file"):
+        from_file(tmp_path / "none.jsonl")

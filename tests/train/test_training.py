@@ -103,7 +103,7 @@ def test_schedule_and_masks() -> None:
 
 Start = Callable[[Path, Path, int], list[subprocess.Popen[str]]]
 WORKER = """
-import sys, json
+import sys, json, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -111,8 +111,18 @@ from tests.train import toys
 from foredraft.models.heads import own_parameters
 trainer = toys.trainer(toys.target(), Path(sys.argv[1]), ("eagle3", "mlp-speculator"), steps=4, rows=4)
 trainer.run()
-total = {s.kind.name: sum(float(p.double().sum()) for p in own_parameters(s.head).values()) for s in trainer.students}
-Path(sys.argv[1], f"rank{trainer.process.rank}.json").write_text(json.dumps([trainer.process.world, total]))
+rank, world = trainer.process.rank, trainer.process.world
+
+def total(trainer):
+    heads = {student.kind.name: own_parameters(student.head).values() for student in trainer.students}
+    return {name: sum(float(p.double().sum()) for p in parameters) for name, parameters in heads.items()}
+
+timed = toys.trainer(toys.target(), Path(sys.argv[1], "timed"), ("eagle3",), steps=1_000_000, rows=4)
+timed.loop.seconds, step = 1.0, timed.train_step
+timed.train_step = lambda *given: (step(*given), time.sleep(0.05 * rank))  # the clocks of both tell other times
+timed.run()
+found = [world, total(trainer), timed.loop.step, total(timed)]
+Path(sys.argv[1], f"rank{rank}.json").write_text(json.dumps(found))
 """
 
 
@@ -135,7 +145,7 @@ def start_torchrun(script: Path, out: Path, port: int) -> list[subprocess.Popen[
 
 @pytest.mark.parametrize("start", [start_both, pytest.param(start_torchrun, marks=pytest.mark.slow)])
 def test_two_processes_share_the_work(tmp_path: Path, start: Start) -> None:
-    """Both end with the same weights, which one process would not have had."""
+    """Both end with the same weights, which one process would not have had; also where the time ends it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -146,7 +156,7 @@ def test_two_processes_share_the_work(tmp_path: Path, start: Start) -> None:
         assert process.returncode == 0, said[-2000:]
     ranks = [json.loads((tmp_path / "out" / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0][0] == ranks[1][0] == 2
-    assert ranks[0][1] == ranks[1][1]
+    assert ranks[0] == ranks[1]
     alone = toys.trainer(toys.target(), tmp_path / "alone", ("eagle3", "mlp-speculator"), steps=4, rows=4)
     alone.run()
     total = sum(p.double().sum().item() for p in own_parameters(alone.students[0].head).values())  # type: ignore[arg-type]

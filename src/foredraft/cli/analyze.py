@@ -60,7 +60,7 @@ def analyze(
         return write_table(question, table, draws)
     with listening("analyze") as (progress, loading):
         found = analyse(collect(question, loading), candidates, draws, progress)
-    asked = {"model": model, "drafter": drafter or "built in", "temperature": temperature}
+    asked = {"model": model, "drafter": drafter or "the default drafter", "temperature": temperature}
     document = asked | found | {"answer": answer(found), "provenance": provenance(seed=seed)}
     if plot is not None:
         plots.plot(found, f"{asked['drafter']} for {model}, T={temperature:g}", plot)

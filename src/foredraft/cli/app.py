@@ -83,13 +83,30 @@ def complain(message: str, code: int) -> int:
     return code
 
 
+# Options that strangers know from other servers, and ours.
+ELSEWHERE = {
+    "--max-num-seqs": "--slots",
+    "--served-model-name": "--name",
+    "--speculative-config": "--method",
+    "--num-speculative-tokens": "--draft-length",
+    "--speculative-model": "--drafter",
+    "--assistant-model": "--drafter",
+    "--tensor-parallel-size": "--device-map",
+}
+
+
 def _one_line(error: Any) -> str:
     """A usage error of the parser with the nearest name that exists."""
-    message = " ".join(str(error.message).split()).rstrip(".")
-    command = error.ctx.command_path if error.ctx is not None else "foredraft"
-    known = [name for p in error.ctx.command.params for name in p.opts] if error.ctx is not None else []
-    known += list(getattr(error.ctx.command, "commands", {})) if error.ctx is not None else []
+    # A missing argument has no message of its own, and a bad value's does not name the option: both are formatted.
+    message = error.format_message() if isinstance(error, typer.BadParameter) else str(error.message)
+    message = " ".join(message.split()).partition(" Did you mean")[0].rstrip(".")  # newer parsers guess as well
+    if error.ctx is None:
+        return f"{message}; see 'foredraft --help'"
+    command, groups = error.ctx.command, list(getattr(error.ctx.command, "commands", {}))
+    known = [name for p in command.params for name in p.opts] + groups
     wrong = getattr(error, "option_name", None) or message.partition("'")[2].partition("'")[0]
-    near = difflib.get_close_matches(wrong, known, n=1) if wrong else []
-    hint = f"did you mean {near[0]}?" if near else f"see '{command} --help'"
-    return f"{message}; {hint}"
+    near = [ELSEWHERE[wrong]] if ELSEWHERE.get(wrong) in known else difflib.get_close_matches(wrong, known, n=1)
+    if near and near[0] != wrong:
+        return f"{message}; did you mean {near[0]}?"
+    names = f"name one of {', '.join(groups)}, or " if groups and error.ctx.parent is not None else ""
+    return f"{message}; {names}see '{error.ctx.command_path} --help'"

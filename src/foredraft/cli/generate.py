@@ -225,7 +225,8 @@ def summary(llm: LLM, stats: Stats) -> str:
     speed = stats.emitted / stats.seconds if stats.seconds else 0.0
     per_pass = stats.emitted / stats.steps if stats.steps else 0.0
     share = f", {stats.accepted}/{stats.drafted} drafts accepted" if stats.drafted else ""
+    kind = "" if llm.method.exact else ", lossy"
     return (
         f"[{stats.emitted} tokens, {speed:.1f} tokens/s, {per_pass:.2f} tokens per pass{share};"
-        f" {llm.target.name} {llm.target.dtype}, {llm.method.name} + {llm.method.rule.name}]"
+        f" {llm.target.name} {llm.target.dtype}, {llm.method.name} + {llm.method.rule.name}{kind}]"
     )

@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn
 
 from . import options as o
 
-images = typer.Typer(help="The visual demo: images drawn code by code, with LANTERN.", no_args_is_help=True)
+images = typer.Typer(help="The visual demo: images drawn code by code, with LANTERN.")
 
 
 @images.command()

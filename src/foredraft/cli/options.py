@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -134,6 +136,14 @@ DEFAULT_MODEL, DEFAULT_METHOD_NAME = DEFAULT, DEFAULT_METHOD
 def split_stops(stop: list[str] | None, strings: list[str] | None) -> tuple[str | None, list[str]]:
     """(stop rule, stop strings): what `--stop` names is a rule if there is one of that name, else a string."""
     rules = [text for text in stop or () if text.partition(":")[0] in STOPS.factories]
+    for text in set(stop or ()).difference(rules):
+        # Taken for a string, a misspelt rule would do nothing and say nothing.
+        like = re.fullmatch(r"([a-z-]+)[:=]([\d.]+)", text)
+        near = difflib.get_close_matches(like[1], STOPS.factories, n=1, cutoff=0.8) if like else []
+        if like and near:
+            raise UsageError(
+                f"--stop {text!r} is no stop rule; write {near[0]}:{like[2]}, or --stop-string for a string"
+            )
     if len(rules) > 1:
         raise UsageError(f"--stop names two stop rules, {rules[0]!r} and {rules[1]!r}; give one")
     return (rules[0] if rules else None), [*(text for text in stop or () if text not in rules), *(strings or ())]

@@ -165,7 +165,7 @@ if triton is not None:
         else:
             return tl.load(column + b).to(tl.int32)
 
-    @triton.jit(do_not_specialize=["batch", "width", "per", "reach", "most", "slot_pages"])  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["batch", "width", "blocks", "per", "reach", "most", "slot_pages"])  # type: ignore[untyped-decorator]
     def attend_chunks(  # type: ignore[no-untyped-def]
         query, keys, values, key_scales, value_scales, table, slots, lengths, counts, begins, ends, visible,
         part, peak, mass, scale, batch, width, blocks, per, reach, most, slot_pages, page_stride, head_stride,

@@ -159,11 +159,18 @@ def _gemma(raw: Mapping[str, Any]) -> dict[str, Any]:
     window, local = int(raw["sliding_window"]), dict(raw.get("rope_parameters") or {}).get("sliding_attention") or {}
     dim = int(raw["head_dim"])
     return {
-        "windows": tuple(window if kind == "sliding_attention" else 0 for kind in raw["layer_types"]),
+        "windows": tuple(window if kind == "sliding_attention" else 0 for kind in _layer_types(raw)),
         "local_theta": float(local.get("rope_theta") or raw.get("rope_local_base_freq", 10000.0)),
         "embed_scale": float(raw["hidden_size"]) ** 0.5,
         "query_scale": (dim / float(raw["query_pre_attn_scalar"])) ** 0.5,
     }
+
+
+def _layer_types(raw: Mapping[str, Any]) -> list[str]:
+    """The kind of each layer. Older files, Google's own among them, say only that every n-th one has no window."""
+    every, layers = int(raw.get("sliding_window_pattern") or 6), int(raw["num_hidden_layers"])
+    usual = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    return list(raw.get("layer_types") or usual)
 
 
 def _experts(raw: Mapping[str, Any]) -> dict[str, Any]:

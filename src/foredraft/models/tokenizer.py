@@ -18,7 +18,7 @@ from ..errors import ForedraftError, UsageError
 from .config import read_config, read_json
 
 if TYPE_CHECKING:
-    import jinja2
+    import jinja2.ext
     import tokenizers
 
 Message = Mapping[str, Any]  # role and content, as in the OpenAI API
@@ -49,6 +49,8 @@ class Tokenizer:
         texts = {name: _text(config.get(name)) for name in SPECIAL}
         special = {name: text for name, text in texts.items() if text is not None}
         backend = _read_backend(folder) if (folder / "tokenizer.json").exists() else _convert_backend(folder)
+        backend.no_padding()  # a file holds the settings of whoever saved it
+        backend.no_truncation()
         ids = read_config(folder).get("eos_token_id") if (folder / "config.json").exists() else None
         if ids is None and "eos_token" in special:
             ids = backend.token_to_id(special["eos_token"])
@@ -88,6 +90,13 @@ class Tokenizer:
         except Exception as error:  # the package raises bare Exception
             raise UsageError(f"the model's tokenizer has no token for something in {text[:60]!r} ({error})") from None
 
+    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]]:
+        """The same for many texts, on all cores."""
+        try:
+            return [found.ids for found in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special)]
+        except Exception:  # does not say for which text: one by one they do
+            return [self.encode(text, add_special) for text in texts]
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special)
 
@@ -98,9 +107,8 @@ class Tokenizer:
         import jinja2
 
         try:
-            template = self._templates.from_string(self.chat_template)
             given = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None}
-            return template.render(**self.special, **(given | values))
+            return self._template.render(**self.special, **(given | values))
         except jinja2.TemplateError as error:
             raise UsageError(f"the chat template refuses these messages: {error}") from None
 
@@ -118,12 +126,17 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
     @cached_property
+    def _template(self) -> jinja2.Template:
+        """The chat template, compiled once: that takes milliseconds, and every chat needs it."""
+        return self._templates.from_string(self.chat_template or "")
+
+    @cached_property
     def _templates(self) -> jinja2.Environment:
         """Templates come with the model, from strangers: they run in a sandbox."""
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        loops = ["jinja2.ext.loopcontrols"]
-        made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
+        tags = ["jinja2.ext.loopcontrols", _generation_tag()]
+        made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=tags)
         made.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
         made.filters["tojson"] = _to_json
         return made
@@ -205,6 +218,22 @@ def _text(token: Any) -> str | None:
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
     """Unlike jinja2's own filter: no HTML escapes."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _generation_tag() -> type[jinja2.ext.Extension]:
+    """The tag of transformers that marks what the model writes itself: a scope of its own, and nothing else here."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+
+    class GenerationTag(Extension):
+        tags = {"generation"}  # noqa: RUF012 - as the base class declares it
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    return GenerationTag
 
 
 def _raise(message: str) -> NoReturn:

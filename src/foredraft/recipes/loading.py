@@ -80,9 +80,14 @@ class Place:
     def torch_device(self) -> torch.device:
         if self.device != "auto":
             try:
-                return torch.device(self.device)
+                found = torch.device(self.device)
             except RuntimeError:
                 raise unknown_name("device", self.device, ("cpu", "cuda")) from None
+            if found.type not in ("cpu", "cuda"):
+                raise unknown_name("device", self.device, ("cpu", "cuda"))
+            if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+                raise ForedraftError(f"device {self.device!r} was asked for, but torch sees no such device; use cpu")
+            return found
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def bits(self) -> int | None:
@@ -139,8 +144,6 @@ def load(name: str, place: Place, progress: Progress | None = None) -> Loaded:
     device, dtype = place.torch_device(), place.dtype_name()
     if place.quantize == "fp8" and device.type != "cuda":
         raise UsageError("fp8 weights are for CUDA; on a CPU --quantize takes int8 or int4")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ForedraftError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
     if place.slots < 1:
         raise UsageError("the batch size must be at least 1")
     executor: Executor

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..core.spec import Value, read_value, spelled, unknown_parameter, written_value
+from ..core.spec import PartTable, Value, read_value, spelled, unknown_parameter, written_value
 from ..core.verify import SPELLINGS
 from ..errors import UsageError, unknown_name
 from .recipe import LENGTH_RULES, Options, Recipe
+from .shape_table import SHAPES
 from .stop_table import STOPS
 from .table import RECIPES
 
@@ -126,6 +127,10 @@ class _Reading:
         if key == "length" and value.lstrip("-").isdigit():
             return "draft_length"
         if key not in FIELDS and key not in self.own:
+            part = self.given.get(self.last, "") if self.last in PARTS else ""
+            if key in _parameters(self.last, part):
+                hint = f"{self.last}={part}:{key}={value}"
+                raise UsageError(f"method {self.method!r} has no option {key!r}; {part} has: write {hint}")
             raise unknown_parameter(f"method {self.method!r}", key, {**dict.fromkeys(FIELDS, ""), **self.own})
         return key
 
@@ -139,6 +144,12 @@ class _Reading:
             else:
                 own.append((key, read_value(where, text, self.own[key])))
         return MethodSpec(self.method, Options(**known, own=tuple(own)))
+
+
+def _parameters(option: str, part: str) -> dict[str, Value]:
+    """What may be spelled of a part that an option names."""
+    tables: dict[str, PartTable[Any]] = {"shape": SHAPES, "rule": SPELLINGS, "stop": STOPS, "length": LENGTH_RULES}
+    return tables[option].parameters(part) if option in tables and part in tables[option].factories else {}
 
 
 def as_length(length: str | int | None, draft_length: int | None) -> tuple[str | None, int | None]:

@@ -104,7 +104,8 @@ def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
     """
     named = Counter(f for path in paths for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path]))
     if not named:
-        raise UsageError("no training text was named; make some with 'foredraft data' and give it as --data FOLDER")
+        what = f"{', '.join(map(str, paths))} holds no training text" if paths else "no training text was named"
+        raise UsageError(f"{what}; make some with 'foredraft data' and give it as --data FOLDER")
     parts = [_read(file, tokenizer) for file in named]
     times = np.concatenate([np.full(len(part), n) for part, n in zip(parts, named.values(), strict=True)])
     width = max(part.ids.shape[1] for part in parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from ..core.verify import RULES
@@ -16,6 +17,8 @@ from ..runtime import Executor
 from ..types import SamplingParams
 from ..types import Sequence as Text
 from .bulk_generate import Task
+
+GROUPS = 8  # newcomers wait for an eighth of the slots: each of their passes is one that no graph was captured of
 
 
 class Written(NamedTuple):
@@ -33,19 +36,30 @@ def write_texts(
     seed: int = 0,
     until: float = math.inf,
 ) -> Iterator[Written]:
-    """Texts in the order in which they end, until all have or the time is over; one at least is waited for."""
+    """Texts in the order in which they end, until all have or the time is over; one at least is waited for.
+
+    A text for which the target has no distribution is left out.
+    """
     engine, plain, stops = Engine(executor), Method("plain", RULES["sample-and-match"]), frozenset(ends)
-    requests = []
-    for number, task in enumerate(tasks):
+
+    def request(number: int, task: Task) -> Request:
         params = SamplingParams(max_new_tokens=max_new(task), temperature=task.temperature, min_p=task.min_p)
-        text = Text(number, list(task.prompt), len(task.prompt), params, seed + number)
-        requests.append(Request(text, plain, stops))
-        engine.add(requests[-1])
-    ended = 0
-    while not engine.scheduler.idle and (time.monotonic() < until or not ended):
+        return Request(Text(number, list(task.prompt), len(task.prompt), params, seed + number), plain, stops)
+
+    waiting, slots, ended = iter(enumerate(tasks)), executor.max_slots, 0
+    running: dict[int, Request] = {}
+    while time.monotonic() < until or not ended:
+        if len(running) <= slots - max(1, slots // GROUPS):
+            for number, task in islice(waiting, slots - len(running)):
+                running[number] = request(number, task)
+                engine.add(running[number])
+        if not running:
+            return
         for event in engine.step():
-            if event.finish_reason in ("stop", "length"):
-                ended += 1
-                yield Written(event.request_id, requests[event.request_id].sequence.output)
-    for request in requests:
-        engine.cancel(request)
+            if event.finish_reason is not None:
+                text = running.pop(event.request_id).sequence.output
+                if event.finish_reason in ("stop", "length"):
+                    ended += 1
+                    yield Written(event.request_id, text)
+    for each in running.values():
+        engine.cancel(each)

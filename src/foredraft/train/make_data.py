@@ -117,7 +117,7 @@ def _going_on(
     until: float,
 ) -> Iterator[tuple[str, bool]]:
     """(text, whether the target ended it) of every beginning that the target goes on with, until the time is over."""
-    tasks = [Task(opening + tokenizer.encode(w, add_special=False), 1.0, OWN_MIN_P) for w in words]
+    tasks = [Task(opening + begun, 1.0, OWN_MIN_P) for begun in tokenizer.encode_many(words, add_special=False)]
     for number, turn in write_texts(executor, tasks, lambda task: max_new, ends, order.seed, until):
         yield (words[number] + tokenizer.decode(turn)).strip(), turn[-1] in ends
 
@@ -132,8 +132,8 @@ def answer(
     until: float = math.inf,
 ) -> Corpus:
     """The target's answers as rows, those that were written in time."""
-    prompts = [tokenizer.encode_chat([{"role": USER, "content": q}]) for q in questions]
-    prompts = [p for p in prompts if len(p) <= order.row - 32]
+    chats = [tokenizer.chat([{"role": USER, "content": q}]) for q in questions]
+    prompts = [p for p in tokenizer.encode_many(chats, add_special=False) if len(p) <= order.row - 32]
     ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if executor.vocab_size <= 65536 else np.uint32)
     written = np.zeros(ids.shape, dtype=bool)
     heat = np.array([order.temperatures[i % len(order.temperatures)] for i in range(len(prompts))], dtype=np.float32)

@@ -126,6 +126,8 @@ def _text(path: Path) -> str:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 return file.read()
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ForedraftError(f"{path} does not exist; name a file of questions or of text") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ForedraftError(f"{path} cannot be read as text: {error}") from None
 

@@ -176,6 +176,14 @@ class Trainer(StepTrainer):
         """Simulated tokens per target pass."""
         return {name: result.tokens_per_step for name, result in self.simulations.items()}
 
+    def agreed(self, seconds: float) -> float:
+        """That of the first process."""
+        if self.process.world == 1:
+            return seconds
+        shared = torch.tensor([seconds], dtype=torch.float64, device=self.teacher.target.device)
+        torch.distributed.broadcast(shared, src=0)
+        return float(shared)
+
     def fingerprint(self) -> dict[str, Any]:
         kinds = {student.kind.name: asdict(student.settings) for student in self.students}
         # a run may be prolonged

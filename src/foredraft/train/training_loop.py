@@ -42,6 +42,10 @@ class StepTrainer(ABC):
         """What the last evaluation found, by name; nothing before the first."""
         return {}
 
+    def agreed(self, seconds: float) -> float:
+        """A time that all processes go by, where several share the work: each has measured another one."""
+        return seconds
+
     def fingerprint(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that resumes from it."""
         return {}
@@ -102,7 +106,7 @@ class TrainingLoop:
         begun = time.monotonic()
         while not self.done:
             self.advance(listen)
-            if limit_seconds is not None and time.monotonic() - begun > limit_seconds:
+            if limit_seconds is not None and self.trainer.agreed(time.monotonic() - begun) > limit_seconds:
                 break
         self.save()
         return self.done
@@ -116,6 +120,8 @@ class TrainingLoop:
         if last or (self.eval_every and self.step % self.eval_every == 0):
             self.trainer.evaluate()
         self.spent += time.monotonic() - begun
+        if math.isfinite(self.seconds):  # rates and the end depend on it
+            self.spent = self.trainer.agreed(self.spent)
         if self.primary:
             listen(Report(self.step, self.steps, self.progress, self.trainer.losses(), self.trainer.scores()))
         if time.monotonic() - self._saved[1] > self.save_seconds:

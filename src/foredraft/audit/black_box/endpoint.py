@@ -79,7 +79,8 @@ class Server:
             answered = f"{self.url} answered {error.code}: {body_text}"
             raise (_Refused if error.code in (400, 422) else ForedraftError)(answered) from None
         except (urllib.error.URLError, OSError, ValueError) as error:
-            raise ForedraftError(f"{self.url} cannot be asked: {getattr(error, 'reason', error)}") from None
+            why = getattr(error, "reason", error)
+            raise ForedraftError(f"no server answers at {self.url} ({why}); spell it http://HOST:PORT/v1") from None
 
 
 class _Refused(Exception):

@@ -90,6 +90,8 @@ class Run:
 
 def load(folder: Path) -> Run:
     """The run of a folder; an unfinished one is refused."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; name the --out of a 'foredraft bench' run")
     run, document = files.read(folder / files.RUN), files.read(folder / files.SUMMARY)
     if run is None:
         raise UsageError(f"{folder} is no folder of 'foredraft bench' (it has no {files.RUN})")

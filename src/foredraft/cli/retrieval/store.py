@@ -15,11 +15,10 @@ from ...draft.store import Datastore
 from ...models import Tokenizer, resolve
 from ...recipes.loading import Place, load
 from ...recipes.retrieval.embedding import embed_store
-from ...recipes.retrieval.store_files import SUFFIXES, Counts, add_files
+from ...recipes.retrieval.store_files import SUFFIXES, Counts, add_files, find_files
 from .. import options as o
 
 store = typer.Typer(
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Texts to draft from: build a datastore, add to it, look at it; then --store STORE.",
 )
@@ -39,6 +38,7 @@ def build(
     as_json: Json = False,
 ) -> int:
     """A datastore of texts, in the tokens of a model."""
+    find_files(files, _endings(suffix))  # before a folder exists: a wrong name should leave no folder
     tokenizer = Tokenizer.from_folder(resolve(model, weights=False))
     return fill(
         Datastore.create(out, tokenizer.vocab_hash(), tokenizer.vocab_size), tokenizer, files, suffix, most, as_json
@@ -102,13 +102,16 @@ def fill(
     """Add files with a progress bar, then say what the store holds."""
     began, before = time.perf_counter(), opened.about()["documents"]
     with o.LoadingBar(MofNCompleteColumn()) as bar:
-        endings = tuple("." + ending.lstrip(".") for ending in suffix) if suffix else SUFFIXES
-        counts = add_files(opened, tokenizer, files, endings, most, bar)
+        counts = add_files(opened, tokenizer, files, _endings(suffix), most, bar)
     about = opened.about()
     added = _counted(counts) | {"documents": about["documents"] - before}
     about |= {"seconds": round(time.perf_counter() - began, 2), "added": added}
     show(about, as_json)
     return 0
+
+
+def _endings(suffix: list[str] | None) -> tuple[str, ...]:
+    return tuple("." + ending.lstrip(".") for ending in suffix) if suffix else SUFFIXES
 
 
 def _counted(counts: Counts) -> dict[str, Any]:

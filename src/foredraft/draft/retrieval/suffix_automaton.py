@@ -68,6 +68,8 @@ class SuffixAutomaton:
 
     def follow(self, state: int, matched: int, token: int) -> tuple[int, int]:
         """A running match of `matched` tokens after one more token: (state, matched)."""
+        while state != ROOT and self.length[self.link[state]] >= matched:  # the state was split as the text grew
+            state = self.link[state]
         while state != ROOT and token not in self.next[state]:
             state = self.link[state]
             matched = self.length[state]

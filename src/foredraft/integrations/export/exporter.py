@@ -19,6 +19,7 @@ from ...models.load.folders import appearing
 from ...models.load.names import TUNED
 from ...recipes.loading import DTYPES, Loaded, Place, load
 from ...recipes.trained import Trained, best_kind, decoder_of, find_head, identity, trained
+from ...train.kinds import KINDS
 from ..generate_hook.repo_folder import write_custom_generate
 from .configs import eagle3_config, eagle_config, language_config, speculators_config
 from .folds import Tensors, eagle3_tensors, eagle_tensors, language_tensors
@@ -135,6 +136,8 @@ def _writer(kind: str, order: ExportOrder) -> Callable[[Work, Path], None]:
     }
     found = table.get(kind)
     if found is None:
+        if kind not in {**KINDS, **WHY_NOT}:
+            raise unknown_name("kind of head", kind, KINDS)
         reason = "it has no such architecture" if kind in table else WHY_NOT.get(kind, "it is a kind of our own")
         able = "transformers, or export eagle3 or fastdraft"
         raise UsageError(f"a {kind} head cannot go to {engine}: {reason}; use --to {able}")

@@ -6,7 +6,7 @@ processors that only forbid tokens become a grammar that asks them at every node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -74,19 +74,28 @@ def _check_usual(processor: Any, name: str) -> None:
 class ProcessorMasks:
     """Grammar and constraint at once: mask processors, asked about each row's own text."""
 
-    def __init__(self, masks: Sequence[Callable[[Tensor, Tensor], Tensor]], prompt: Tensor, vocab: int) -> None:
+    def __init__(
+        self, masks: Sequence[Callable[[Tensor, Tensor], Tensor]], prompt: Tensor, vocab: int, ends: Collection[int]
+    ) -> None:
         """prompt: [1, n] the row of input_ids with its padding, as the processors would see it."""
-        self._masks, self._prompt, self._vocab = list(masks), prompt, vocab
+        self._masks, self._prompt, self._vocab, self._ends = list(masks), prompt, vocab, frozenset(ends)
 
     def start(self) -> ProcessorMasks:
         return self
 
     def fill(self, output: list[int], tokens: list[int], parents: list[int], bits: Tensor) -> None:
-        texts: list[list[int]] = [output]
+        """A processor may raise about a text that it would have forbidden, or that has ended: such rows stay open."""
+        found: list[tuple[list[int], Tensor] | None] = [(output, self.allowed(output))]
         for token, parent in zip(tokens, parents, strict=True):
-            texts.append([*texts[parent + 1], token])
-        for row, text in enumerate(texts):
-            bits[row] = pack_bits(self.allowed(text))[0]
+            above = found[parent + 1]
+            if above is None or token in self._ends or not bool(above[1][0, token]):
+                found.append(None)
+            else:
+                text = [*above[0], token]
+                found.append((text, self.allowed(text)))
+        for row, each in enumerate(found):
+            if each is not None:
+                bits[row] = pack_bits(each[1])[0]
 
     def allowed(self, output: list[int]) -> Tensor:
         """[1, V] bool: the tokens that may follow an output."""

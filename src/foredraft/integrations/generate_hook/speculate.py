@@ -83,9 +83,9 @@ class Speculate:
         if len(input_ids) > 1 and any(type(m).__name__.startswith("PrefixConstrained") for m in masks):
             raise UsageError("prefix_allowed_tokens_fn is honoured for one prompt at a time")
         llm, room = self.llm(model), config.max_length - input_ids.shape[1]
-        requests = []
+        vocab, ends, requests = llm.target.executor.vocab_size, end_tokens(config), []
         for row, start in zip(input_ids, starts, strict=True):
-            grammar = ProcessorMasks(masks, row[None], llm.target.executor.vocab_size) if masks else None
+            grammar = ProcessorMasks(masks, row[None], vocab, ends) if masks else None
             params = sampling_params(config.do_sample, options, grammar, room)
             request = llm.request(row[start:].tolist(), params)
             request.stop_ids = frozenset()
@@ -147,6 +147,12 @@ def check_call(config: Any, model_kwargs: dict[str, Any], rows: int, streamer: A
         raise UsageError("a past_key_values that holds text cannot be continued; pass the whole text as input_ids")
     if streamer is not None and rows > 1:
         raise UsageError("a streamer follows one prompt at a time")
+
+
+def end_tokens(config: Any) -> list[int]:
+    """Those after which generate() stops."""
+    ends = config.eos_token_id
+    return [] if ends is None else [int(end) for end in torch.as_tensor(ends).reshape(-1)]
 
 
 def first_tokens(input_ids: Tensor, mask: Tensor | None) -> list[int]:

@@ -175,7 +175,7 @@ def vocabulary(file: GgufFile) -> Vocabulary:
         eos=meta.get("eos_token_id"),
         unknown=meta.get("unknown_token_id"),
         padding=meta.get("padding_token_id"),
-        add_bos=bool(meta.get("add_bos_token", model == "llama" or pre == "llama-bpe")),  # llama.cpp's defaults
+        add_bos=bool(meta.get("add_bos_token", model == "llama" or pre in ("llama-bpe", "tekken"))),  # as llama.cpp
         chat_template=file.metadata.get("tokenizer.chat_template"),
     )
 

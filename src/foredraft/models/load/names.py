@@ -115,8 +115,8 @@ MODELS: dict[str, Model] = {
     model.name: model
     for model in (
         Model("smollm2", "default target", "SmolLM2-135M-Instruct", _SMOLLM2, "Apache-2.0", "gguf"),
-        Model("qwen-coder", "mid-size target", "Qwen2.5-Coder-1.5B-Instruct", _QWEN_CODER, "Apache-2.0", "gguf"),
-        Model("tinyllama", "large target", "TinyLlama-1.1B-Chat-v1.0 (2 bit)", _TINYLLAMA, "Apache-2.0", "gguf"),
+        Model("qwen-coder", "1.5B target", "Qwen2.5-Coder-1.5B-Instruct", _QWEN_CODER, "Apache-2.0", "gguf"),
+        Model("tinyllama", "1.1B target", "TinyLlama-1.1B-Chat-v1.0 (2 bit)", _TINYLLAMA, "Apache-2.0", "gguf"),
         Model("stories15m", "tiny drafter for tinyllama", "stories15M", _STORIES, "MIT", "llama2c"),
     )
 }
@@ -146,6 +146,8 @@ def resolve(name: str, progress: Progress = silent, weights: bool = True) -> Pat
         return resolve(TUNED[name], progress, weights)
     if name in VISUAL:
         return _unpacked(name)
+    if not name.strip():
+        raise UsageError("the model's name is empty; a model is a folder, a .gguf file, a hub id or a short name")
     path = Path(name).expanduser()
     if path.is_file():
         return _gguf_file(path, progress, weights)
@@ -157,7 +159,7 @@ def resolve(name: str, progress: Progress = silent, weights: bool = True) -> Pat
         raise UsageError(f"{path} does not exist; a model is a folder, a .gguf file, a hub id or a short name")
     if HUB_ID.fullmatch(name):
         return _hub(name)
-    raise unknown_name("model", name, [*MODELS, *TUNED, *VISUAL])
+    raise UsageError(f"{unknown_name('model', name, [*MODELS, *TUNED, *VISUAL])}; a hub id is spelled OWNER/NAME")
 
 
 def shipped_folder(name: str) -> Path:

@@ -109,7 +109,7 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     name, pattern = vocabulary.words, WORDS.get(vocabulary.words)
     if pattern is None and name not in PLAIN:
         warnings.warn(f"unknown pre-tokeniser {name!r}: words are cut as GPT-2 does", stacklevel=2)
-    tokenizer = Tokenizer(models.BPE(_ids(vocabulary), merges, ignore_merges=pattern is _LLAMA3))
+    tokenizer = Tokenizer(models.BPE(_ids(vocabulary), merges, ignore_merges=pattern in (_LLAMA3, _TEKKEN)))
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern is not None:
         cut = pre_tokenizers.Split(Regex(pattern), "isolated")

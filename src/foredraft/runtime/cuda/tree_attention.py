@@ -184,11 +184,15 @@ def places_for(batch: int) -> int:
 
 
 def cut_lines(lines: int, tiles: Tiles) -> tuple[int, int, int, int]:
-    """Blocks, lines of each, and the sizes of the two tiles that hold them (0 = no second one)."""
+    """Blocks, lines of each, and the sizes of the two tiles that hold them (0 = no second one).
+
+    Several blocks take the largest tiles, whatever is left of them: each other size is a kernel to be compiled.
+    """
     blocks = -(-lines // (tiles.lines + tiles.rest))
     per = -(-lines // blocks)
-    rest = tiles.rest if per > tiles.lines else 0
-    return blocks, per, max(16, min(tiles.lines, 1 << (per - 1).bit_length())), rest
+    if blocks > 1:
+        return blocks, per, tiles.lines, tiles.rest
+    return 1, per, max(16, min(tiles.lines, 1 << (per - 1).bit_length())), tiles.rest if per > tiles.lines else 0
 
 
 def most_chunks(kv_heads: int, capacity: int, bytes_each: int) -> int:

@@ -316,7 +316,16 @@ def attention_windows(config: Any) -> dict[str, int | None]:
 def context_length(config: Any) -> int:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
     found = (getattr(config, name, None) for name in names)
-    return next((int(value) for value in found if value), UNKNOWN_LENGTH)
+    known = next((int(value) for value in found if value), UNKNOWN_LENGTH)
+    return min([known, *_first_angles(config)])
+
+
+def _first_angles(config: Any) -> list[int]:
+    """Where LongRoPE goes over to other angles: keys that were read before have the old ones, and a draft that reaches
+    beyond would turn all rows of its pass by the new ones. So texts end there."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # some models: by kind of layer
+    return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def new_cache() -> Any:
