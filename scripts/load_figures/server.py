@@ -43,7 +43,7 @@ from foredraft.runtime import executor_for
 from foredraft.serve import listen
 from foredraft.serve.api.schema import Speculation
 from foredraft.serve.engine_thread import State
-from foredraft.serve.options.warm_up import writes
+from foredraft.serve.options.warm_up import READS, writes
 from foredraft.serve.service import Limits, Service, Settings
 from foredraft.types import DraftBatch, Kind, Sequence
 
@@ -155,6 +155,10 @@ class Modes:
             for count in self.asked.loads:
                 if time.monotonic() - began < self.asked.warm:
                     self.service.worker.call(lambda llm, n=count, m=method: writes(llm, m, TEMPERATURE, n)).result()
+            for times in READS:  # as `foredraft serve` does
+                self.service.worker.call(
+                    lambda llm, n=times, m=method: writes(llm, m, TEMPERATURE, times=n, tokens=2)
+                ).result()
         executor = self.service.worker.engine.executor
         return {"executor": executor.name, "warmed": time.monotonic() - began, "slots": executor.max_slots}
 

@@ -83,6 +83,14 @@ def families(job: Job, arms: EvalArms) -> Iterator[tuple[str, list[Arm]]]:
         yield name, [arms.arm(rule, rule) for rule in spelled]
 
 
+def in_turns(members: dict[str, list[Arm]], over: set[str]) -> Iterator[tuple[str, Arm]]:
+    """The strictest setting of every family, then the next one of each that is not over: time that runs out is shared."""
+    for turn in range(max(map(len, members.values()))):
+        for family, each in members.items():
+            if turn < len(each) and family not in over:
+                yield family, each[turn]
+
+
 def harness(job: Job, arms: EvalArms) -> PairedEval:
     return arms.paired_eval(job.asked.max_new, job.asked.batch)
 
@@ -99,16 +107,15 @@ def settings(job: Job, seconds: float) -> dict[str, Any]:
     problems = scored(parts(job.asked.data, job.sizes)["settings"])
     target = log.answer(ask, arms.target(), 0, problems)
     own, found, left = sum(each.solved for each in target) / len(target), [], []
-    for family, members in [("exact", [arms.arm("exact")]), *families(job, arms)]:
-        for arm in members:
-            if time.monotonic() - begun > seconds:
-                left.append(arm.name)
-                continue
-            row = figures(list(zip(log.answer(ask, arm, 0, problems), target, strict=True)))
-            found.append(Setting(family, arm.name, row["accuracy"], row["accepted"] or 0.0))
-            print(f"  {arm.name}: {row['accuracy']:.3f} ({own:.3f}), {row['accepted'] or 0:.2f} accepted", flush=True)
-            if row["accuracy"] < own - HOPELESS:
-                break
+    for family, arm in in_turns({"exact": [arms.arm("exact")], **dict(families(job, arms))}, hopeless := set[str]()):
+        if time.monotonic() - begun > seconds:
+            left.append(arm.name)
+            continue
+        row = figures(list(zip(log.answer(ask, arm, 0, problems), target, strict=True)))
+        found.append(Setting(family, arm.name, row["accuracy"], row["accepted"] or 0.0))
+        print(f"  {arm.name}: {row['accuracy']:.3f} ({own:.3f}), {row['accepted'] or 0:.2f} accepted", flush=True)
+        if row["accuracy"] < own - HOPELESS:
+            hopeless.add(family)
     chosen = {name: {f: asdict(s) for f, s in choose(found, own, points).items()}
               for name, points in (("close", CLOSE), ("loose", LOOSE))}  # fmt: skip
     record = {"target": own, "problems": len(problems), "settings": [asdict(s) for s in found], "left": left, **chosen}

@@ -19,10 +19,9 @@ TITLES = {"all": "All three together", "gsm8k": "GSM8K, test", "mbpp": "MBPP, 11
 def write(out: Path, into: Path) -> None:
     """OUT's records as a page in the folder `into`, with the records beside it."""
     into.mkdir(parents=True, exist_ok=True)
-    found = read(out / "tables.json")
-    rows = found["rows"]
-    parts = [head(out, found), *(table(rows, task) for task in TITLES if any(row["task"] == task for row in rows))]
-    parts += [choices(out), judges(out), promise(out), speed(out, "speed"), speed(out, "cpu"), origin(found["provenance"])]
+    rows = (read(out / "tables.json") or {"rows": []})["rows"]
+    parts = [head(out, bool(rows)), *(table(rows, task) for task in TITLES if any(row["task"] == task for row in rows))]
+    parts += [choices(out), judges(out), promise(out), speed(out, "speed"), speed(out, "cpu"), origin(out)]
     (into / "results.md").write_text("\n".join(filter(None, parts)), encoding="utf-8")
     for name in ("tables.json", "settings.json", "speed.json", "cpu.json"):
         if (out / name).exists():
@@ -37,22 +36,24 @@ def stage(out: Path, name: str) -> dict[str, Any]:
     return (read(out / f"{name}.stage.json") or {}).get("found") or {}
 
 
-def head(out: Path, found: dict[str, Any]) -> str:
-    about, drafter, labels = found["about"], stage(out, "drafter"), stage(out, "labels")
+def head(out: Path, tested: bool) -> str:
+    about, drafter, labels = settings_of(out), stage(out, "drafter"), stage(out, "labels")
     lines = [
         "# A judge for a real pair: qwen-coder and a FastDraft of it",
         "",
         "Made by `scripts/real-judge --page` from the records of `scripts/real-judge`. Target: Qwen2.5-Coder-1.5B-Instruct from its",
         f"Q4_K_M file, in bf16. Greedy, at most {about['max_new']} tokens, drafts of {about['length']}, {about['batch']} requests at a time,",
         "the questions of all tasks together. Settings of every rule were chosen on training questions that neither the",
-        "drafter nor the labels saw; test questions were answered once. *Gap* is the paired difference to the target, with",
+        "drafter nor the labels saw; "
+        + ("test questions were answered once." if tested else "**no test question was answered yet.**")
+        + " *Gap* is the paired difference to the target, with",
         "its 95% bootstrap interval; *accepted* is drafted tokens that stood, per pass of the target.",
         "",
     ]
     if drafter:
         held = drafter.get("held_out", {}).get("tokens_per_step")
         lines += [
-            f"Drafter: layers {found['layers']} of the target, {drafter['parameters'] / 1e6:.0f} M parameters of its own "
+            f"Drafter: layers {', '.join(map(str, drafter['layers']))} of the target, {drafter['parameters'] / 1e6:.0f} M parameters of its own "
             f"({drafter['megabytes_in_4_bits']:.0f} MB in 4 bits, more than the repository has room for), "
             f"{drafter['steps']} steps, {held} tokens a pass simulated on held-out text in chains of 5.", "",
         ]  # fmt: skip
@@ -147,7 +148,15 @@ def speed(out: Path, name: str) -> str:
     return "\n".join([*lines, *(f"| {arm} | {rate:.0f} |" for arm, rate in found["tokens_per_second"].items()), ""])
 
 
-def origin(record: dict[str, Any]) -> str:
+def settings_of(out: Path) -> dict[str, Any]:
+    """What the questions were answered with: the first line of either log."""
+    log = next(path for name in ("tables.jsonl", "settings.jsonl") if (path := out / name).exists())
+    with log.open(encoding="utf-8") as lines:
+        return dict(json.loads(lines.readline()))
+
+
+def origin(out: Path) -> str:
+    record = (read(out / "tables.json") or read(out / "settings.json"))["provenance"]
     device, versions = record["device"], record["versions"]
     where = f"{device.get('gpu') or device['cpu']}, torch {versions.get('torch')}, {record['time']}"
     return f"Commit {record['commit'] or 'unknown'}; {where}.\n"

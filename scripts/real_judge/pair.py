@@ -33,7 +33,7 @@ from foredraft.train.pipeline import TrainOrder, finish
 from foredraft.train.trainer import Plan, Trainer
 from foredraft.train.training_loop import Report
 
-from .questions import parts, without, write_prompts
+from .questions import parts, programs, without, write_prompts
 
 TASKS = ("gsm8k", "mbpp")
 OTHER = {"gsm8k": "mbpp", "mbpp": "gsm8k"}
@@ -89,10 +89,9 @@ def corpus(job: Job, seconds: float) -> dict[str, Any]:
     """The target answers the corpus' questions; a corpus that is there already joins, less what is held out."""
     a, target = job.asked, job.llm(job.asked.rows_at_once).target
     mine = parts(a.data, job.sizes)
-    prompts = write_prompts(job.out / "prompts.jsonl", mine["corpus"])
-    order = DataOrder(
-        (prompts,), temperatures=(0.0, 0.0, 0.7), max_new=a.corpus_tokens, row=a.room
-    )
+    asked = [each.turns[0] for each in mine["corpus"]] + programs(a.data, job.sizes)
+    prompts = write_prompts(job.out / "prompts.jsonl", asked)
+    order = DataOrder((prompts,), temperatures=(0.0, 0.0, 0.7), max_new=a.corpus_tokens, row=a.room)
     made = make_data(target.executor, target.tokenizer, target.eos_ids, order, job.out / "corpus", tell_rows)
     if a.corpus is not None:
         held = [each for name in ("labels", "settings", "certify") for each in mine[name]]

@@ -29,15 +29,16 @@ NAMES = ("labels", "settings", "certify", "corpus")
 class Sizes:
     """Questions of each part: (GSM8K, MBPP)."""
 
-    labels: tuple[int, int] = (640, 200)
-    settings: tuple[int, int] = (144, 48)
+    labels: tuple[int, int] = (960, 200)
+    settings: tuple[int, int] = (216, 72)
     certify: tuple[int, int] = (512, 0)
-    corpus: tuple[int, int] = (4608, 216)
+    corpus: tuple[int, int] = (4800, 192)
+    programs: int = 1600  # tasks of Code Alpaca for the corpus: MBPP's own are few
     test: int | None = None  # questions of each test task; None = all
     slices: int = 4
 
 
-SMALL = Sizes((60, 4), (3, 1), (3, 0), (6, 2), 4, 2)
+SMALL = Sizes((60, 4), (3, 1), (3, 0), (6, 2), 2, 4, 2)
 
 
 def parts(data: Path, sizes: Sizes) -> dict[str, list[Question]]:
@@ -63,8 +64,14 @@ def tests(data: Path, sizes: Sizes) -> dict[str, list[Scored]]:
     return {name: scored(load(TASKS[name], data, sizes.test).questions) for name in ("gsm8k", "mbpp", "humaneval")}
 
 
-def write_prompts(path: Path, questions: Sequence[Question]) -> Path:
-    path.write_text("".join(json.dumps({"prompt": each.turns[0]}) + "\n" for each in questions), encoding="utf-8")
+def programs(data: Path, sizes: Sizes) -> list[str]:
+    """Programming tasks without tests, from the first."""
+    found = json.loads(read(data, "codealpaca/code_alpaca_2k.json").text)[: sizes.programs]
+    return [f"{each['instruction']}\n{each['input']}".strip() for each in found]
+
+
+def write_prompts(path: Path, prompts: Sequence[str]) -> Path:
+    path.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts), encoding="utf-8")
     return path
 
 

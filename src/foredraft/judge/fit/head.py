@@ -21,7 +21,7 @@ from ...models.judges import JudgeHead, fold
 from ...train.training_loop import StepTrainer, TrainingLoop
 from .false_accepts import auc
 
-PENALTIES = tuple(10.0**-k for k in range(1, 8))
+PENALTIES = tuple(10.0**-k for k in range(-1, 8))
 TRAIN, VALIDATION, TEST, SPARE = 0, 1, 2, 3
 RIGHT_PER_WRONG = 40  # tokens to learn from; both classes weigh the same, so more right ones say little more
 EPOCHS, PATIENCE, BATCH, DECAY = 50, 6, 4096, 1e-2
