@@ -59,6 +59,7 @@ Stores = Annotated[
         rich_help_panel=o.DRAFTING,
     ),
 ]
+DeviceMap = Annotated[str | None, typer.Option(help="Several GPUs: auto (layer after layer).")]
 Lora = Annotated[
     list[str] | None,
     typer.Option(help="NAME=DIR, a LoRA adapter of peft that clients choose as model NAME; may be repeated."),
@@ -93,7 +94,7 @@ def serve(
     quantize: o.Quantize = None,
     kv_cache_memory_bytes: o.KVMemory = None,
     kv_cache_dtype: o.KVDtype = "auto",
-    device_map: o.DeviceMap = None,
+    device_map: DeviceMap = None,
     draft_device: o.DraftDevice = None,
     words: o.Words = None,
     store: Stores = None,

@@ -265,7 +265,7 @@ def data(
     prompts: Annotated[list[Path] | None, typer.Option(help="Files of questions, JSON lines or one a line.")] = None,
     texts: Annotated[list[Path] | None, typer.Option(help="Text files whose passages go into templates.")] = None,
     per_text: Annotated[int, typer.Option(help="Prompts to make of each text file.")] = 1000,
-    longest: Annotated[int, typer.Option(help="Letters of a passage at most.")] = 1200,
+    longest: Annotated[int, typer.Option(help="Characters of a passage at most.")] = 1200,
     own: Annotated[int, typer.Option(help="Prompts that the target writes itself.")] = 0,
     documents: Annotated[int, typer.Option(help="Documents that the target writes, to be asked about.")] = 0,
     temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",

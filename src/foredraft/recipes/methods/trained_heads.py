@@ -8,7 +8,7 @@ from ..shape_table import SHAPE_NAMES
 from ..trained import shipped
 
 TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
-SHIPPED = f"come with the package for smollm2; for other models {TRAIN}"
+SHIPPED = f"come with the package for smollm2 (eagle3 also for qwen-coder); for other models {TRAIN}"
 FOREIGN = "heads published for vLLM and speculators (P-EAGLE); name the folder with --drafter FOLDER"
 SHIPPED_KINDS = {folder.name for folder in shipped()}
 
