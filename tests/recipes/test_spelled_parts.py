@@ -149,13 +149,24 @@ def test_other_exact_rules_go_with_stops_and_lengths(rule: str) -> None:
         ("draft-model", {"shape": "static:4xx"}, "positive numbers"),
         ("draft-model", {"shape": "static:paths=a"}, "as in 0/1/00/01"),
         ("draft-model", {"own": (("reviews", 2),)}, "option of method 'draft-model'"),
+        ("draft-model", {"shape": "eagle2:width=0"}, "at least 1"),
+        ("draft-model", {"shape": "eagle2:depth=-1"}, "0 or positive"),
+        ("draft-model", {"length": "predicted:prior=nan"}, "finite"),
+        ("draft-model", {"length": "thompson-coins:passed=0,failed=0"}, "above 0"),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, str], message: str) -> None:
+def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         tables = TREES if RECIPES[method].kind is None else network()
         table_method(find_recipe(method), Options(**options), tables)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["suffix:shared_tokens=-1", "pearl:threads=-1", "online:lr=inf"])
+def test_numbers_below_zero_are_refused_unless_they_mean_something(text: str) -> None:
+    with pytest.raises(UsageError, match="0 or positive"):
+        read_method(text)
+    assert read_method("pearl:lead=-1").options.own == (("lead", -1),)
 
 
 def test_options_are_given_once() -> None:
