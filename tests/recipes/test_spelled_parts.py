@@ -18,8 +18,10 @@ from foredraft.audit.enumerate.table_methods import (
     table_method,
 )
 from foredraft.control.cost import CostModel, DraftTiming
+from foredraft.core.shapes.stops import AdaptiveConfidence
 from foredraft.core.spec import PartTable
 from foredraft.core.verify import RULES, SPELLINGS
+from foredraft.draft.combine.length_control import LengthControlDrafter
 from foredraft.errors import UsageError
 from foredraft.recipes import RECIPES, Options, find_recipe, read_method
 from foredraft.recipes.recipe import LENGTH_RULES, Recipe
@@ -153,6 +155,7 @@ def test_other_exact_rules_go_with_stops_and_lengths(rule: str) -> None:
         ("draft-model", {"shape": "eagle2:depth=-1"}, "0 or positive"),
         ("draft-model", {"length": "predicted:prior=nan"}, "finite"),
         ("draft-model", {"length": "thompson-coins:passed=0,failed=0"}, "above 0"),
+        ("adaeagle", {"stop": "path", "own": (("path", 0.5),)}, "one of path and stop"),
     ],
 )
 def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, object], message: str) -> None:
@@ -167,6 +170,12 @@ def test_numbers_below_zero_are_refused_unless_they_mean_something(text: str) ->
     with pytest.raises(UsageError, match="0 or positive"):
         read_method(text)
     assert read_method("pearl:lead=-1").options.own == (("lead", -1),)
+
+
+def test_a_stop_rule_learns_beside_predicted_lengths() -> None:
+    drafter = table_method(RECIPES["adaeagle"], Options(stop="adaptive"), network())[0].drafter
+    assert isinstance(drafter, LengthControlDrafter) and isinstance(drafter.inner, LengthControlDrafter)
+    assert isinstance(drafter.inner.rule, AdaptiveConfidence)
 
 
 def test_options_are_given_once() -> None:

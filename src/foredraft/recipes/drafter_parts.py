@@ -113,10 +113,12 @@ def adaeagle(factory: PartsFactory, options: Options, *, path: float = 0.0) -> P
     ready, predict = factory.head_with_length(options.drafter)
     reader = FromStates(FINAL, predict)
     shape = factory.shape(options, ready.longest)
+    if path and options.stop is not None:
+        raise UsageError("method 'adaeagle': path is a stop rule itself; leave one of path and stop out")
     if path and isinstance(shape, Chain):
         shape = replace(shape, stop=PredictedOrConfident(reader, path))
     rule = Fixed(shape.nodes) if path else Predicted(reader)
-    return Parts(LengthControlDrafter(ready.drafter(shape, "adaeagle"), rule, reader=reader))
+    return Parts(LengthControlDrafter(stopped(ready.drafter(shape, "adaeagle"), shape), rule, reader=reader))
 
 
 def s2d(factory: PartsFactory, options: Options, *, sure: float = 0.5, exit: int = 0) -> Parts:
