@@ -17,7 +17,7 @@ from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.elsewhere import copy_to, lent_to
 from foredraft.recipes import RECIPES, Options
 from foredraft.recipes.parallel import side_by_side
-from foredraft.recipes.parallel.ahead_parts import names_model
+from foredraft.recipes.parallel.ahead_parts import names_model, pearl
 from foredraft.recipes.parallel.side_by_side import shares_of
 from foredraft.runtime import Rows, TorchExecutor
 from foredraft.runtime.lanes import OwnLane, Span, own_threads
@@ -77,6 +77,11 @@ def test_a_given_length_is_the_window() -> None:
     assert isinstance(drafter, AheadDrafter) and drafter.planner.plan() == Plan(2)
     drafter = table_method(RECIPES["duodecoding"], Options(draft_length=2), CHAINS)[0].drafter
     assert isinstance(drafter, AheadDrafter) and drafter.planner.plan() == Plan(2, first=1)
+
+
+def test_a_lead_without_a_window_is_refused() -> None:
+    with pytest.raises(UsageError, match="goes with a window"):
+        pearl(None, Options(), lead=2)  # type: ignore[arg-type]
 
 
 def test_what_names_a_draft_model() -> None:

@@ -155,6 +155,10 @@ def test_other_exact_rules_go_with_stops_and_lengths(rule: str) -> None:
         ("draft-model", {"shape": "eagle2:depth=-1"}, "0 or positive"),
         ("draft-model", {"length": "predicted:prior=nan"}, "finite"),
         ("draft-model", {"length": "thompson-coins:passed=0,failed=0"}, "above 0"),
+        ("prompt-lookup", {"shape": "chain:depth=2"}, "reads no parameters"),
+        ("rest", {"shape": "chain:drawn=false"}, "reads no parameters"),
+        ("multi-candidate", {"words": 2}, "this drafter is a model"),
+        ("target-init-mcsd", {"words": 2}, "this drafter is a model"),
         ("adaeagle", {"stop": "path", "own": (("path", 0.5),)}, "one of path and stop"),
     ],
 )

@@ -172,6 +172,13 @@ def head_or_model(heads: Sequence[str] = HEADS, rule: Rule | None = None) -> Mak
     return parts
 
 
+def no_words(options: Options) -> None:
+    """A draft model writes with its whole vocabulary."""
+    if options.words is not None:
+        raise UsageError("words are chosen for trained heads, and this drafter is a model; leave the option words out")
+
+
 def _model(factory: PartsFactory, options: Options, shape: Shape) -> ModelDrafter:
+    no_words(options)
     executor = draft_executor(factory, options.drafter, reads=shape.reads)
     return ModelDrafter(executor, shape, factory.target.executor.vocab_size)
