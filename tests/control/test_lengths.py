@@ -167,6 +167,16 @@ def test_entropy_stops_after_a_spread_distribution() -> None:
     assert lengths_of(Entropy(0.7), 0.8, 0.5) == 3
 
 
+def test_an_adaptive_threshold_stays_a_probability() -> None:
+    """After a long bad stretch it comes back as soon as after a short one."""
+    rule = AdaptiveConfidence()
+    for hits, end in ((0, 1.0), (1, 0.0)):
+        for _ in range(3000):
+            rule.longest(0, 8)
+            rule.observe(0, 1, hits)
+        assert rule.begin([0], torch.device("cpu")).tolist() == [end]
+
+
 def test_a_threshold_follows_the_acceptance_rate() -> None:
     """The update of Draft & Verify by hand, and what it spares: a draft that was as long as allowed."""
     rule = AdaptiveConfidence(goal=0.9, first=0.6)

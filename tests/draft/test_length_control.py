@@ -21,8 +21,11 @@ from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.shapes.stops import AdaptiveConfidence
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft import Drafter
+from foredraft.draft.cascades.relay import RelayDrafter
+from foredraft.draft.combine.fused import FusedDrafter
 from foredraft.draft.combine.length_control import LengthControlDrafter, TimedRound, with_length
 from foredraft.draft.neural.draft_model import ModelDrafter
+from foredraft.draft.retrieval.maxgram import MaxGram
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.engine import Engine, Method
 from foredraft.types import Budget, SamplingParams, Sequence
@@ -148,6 +151,20 @@ def test_the_rule_sets_lengths_and_hears_what_came_of_them(shape: Shape) -> None
         assert sum(accepted for _, accepted in given) + len(given) >= 24  # every round adds one token of its own
         assert all(accepted <= drafted for drafted, accepted in given)
     assert sorted(rule.ended) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "team", [lambda first: RelayDrafter(first, MaxGram(6)), lambda first: FusedDrafter([PromptLookup(6), first])]
+)
+def test_the_rule_hears_of_its_own_drafts_alone(team: Callable[[Drafter], Drafter]) -> None:
+    """This drafter is always right; what others of a team add to its drafts is not."""
+    rule = Scripted([2])
+    drafter = team(LengthControlDrafter(ModelDrafter(TableExecutor(GREEDY), Chain(5)), rule))
+    each = request([0, 1], Method("m", default_rule(drafter.kinds, drafter.topology), drafter), max_new_tokens=40)
+    assert finish(Engine(TableExecutor(GREEDY)), each)[0] == greedy_text([0, 1], 40)
+    assert each.stats.drafted > sum(drafted for _, drafted, _ in rule.given)
+    assert {drafted for _, drafted, _ in rule.given[:-2]} == {2}
+    assert all(drafted == accepted for _, drafted, accepted in rule.given)
 
 
 def test_a_drafter_sleeps_while_nobody_drafts() -> None:

@@ -10,17 +10,23 @@ import torch
 
 from foredraft.audit.enumerate.table_methods import CHAINS, table_method
 from foredraft.bench.lane_chart import svg
-from foredraft.control.overlap import PairTimes, Plan
+from foredraft.control.overlap import PairTimes, Plan, WindowPlanner
+from foredraft.core.shapes.base import Chain
+from foredraft.core.verify import RULES
 from foredraft.draft.neural.ahead_drafter import AheadDrafter, Cores
+from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, random_decoder
 from foredraft.models.elsewhere import copy_to, lent_to
 from foredraft.recipes import RECIPES, Options
 from foredraft.recipes.parallel import side_by_side
-from foredraft.recipes.parallel.ahead_parts import names_model
+from foredraft.recipes.parallel.ahead_parts import names_model, pearl
 from foredraft.recipes.parallel.side_by_side import shares_of
 from foredraft.runtime import Rows, TorchExecutor
 from foredraft.runtime.lanes import OwnLane, Span, own_threads
+from tests.engine.runs import finish, request
+from tests.kit.executor import TableExecutor
+from tests.kit.tables import dirichlet
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -77,6 +83,22 @@ def test_a_given_length_is_the_window() -> None:
     assert isinstance(drafter, AheadDrafter) and drafter.planner.plan() == Plan(2)
     drafter = table_method(RECIPES["duodecoding"], Options(draft_length=2), CHAINS)[0].drafter
     assert isinstance(drafter, AheadDrafter) and drafter.planner.plan() == Plan(2, first=1)
+
+
+def test_a_lead_without_a_window_is_refused() -> None:
+    with pytest.raises(UsageError, match="goes with a window"):
+        pearl(None, Options(), lead=2)  # type: ignore[arg-type]
+
+
+def test_drafts_in_turn_count_for_as_long_as_they_are() -> None:
+    """A draft model that is always right, for two texts of which one ends sooner."""
+    table = dirichlet(4, seed=5)
+    planner = WindowPlanner(fixed=Plan(0, 4))
+    drafter = AheadDrafter(TableExecutor(table, max_slots=2), Chain(4), planner=planner)
+    method = Method("m", RULES["residual"], drafter)
+    requests = [request([i, 1], method, i, max_new_tokens=tokens) for i, tokens in enumerate((3, 11))]
+    finish(Engine(TableExecutor(table, max_slots=2)), *requests)
+    assert planner.accepted.tries[0] == planner.accepted.hits[0] > 0
 
 
 def test_what_names_a_draft_model() -> None:

@@ -18,8 +18,10 @@ from foredraft.audit.enumerate.table_methods import (
     table_method,
 )
 from foredraft.control.cost import CostModel, DraftTiming
+from foredraft.core.shapes.stops import AdaptiveConfidence
 from foredraft.core.spec import PartTable
 from foredraft.core.verify import RULES, SPELLINGS
+from foredraft.draft.combine.length_control import LengthControlDrafter
 from foredraft.errors import UsageError
 from foredraft.recipes import RECIPES, Options, find_recipe, read_method
 from foredraft.recipes.recipe import LENGTH_RULES, Recipe
@@ -149,13 +151,35 @@ def test_other_exact_rules_go_with_stops_and_lengths(rule: str) -> None:
         ("draft-model", {"shape": "static:4xx"}, "positive numbers"),
         ("draft-model", {"shape": "static:paths=a"}, "as in 0/1/00/01"),
         ("draft-model", {"own": (("reviews", 2),)}, "option of method 'draft-model'"),
+        ("draft-model", {"shape": "eagle2:width=0"}, "at least 1"),
+        ("draft-model", {"shape": "eagle2:depth=-1"}, "0 or positive"),
+        ("draft-model", {"length": "predicted:prior=nan"}, "finite"),
+        ("draft-model", {"length": "thompson-coins:passed=0,failed=0"}, "above 0"),
+        ("prompt-lookup", {"shape": "chain:depth=2"}, "reads no parameters"),
+        ("rest", {"shape": "chain:drawn=false"}, "reads no parameters"),
+        ("multi-candidate", {"words": 2}, "this drafter is a model"),
+        ("target-init-mcsd", {"words": 2}, "this drafter is a model"),
+        ("adaeagle", {"stop": "path", "own": (("path", 0.5),)}, "one of path and stop"),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, str], message: str) -> None:
+def test_what_means_nothing_is_refused_in_one_line(method: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         tables = TREES if RECIPES[method].kind is None else network()
         table_method(find_recipe(method), Options(**options), tables)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["suffix:shared_tokens=-1", "pearl:threads=-1", "online:lr=inf"])
+def test_numbers_below_zero_are_refused_unless_they_mean_something(text: str) -> None:
+    with pytest.raises(UsageError, match="0 or positive"):
+        read_method(text)
+    assert read_method("pearl:lead=-1").options.own == (("lead", -1),)
+
+
+def test_a_stop_rule_learns_beside_predicted_lengths() -> None:
+    drafter = table_method(RECIPES["adaeagle"], Options(stop="adaptive"), network())[0].drafter
+    assert isinstance(drafter, LengthControlDrafter) and isinstance(drafter.inner, LengthControlDrafter)
+    assert isinstance(drafter.inner.rule, AdaptiveConfidence)
 
 
 def test_options_are_given_once() -> None:

@@ -7,6 +7,7 @@ one are given by the caller (a draft length, a cost model, a trained head). It k
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ def unknown_parameter(owner: str, key: str, known: Mapping[str, Value]) -> Usage
 
 
 def read_value(where: str, written: str, default: Value) -> Value:
-    """`written` as a value of the default's type."""
+    """`written` as a value of the default's type; numbers are finite, and below 0 only where the default is."""
     if isinstance(default, bool):
         if written.lower() in ("true", "false"):
             return written.lower() == "true"
@@ -131,11 +132,14 @@ def read_value(where: str, written: str, default: Value) -> Value:
     if isinstance(default, str):
         return written
     try:
-        return int(written) if isinstance(default, int) else float(written)
+        number = int(written) if isinstance(default, int) else float(written)
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
         hint = f"; parameters are separated by commas: {written.replace(':', ',')}" if ":" in written else ""
         raise UsageError(f"{where} must be {kind}, not {written!r}{hint}") from None
+    if not math.isfinite(number) or number < 0 <= default:
+        raise UsageError(f"{where} must be 0 or positive, and finite, not {written!r}")
+    return number
 
 
 def written_value(value: Value) -> str:

@@ -33,6 +33,14 @@ def propose_for(
     return among(propose([sequences[b] for b in who], rng.choose(torch.tensor(who))), who, len(sequences))
 
 
+def depths_of(drafts: DraftBatch) -> Seq[int]:
+    """How far each sequence was drafted along its longest path."""
+    if drafts.topology is Topology.CHAIN or not drafts.width:
+        return drafts.lengths()
+    depths: list[int] = torch.where(drafts.used(), drafts.depth, 0).amax(dim=1).tolist()
+    return depths
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """What verification revealed, for the sequences of one drafter. Tensors are valid until the next round."""
@@ -49,6 +57,23 @@ class Round:
         count = self.drafts.lengths()[b]
         numbers = range(count) if self.drafts.source is None else self.drafts.source[b, :count].tolist()
         return {number: row for row, number in enumerate(numbers, 1) if number >= 0}
+
+    def own_depths(self) -> Seq[int]:
+        """How far each sequence was drafted along its longest path, by the drafter itself."""
+        drafts = self.drafts
+        if drafts.source is None or not drafts.width:
+            return depths_of(drafts)
+        depths: list[int] = torch.where(drafts.used() & (drafts.source >= 0), drafts.depth, 0).amax(dim=1).tolist()
+        return depths
+
+    def own_accepted(self) -> Seq[int]:
+        """Accepted nodes of each sequence that the drafter wrote itself: the beginning of the path. A tree of several
+        drafters holds others' too."""
+        source, path = self.drafts.source, self.verdict.path
+        if source is None or not self.drafts.width:
+            return self.accepted
+        own = (path >= 0) & (source.gather(1, path.clamp(min=0)) >= 0)
+        return own.to(torch.int64).cumprod(dim=1).sum(dim=1).tolist()
 
     def top_tokens(self, b: int, rows: Seq[int]) -> list[int]:
         """The target's top token after some rows of a sequence."""

@@ -31,7 +31,7 @@ from ..control.depth_allocation import Candidate, best_depths
 from ..control.throughput_probe import ThroughputProbe
 from ..core.trees.tetris import Score, can_cut, cut_to
 from ..draft import Drafter
-from ..draft.combine.length_control import depths_of
+from ..draft.base import depths_of
 from ..errors import UsageError
 from ..types import Budget, Kind, Topology
 from ..types.drafts import NO_BUDGET

@@ -113,10 +113,12 @@ def adaeagle(factory: PartsFactory, options: Options, *, path: float = 0.0) -> P
     ready, predict = factory.head_with_length(options.drafter)
     reader = FromStates(FINAL, predict)
     shape = factory.shape(options, ready.longest)
+    if path and options.stop is not None:
+        raise UsageError("method 'adaeagle': path is a stop rule itself; leave one of path and stop out")
     if path and isinstance(shape, Chain):
         shape = replace(shape, stop=PredictedOrConfident(reader, path))
     rule = Fixed(shape.nodes) if path else Predicted(reader)
-    return Parts(LengthControlDrafter(ready.drafter(shape, "adaeagle"), rule, reader=reader))
+    return Parts(LengthControlDrafter(stopped(ready.drafter(shape, "adaeagle"), shape), rule, reader=reader))
 
 
 def s2d(factory: PartsFactory, options: Options, *, sure: float = 0.5, exit: int = 0) -> Parts:
@@ -170,6 +172,13 @@ def head_or_model(heads: Sequence[str] = HEADS, rule: Rule | None = None) -> Mak
     return parts
 
 
+def no_words(options: Options) -> None:
+    """A draft model writes with its whole vocabulary."""
+    if options.words is not None:
+        raise UsageError("words are chosen for trained heads, and this drafter is a model; leave the option words out")
+
+
 def _model(factory: PartsFactory, options: Options, shape: Shape) -> ModelDrafter:
+    no_words(options)
     executor = draft_executor(factory, options.drafter, reads=shape.reads)
     return ModelDrafter(executor, shape, factory.target.executor.vocab_size)

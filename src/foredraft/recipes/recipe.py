@@ -334,6 +334,8 @@ class Recipe:
         full = SHAPES.canonical(text)
         if full.partition(":")[0] not in self.shapes:
             raise unknown_name(f"shape for method {self.name!r}", text, self.shapes)
+        if ":" in full and (self.defaults.shape is None or self.defaults.shape in SHAPES.aliases):
+            raise UsageError(f"shape {text!r}: method {self.name!r} makes its shape itself, and reads no parameters")
         return full
 
     def filled(self, options: Options) -> Options:

@@ -58,13 +58,13 @@ def top_then_drawn(length: int, branching: str = "4x2x2", depth: int = 0) -> Sha
 
 def eagle2(length: int, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
     """Grows where the product of draft probabilities is largest (EAGLE-2)."""
-    return Eagle2Tree(nodes, width, depth or length)
+    return Eagle2Tree(nodes, _some(width), depth or length)
 
 
 def cost_aware(length: int, costs: CostModel, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
     """EAGLE-2's tree at the size that pays by this machine's cost model."""
     live = Costs(costs)
-    return CostAwareTree(nodes, width, depth or length, costs=live, timing=live.untimed())
+    return CostAwareTree(nodes, _some(width), depth or length, costs=live, timing=live.untimed())
 
 
 def opt_tree(length: int, nodes: int = 25, gain: float = 0.5, depth: int = 0) -> Shape:
@@ -87,7 +87,7 @@ def dyspec_layers(
     drawn: bool = True,
 ) -> Shape:
     """DySpec level by level over a threshold; 0 = 1 / nodes."""
-    return DySpecLayers(nodes, width, depth or length, drawn, threshold or None, adapt)
+    return DySpecLayers(nodes, _some(width), depth or length, drawn, threshold or None, adapt)
 
 
 def sequoia(
@@ -121,7 +121,7 @@ def _sequoia(accept: tuple[float, ...], nodes: int, depth: int) -> StaticTree:
 
 def fan(length: int, width: int = 6, depth: int = 0, drawn: bool = True) -> Shape:
     """Several first tokens and one chain below each (target-init-mcsd)."""
-    return Fan(width, depth or length, drawn)
+    return Fan(_some(width), depth or length, drawn)
 
 
 def lantern(length: int, depth: int = 0, drawn: bool = False) -> Shape:
@@ -161,6 +161,12 @@ def deepest(shape: Shape) -> int:
     if isinstance(shape, Chain):
         return shape.nodes
     return len(shape.layout.levels(shape.nodes)) if isinstance(shape, FixedTree) else int(getattr(shape, "depth", 1))
+
+
+def _some(width: int) -> int:
+    if width < 1:
+        raise UsageError("the width of a tree must be at least 1")
+    return width
 
 
 def _by_level(branching: str, depth: int) -> tuple[int, ...]:

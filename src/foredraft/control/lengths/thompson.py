@@ -18,6 +18,7 @@ from ...core.rng.hashing import hashed_uniform, uniform_of
 from ...core.rng.keyed import Purpose
 from ...core.shapes.step import Step
 from ...core.shapes.stops import confidence_of
+from ...errors import UsageError
 from ..objective import best_count
 
 
@@ -28,6 +29,10 @@ class Belief:
     passed: float = 4.0
     failed: float = 2.0
     rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.passed <= 0 or self.failed <= 0:
+            raise UsageError("Thompson sampling begins with some drafts passed and some failed, both above 0")
 
     @property
     def mean(self) -> float:

@@ -124,7 +124,8 @@ class AdaptiveConfidence:
             wanted = exit.threshold + self.step
         else:
             wanted = exit.threshold - self.step * (drafted < exit.limit)
-        exit.threshold = self.inertia * exit.threshold + (1 - self.inertia) * wanted
+        moved = self.inertia * exit.threshold + (1 - self.inertia) * wanted
+        exit.threshold = min(max(moved, 0.0), 1.0)  # beyond these it would only take longer to come back
 
     def end(self, id: int) -> None:
         self._exits.pop(id, None)

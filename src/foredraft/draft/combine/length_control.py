@@ -18,9 +18,9 @@ from ...control.cost import CostModel, Costs, DraftTiming
 from ...control.lengths import LENGTHS, LengthRule
 from ...control.lengths.predicted import FromStates
 from ...core.rng.keyed import Rng
-from ...types import Budget, DraftBatch, Sequence, Topology
+from ...types import Budget, DraftBatch, Sequence
 from ...types.drafts import empty_drafts
-from ..base import Drafter, Round, WrappedDrafter
+from ..base import Drafter, Round, WrappedDrafter, depths_of
 from .team import mean_length
 
 
@@ -98,7 +98,8 @@ class LengthControlDrafter(WrappedDrafter):
         self.inner.observe(round)
         if self._reader is not None:
             self._read(self._reader, round)
-        for sequence, drafted, accepted in zip(round.sequences, depths_of(round.drafts), round.accepted, strict=True):
+        came_of = zip(round.sequences, round.own_depths(), round.own_accepted(), strict=True)
+        for sequence, drafted, accepted in came_of:
             self.rule.observe(sequence.id, drafted, accepted)
 
     def end(self, sequences: Seq[Sequence]) -> None:
@@ -131,11 +132,3 @@ class LengthControlDrafter(WrappedDrafter):
 def _set_budgets(sequences: Seq[Sequence], budgets: Seq[Budget]) -> None:
     for sequence, budget in zip(sequences, budgets, strict=True):
         sequence.budget = budget
-
-
-def depths_of(drafts: DraftBatch) -> Seq[int]:
-    """How far each sequence was drafted along its longest path."""
-    if drafts.topology is Topology.CHAIN or not drafts.width:
-        return drafts.lengths()
-    depths: list[int] = torch.where(drafts.used(), drafts.depth, 0).amax(dim=1).tolist()
-    return depths

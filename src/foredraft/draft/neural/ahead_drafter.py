@@ -119,8 +119,8 @@ class AheadDrafter(ModelDrafter):
 
     def observe(self, round: Round) -> None:
         """After a round in turn; windows show in the text."""
-        for accepted in round.accepted:
-            self.planner.observe(min(round.drafts.levels, accepted + 1), accepted)
+        for drafted, accepted in zip(round.own_depths(), round.own_accepted(), strict=True):
+            self.planner.observe(min(drafted, accepted + 1), accepted)
         super().observe(round)
 
     def _submit(self, job: Callable[[], Any]) -> Future[Any]:

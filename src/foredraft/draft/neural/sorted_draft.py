@@ -87,22 +87,13 @@ class SortedDrafter(ModelDrafter):
         return drafts
 
     def observe(self, round: Round) -> None:
-        lengths = round.drafts.lengths()
-        for sequence, drafted, accepted in zip(round.sequences, lengths, own_accepted(round), strict=True):
+        came_of = zip(round.sequences, round.own_depths(), round.own_accepted(), strict=True)
+        for sequence, drafted, accepted in came_of:
             self.depths(sequence).cut(len(sequence.tokens) + accepted)
             self.choice.observe(sequence.id, drafted, accepted)
 
     def slot(self, sequence: Sequence) -> int:
         return self._slots[sequence.id]
-
-
-def own_accepted(round: Round) -> Seq[int]:
-    """Accepted nodes of each sequence that this drafter's own chain begins with; a fused tree holds others' too."""
-    if round.drafts.source is None:
-        return round.accepted
-    own = round.drafts.source.gather(1, round.verdict.path.clamp(min=0)).masked_fill(round.verdict.path < 0, -1)
-    counts = torch.arange(own.shape[1], device=own.device)
-    return (own == counts).to(torch.int64).cumprod(dim=1).sum(dim=1).tolist()
 
 
 class SortedStepper:

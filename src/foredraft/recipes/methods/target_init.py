@@ -14,6 +14,7 @@ from ...draft import Drafter
 from ...draft.combine.target_fan import TargetFanDrafter
 from ...draft.neural.draft_model import ModelDrafter
 from ...errors import UsageError
+from ..drafter_parts import no_words
 from ..recipe import Card, Options, Parts, PartsFactory, Recipe, draft_executor
 
 
@@ -29,6 +30,7 @@ def target_init(
     if hope > 0:
         fan = replace(fan, decide=factory.decision(decision or None), threshold=hope)
     if kind is None:
+        no_words(options)
         executor = draft_executor(factory, options.drafter, reads=fan.reads)
         drafter: Drafter = ModelDrafter(executor, fan, factory.target.executor.vocab_size)
     else:

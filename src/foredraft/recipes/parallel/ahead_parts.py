@@ -20,6 +20,8 @@ from .side_by_side import Wishes, beside
 def pearl(factory: PartsFactory, options: Options, *, window: int = 0, lead: int = -1, threads: int = 0) -> Parts:
     """A chain that goes on after what is being verified. 0, or -1 for the lead = by measurement."""
     wishes = Wishes(window or options.draft_length or 0, lead, threads)
+    if lead >= 0 and not wishes.window:
+        raise UsageError("method 'pearl': lead goes with a window; give both, or leave both to measurement")
     return _beside(factory, options, wishes, Chain(max(wishes.window, lead) if wishes.window else MOST), "pearl")
 
 
