@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,20 @@ def test_the_roofline_counts_every_pass() -> None:
     plain = record("plain", WORDS, line([1] * 40, 1.0, prefill=5.0))
     row = table([plain], floor=Floor(bandwidth=100.0, weights=25))[-1]
     assert row["roofline_share"] == pytest.approx(0.25)  # a pass of one second could have taken a quarter
+
+
+def test_a_pass_of_several_requests_counts_once() -> None:
+    """Four requests a pass of one second, of which each has a quarter."""
+    shared = [record("plain", WORDS, line([1] * 40, 0.25), question=str(q)) for q in range(4)]
+    for each in shared:
+        each.line.sharers = [4] * 40
+    row = table(shared, floor=Floor(bandwidth=100.0, weights=25))[-1]
+    assert row["step_ms"] == pytest.approx(1000.0) and row["roofline_share"] == pytest.approx(0.25)
+    assert row["tokens_per_step"] == 1.0
+    for each in shared:
+        each.line.sharers = []  # as earlier versions wrote it: known for the whole answer only
+    earlier = table([replace(each, mates=4) for each in shared], floor=Floor(bandwidth=100.0, weights=25))[-1]
+    assert earlier["roofline_share"] == pytest.approx(0.25)
 
 
 def test_noise_that_hits_both_sides_leaves_the_interval_narrow() -> None:

@@ -174,10 +174,10 @@ def _machine(pairs: list[Pair], sums: Totals, floor: Floor) -> Row:
     records = [pair.method for pair in pairs]
     best = floor.seconds()
     alone = bool(records) and records[0].key.method.partition(":")[0] == ALONE
-    share = None if best is None or alone or not sums.steps else best * sums.steps / sums.decode_seconds
+    share = None if best is None or alone or not sums.steps else best * sums.passes / sums.decode_seconds
     return {
         "ttft_ms": 1e3 * median(record.line.ttft for record in records) if records else 0.0,
-        "step_ms": 1e3 * _per(sums.decode_seconds, sums.steps),
+        "step_ms": 1e3 * _per(sums.decode_seconds, sums.passes),
         "roofline_share": share,  # the least time that its passes could take, over the time that they took
         "peak_mb": max((record.peak_bytes for record in records), default=0) / 2**20,
         "device_mb": max((record.device_bytes for record in records), default=0) / 2**20,
