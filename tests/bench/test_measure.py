@@ -202,6 +202,8 @@ def test_batches_share_the_clock(tiny: Path, tmp_path: Path) -> None:
     records = records_of(tmp_path / "b")
     assert {record.mates for record in records} == {3, 1}
     assert {record.line.sharers[0] for record in records} == {3, 1}
+    assert len({record.batch for record in records if record.mates == 3}) == 1
+    assert {record.batch for record in records if record.mates == 1} == {""}
     assert document["differences"] == []
     singles = run_bench(replace(asked, batch_size=1, out=tmp_path / "s"))
     assert [r.ids for r in records_of(tmp_path / "s")] == [

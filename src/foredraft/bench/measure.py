@@ -39,6 +39,7 @@ class Prompt:
     question: Question
     turn: int
     ids: list[int]
+    batch: str  # the first question of those that are asked together; "" = it is alone
 
 
 @dataclass(slots=True)
@@ -116,12 +117,12 @@ class Runner:
                     self.progress(self._done, self._total, f"{group[0].task} {run.label}")
 
     def _prompts(self, group: list[Question], turn: int) -> Iterator[Prompt]:
-        plain = self.runs[0]
+        plain, batch = self.runs[0], group[0].id if len(group) > 1 else ""
         for question in group:
             before = [self.log.records.get(self._key_of(plain, question, t)) for t in range(turn)]
             answers = tuple(record.text for record in before if record is not None and record.error is None)
             if turn < len(question.turns) and len(answers) == turn:
-                yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers))
+                yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers), batch)
 
     def _replay(self, run: MethodRun, prompt: Prompt) -> None:
         record = self.log.records[self._key(run, prompt)]
@@ -175,6 +176,7 @@ class Runner:
             order=order,
             peak_bytes=memory[0],
             device_bytes=memory[1],
+            batch=prompt.batch,
         )
 
     def _difference(self, run: MethodRun, prompt: Prompt, ids: list[int]) -> Difference | None:

@@ -76,7 +76,8 @@ def methods(run: Run) -> Table:
         " loop begins. 'differ' counts greedy answers whose ids are not plain decoding's (near-ties in 16 bit)."
     )
     if (batch := run.settings["batch_size"]) > 1:
-        note += f" {batch} requests share every pass and its time: tokens/s are those of all together."
+        note += f" {batch} requests share every pass and its time: tokens/s are those of all together, and"
+        note += " intervals are drawn over batches."
     return Table("Methods", heads, rows, foreign=len(heads) - 1, note=note)
 
 

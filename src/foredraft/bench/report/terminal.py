@@ -20,9 +20,9 @@ QUIET_SECONDS = 30.0  # between lines where nobody sees a bar
 
 
 def interval(row: Row, name: str, digits: int = 2) -> str:
-    """`1.52 [1.40, 1.66]`; one question has no interval."""
+    """`1.52 [1.40, 1.66]`; one question, or one batch, has no interval."""
     value = f"{row[name]:.{digits}f}"
-    if row.get("questions", 2) < 2:
+    if row.get("drawn", row.get("questions", 2)) < 2:
         return value
     return f"{value} [{row[f'{name}_low']:.{digits}f}, {row[f'{name}_high']:.{digits}f}]"
 
