@@ -27,7 +27,9 @@ KNOWN_DISTRIBUTION = "Bayes factors against a known distribution have mean one"
 PAIRS = "who wrote which of two texts is a fair coin if both writers are alike"
 FOUND = (
     "With this many texts a shift of {detectable_total_variation:.3g} in total variation at the first token of every"
-    " prompt, in the direction that is hardest to see, is found with {power:.0%} power."
+    " prompt, between its most likely tokens and the rest as one, in the direction that is hardest to see, is found"
+    " with {power:.0%} power. A shift among the rest, which has {unseen_probability:.0%} of the probability, stays"
+    " unseen."
 )
 BLIND = "With this many texts no bias is sure to be found."
 
