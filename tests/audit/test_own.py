@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from foredraft.audit.enumerate.table_executor import TableExecutor
 from foredraft.audit.enumerate.table_methods import CHAINS, PROMPT, enumerate_method
@@ -149,6 +152,13 @@ def test_greedy_identity() -> None:
     assert found["differences"][0]["position"] == 8
     margin = found["differences"][0]["margin"]
     assert (found["verdict"] == "FAIL") == (margin > 1e-3)
+
+
+def test_a_tie_of_two_tokens_forgives_no_third() -> None:
+    subject: Any = SimpleNamespace(logits=lambda texts: torch.tensor([[2.0, 2.0, 0.5]]))
+    for token, verdict in ((1, "PASS"), (2, "FAIL")):
+        subject.greedy = lambda prompts, tokens, speculate, wrong=token: [(wrong if speculate else 0,)]
+        assert greedy_identity(subject, [PROMPT], 1, "fp32")["verdict"] == verdict
 
 
 def test_the_command_audits_a_method(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

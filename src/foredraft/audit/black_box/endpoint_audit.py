@@ -97,9 +97,11 @@ def _gap(server: Server, prompt: Text, written: Written, place: int) -> float:
 
 
 def _parting(first: Written, other: Written) -> list[tuple[int, float | None]]:
-    """Where two greedy texts part, with the log-probability by which the reference preferred its token."""
+    """Where two greedy texts part, with the log-probability by which the reference preferred its token to the other."""
     apart = next((i for i, (a, b) in enumerate(zip(first.text, other.text, strict=False)) if a != b), None)
     if apart is None:
         return []
     likely = other.distributions[apart] if other.distributions else None
-    return [(apart, None if likely is None else float(np.log(likely.mass[0] / likely.mass[1])))]
+    if likely is None:
+        return [(apart, None)]
+    return [(apart, float(np.log(likely.mass[0] / likely.mass[likely.cell(first.text[apart])])))]
