@@ -17,7 +17,7 @@ from foredraft.audit.enumerate.table_methods import CHAINS, PROMPT, enumerate_me
 from foredraft.audit.enumerate.table_model import TableModel, dirichlet
 from foredraft.audit.greedy_identity import greedy_identity
 from foredraft.audit.own_engine import EngineSubject
-from foredraft.audit.report import without_key
+from foredraft.audit.report import conclude, without_key
 from foredraft.audit.sequential.test import Plan, Verdict, run_sequential_test
 from foredraft.cli.app import run
 from foredraft.core.shapes.base import Chain
@@ -198,6 +198,13 @@ def test_wrong_orders_cost_one_line(
     assert run(["audit", "--model", str(tiny), *argv]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and message in err
+
+
+def test_places_of_the_machine_stay_out_of_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["/opt/x/bin/foredraft", "audit", "--prompts", "/somewhere/prompts.txt", "--api-key", "k3y"]
+    monkeypatch.setattr("sys.argv", argv)
+    document = conclude({"name": "x"}, {}, seed=0)
+    assert document["provenance"]["argv"] == ["foredraft", "audit", "--prompts", "prompts.txt", "--api-key", "..."]
 
 
 def test_keys_stay_out_of_reports() -> None:

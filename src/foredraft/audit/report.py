@@ -5,11 +5,10 @@ It arranges what the parts found and draws one conclusion; it measures nothing.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from ..provenance import provenance, write_json
+from ..provenance import command, provenance, write_json
 from .sequential.test import Verdict, worst
 
 PARTS = ("exact", "greedy", "statistics")
@@ -47,7 +46,7 @@ def conclude(
         "meaning": MEANING[verdict.value],
         **found,
         **more,
-        "provenance": provenance(seed=seed, argv=without_key(sys.argv)),
+        "provenance": provenance(seed=seed, argv=without_key(command())),
     }
 
 
