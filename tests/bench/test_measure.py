@@ -17,7 +17,8 @@ from foredraft.bench.entries import parse
 from foredraft.bench.method_runs import make_runs
 from foredraft.bench.pipeline import Listener, Order, run_bench
 from foredraft.bench.report import tables
-from foredraft.bench.report.runs import Run
+from foredraft.bench.report.html import origin
+from foredraft.bench.report.runs import Run, load
 from foredraft.bench.results import rows
 from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.records import Record, stolen_share
@@ -194,6 +195,23 @@ def test_sampled_runs_repeat_themselves(tiny: Path, tmp_path: Path) -> None:
     assert runs[0] == runs[1]
     run_bench(order(tiny, tmp_path / "c", temperature=0.7, seed=1, methods="suffix", tasks="own-math"))
     assert [r.ids for r in records_of(tmp_path / "c")] != [ids for _, ids, *_ in runs[0]]
+
+
+def test_only_who_measured_is_named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summing up again at another commit measures nothing; another machine may not go on."""
+    asked = order(tiny, tmp_path, methods="suffix", tasks="own-math", limit=1)
+    run_bench(asked)
+    first = (tmp_path / "provenance.json").read_text()
+    monkeypatch.setattr("foredraft.provenance.commit", lambda: "later")
+    run_bench(asked)
+    assert (tmp_path / "provenance.json").read_text() == first
+    run_bench(replace(asked, limit=2))
+    found = json.loads((tmp_path / "provenance.json").read_text())
+    assert found["commit"] == "later" and [each["time"] for each in found["earlier"]] == [json.loads(first)["time"]]
+    assert f"continued 1 time, before at {str(json.loads(first)['commit'])[:12]}\n" in origin(load(tmp_path))
+    monkeypatch.setattr("foredraft.bench.results.folder.device", lambda: {"cpu": "another"})
+    with pytest.raises(UsageError, match="another machine"):
+        run_bench(replace(asked, limit=3))
 
 
 def test_batches_share_the_clock(tiny: Path, tmp_path: Path) -> None:
