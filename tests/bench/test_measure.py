@@ -214,6 +214,15 @@ def test_only_who_measured_is_named(tiny: Path, tmp_path: Path, monkeypatch: pyt
         run_bench(replace(asked, limit=3))
 
 
+@pytest.mark.parametrize(("heat", "shown"), [(0.0, ["0", "0", "-", "-"]), (0.7, ["-", "-", "-", "-"])])
+def test_what_nobody_compares_does_not_differ_in_nothing(
+    tiny: Path, tmp_path: Path, heat: float, shown: list[str]
+) -> None:
+    methods = "suffix,draft-model:drafter=layers:1,rule=typical"
+    run_bench(order(tiny, tmp_path, methods=methods, tasks="own-math", limit=1, temperature=heat))
+    assert [row[-2] for row in tables.methods(load(tmp_path)).rows] == shown  # plain, exact, lossy, its drafter alone
+
+
 def test_batches_share_the_clock(tiny: Path, tmp_path: Path) -> None:
     asked = order(tiny, tmp_path / "b", batch_size=3, limit=4, methods="prompt-lookup", tasks="own-math")
     document = run_bench(asked)

@@ -182,10 +182,13 @@ class Runner:
     def _difference(self, run: MethodRun, prompt: Prompt, ids: list[int]) -> Difference | None:
         """For exact greedy methods: the first token that is not plain decoding's."""
         plain = self.log.records.get(self._key(self.runs[0], prompt))
-        comparable = run.target and run.method.exact and self.settings.temperature == 0
-        if plain is None or not comparable or plain.error is not None:
+        if plain is None or not self.compares(run) or plain.error is not None:
             return None
         return find_difference(self._reader, prompt.ids, plain.ids, ids)
+
+    def compares(self, run: MethodRun) -> bool:
+        """Whether a run's ids must be plain decoding's."""
+        return run.target and run.method.exact and self.settings.temperature == 0
 
     def _refused(self, run: MethodRun, prompt: Prompt, room: int, order: int) -> Record:
         why = f"the prompt has {len(prompt.ids)} tokens, but the context holds {room}"

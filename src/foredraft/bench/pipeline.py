@@ -131,12 +131,15 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
             runner.warm_up()
             runner.run(tasks)
         records = list(log.records.values())
+    compared = {each.label for each in runs if runner.compares(each)}
     questions = [question for task in tasks for question in task.questions]
     listener.say("scoring answers")
     scores = score_all(records, questions, folder / files.SCORES)
     floor = Floor(**run["floor"])
     document = {
-        "rows": table(records, scores, floor),
+        "rows": [
+            row if row["method"] in compared else row | {"differences": None} for row in table(records, scores, floor)
+        ],
         "settings": asdict(settings),
         "methods": [run.describe() for run in runs],
         "left_out": left_out,

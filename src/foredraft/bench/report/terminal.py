@@ -37,6 +37,11 @@ def per_pass(row: Row) -> str:
     return "-" if untold else f"{row['tokens_per_step']:.2f}"
 
 
+def differ(row: Row) -> str:
+    """Greedy answers that are not plain decoding's; nobody compares what is sampled or lossy."""
+    return "-" if row["differences"] is None else str(row["differences"])
+
+
 def speed_table(rows: Iterable[Row], title: str, width: int = 120) -> Table:
     """One line per method, over all tasks; narrow terminals see less."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -51,7 +56,7 @@ def speed_table(rows: Iterable[Row], title: str, width: int = 120) -> Table:
             cells = [row["method"], interval(row, "speedup"), f"{row['tokens_per_second']:.1f}"]
             cells += [f"{row['tokens_per_step']:.2f}", f"{row['accepted_per_step']:.2f}"]
             cells += [_shares(row), percent(row["roofline_share"])] if wide else []
-            table.add_row(*cells, percent(row["looped_share"]), str(row["differences"]))
+            table.add_row(*cells, percent(row["looped_share"]), differ(row))
     return table
 
 
