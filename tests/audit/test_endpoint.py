@@ -159,6 +159,14 @@ def test_what_cannot_be_audited_says_so(prompts: Path, capsys: pytest.CaptureFix
     assert "no server answers" in capsys.readouterr().err
 
 
+def test_as_many_greedy_texts_are_asked_for_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as url:
+        argv = ["audit", "--endpoint", url, "--model", "m", "--json", "--greedy-tokens", "2", "--texts", "16"]
+        run([*argv, "--greedy-prompts", "7"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["greedy"]["prompts"] == 7 and document["statistics"]["prompts"] == 4
+
+
 def test_prompts_keep_their_text() -> None:
     for text in ("one two  three", " lead", "tail ", "a\nb"):
         assert "".join(map(str, words(text))) == text

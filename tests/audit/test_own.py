@@ -189,6 +189,8 @@ def test_the_command_audits_a_method(tiny: Path, tmp_path: Path, capsys: pytest.
         (("--method", "plain", "--tokens", "0"), "--tokens"),
         (("--method", "plain", "--reference", "http://x"), "--endpoint"),
         (("--peer", "llama"), "unknown peer"),
+        (("--peer", "transformers", "--top-p", "0.5"), "--top-k and --top-p go with --method"),
+        (("--endpoint", "http://x", "--top-k", "5"), "--top-k and --top-p go with --method"),
         (("--method", "draft-model", "--shape", "tree", "--rule", "chain"), "biased"),
     ],
 )

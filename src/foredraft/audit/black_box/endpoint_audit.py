@@ -23,6 +23,7 @@ def audit_endpoint(
     prompts: tuple[str, ...],
     plan: Plan,
     temperature: float,
+    greedy_prompts: tuple[str, ...],
     greedy_tokens: int,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def audit_endpoint(
     subject = EndpointSubject(server, temperature, bare=reference is not None)
     if reference is None:
         subject.check()
-    greedy = greedy_part(server, reference, plan.prompts, greedy_tokens)
+    greedy = greedy_part(server, reference, tuple(map(words, greedy_prompts)), greedy_tokens)
     if reference is None:
         result = _unless_hidden(run_sequential_test(subject, plan, progress), subject.ended)
     else:
