@@ -119,7 +119,7 @@ def test_large_shifts_are_no_harder_to_see_than_small_ones() -> None:
     assert detectable_pairs([even.mass], 400, threshold) < 0.4
 
 
-def test_what_lies_in_one_cell_is_told_to_be_unseen() -> None:
+def test_what_lies_in_one_cell_is_said_to_be_unseen() -> None:
     """Half of the unlikely tokens never come: a total variation of a half that no cell shows."""
     even = np.full(40, 1 / 40)
     halved = np.where(np.arange(40) < 16, even, np.where(np.arange(40) < 28, 2 * even, 0.0))

@@ -223,6 +223,24 @@ def test_what_nobody_compares_does_not_differ_in_nothing(
     assert [row[-2] for row in tables.methods(load(tmp_path)).rows] == shown  # plain, exact, lossy, its drafter alone
 
 
+def test_answers_that_failed_are_named(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = sorted(len(ids) for ids in prompts_of(tiny))
+    asked = order(tiny, tmp_path / "some", methods="suffix", tasks="own-math", max_length=lengths[-1])
+    show(document := run_bench(asked), "t")
+    failed = f"{len(document['errors'])} answers failed and count nowhere, the first: the prompt has {lengths[-1]}"
+    assert document["rows"] and failed in capsys.readouterr().out
+    assert failed in tables.methods(load(tmp_path / "some")).note
+    show(run_bench(replace(asked, max_length=8, out=tmp_path / "none")), "t")
+    with pytest.raises(UsageError, match=r"nothing to report\. 4 answers failed"):
+        load(tmp_path / "none")
+
+
+def prompts_of(tiny: Path) -> list[list[int]]:
+    llm = LLM(str(tiny), "plain", dtype="fp32")
+    tasks = order(tiny, Path(), tasks="own-math").load_tasks()
+    return [question.prompt(llm.tokenizer, 0, ()) for task in tasks for question in task.questions]
+
+
 def test_batches_share_the_clock(tiny: Path, tmp_path: Path) -> None:
     asked = order(tiny, tmp_path / "b", batch_size=3, limit=4, methods="prompt-lookup", tasks="own-math")
     document = run_bench(asked)

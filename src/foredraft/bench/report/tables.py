@@ -11,7 +11,7 @@ from typing import Any
 
 from ..results.rows import ALL
 from .runs import Row, Run
-from .terminal import differ, interval, per_pass, percent
+from .terminal import differ, failures, interval, per_pass, percent
 
 CLAIM = "paper's own figure, its own models and machines"
 WORST = 40  # differences that are listed one by one
@@ -79,6 +79,8 @@ def methods(run: Run) -> Table:
     if (batch := run.settings["batch_size"]) > 1:
         note += f" {batch} requests share every pass and its time: tokens/s are those of all together, and"
         note += " intervals are drawn over batches."
+    if failed := failures(run.document):
+        note += f" {failed}"
     return Table("Methods", heads, rows, foreign=len(heads) - 1, note=note)
 
 

@@ -112,6 +112,12 @@ def disturbance(document: Mapping[str, Any]) -> str:
     return f"The machine's host held up {amount} (steal): they are left out of all times."
 
 
+def failures(document: Mapping[str, Any]) -> str:
+    """Answers that are missing from every figure, and why the first of them is; "" = none."""
+    found = document.get("errors") or ()
+    return f"{len(found)} answers failed and count nowhere, the first: {found[0]['error']}." if found else ""
+
+
 def quality_table(rows: Iterable[Row]) -> Table | None:
     """Accuracy and flips of every method on what was scored; None = nothing was."""
     scored = [row for row in rows if row.get("quality") and row["task"] == ALL]
