@@ -64,7 +64,10 @@ BRIEF = pytest.mark.parametrize("brief", [True, pytest.param(False, marks=pytest
 @pytest.mark.parametrize(("name", "shape"), PAIRS)
 def test_methods_of_the_table_are_exact(name: str, shape: str | None, brief: bool) -> None:
     found = enumerate_method(name, Options(shape=shape), brief=brief)
-    assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
+    if name == "dresd":  # it looks up states of a real model
+        assert found["verdict"] == "SKIPPED" and "drafts nothing" in found["reason"]
+    else:
+        assert found["verdict"] == "PASS" and found["total_variation"] < 1e-6
     assert found["outcomes"] >= (8 if brief else 27)
 
 
