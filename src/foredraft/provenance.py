@@ -68,8 +68,8 @@ def commit() -> str | None:
     """
     here = Path(__file__).resolve().parent
     head = _git(here, "rev-parse", "HEAD")
-    if head is None:
-        return os.environ.get("FOREDRAFT_COMMIT")
+    if head is None or _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return os.environ.get("FOREDRAFT_COMMIT")  # no tree, or that of a project into which the package was installed
     return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no", ".") else "")
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.audit.black_box.endpoint import words
+from foredraft.audit.black_box.endpoint import Written, words
+from foredraft.audit.black_box.endpoint_audit import _parting
 from foredraft.audit.enumerate.table_model import Array
+from foredraft.audit.sequential.cells import cells_of
 from foredraft.cli.app import run
 
 from .server import Behaviour, serving
@@ -130,6 +132,14 @@ def test_a_reference_needs_no_logprobs(prompts: Path, capsys: pytest.CaptureFixt
     assert code == 0 and document["subject"]["compared with"] == other
 
 
+def test_where_greedy_texts_part_the_token_that_was_written_counts() -> None:
+    """The reference's two most likely tokens are alike; the third is not."""
+    reference = Written((" a",), [cells_of({" a": 0.45, " b": 0.44, " c": 0.05})], [0.0], False)
+    for word, margin in ((" b", 0.022), (" c", 2.197)):
+        written = Written((word,), [], [], False)
+        assert _parting(written, reference) == [(0, pytest.approx(margin, abs=1e-3))]
+
+
 def test_two_different_servers_are_told_apart(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Behaviour(bend=sharper)) as url, serving() as other:
         code, document = audit(url, prompts, capsys, "--reference", other, "--resolution", "0.05")
@@ -147,6 +157,14 @@ def test_what_cannot_be_audited_says_so(prompts: Path, capsys: pytest.CaptureFix
         assert "404" in capsys.readouterr().err
     assert run([*base, url]) == 1
     assert "no server answers" in capsys.readouterr().err
+
+
+def test_as_many_greedy_texts_are_asked_for_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as url:
+        argv = ["audit", "--endpoint", url, "--model", "m", "--json", "--greedy-tokens", "2", "--texts", "16"]
+        run([*argv, "--greedy-prompts", "7"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["greedy"]["prompts"] == 7 and document["statistics"]["prompts"] == 4
 
 
 def test_prompts_keep_their_text() -> None:

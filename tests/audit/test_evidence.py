@@ -11,9 +11,10 @@ from scipy.stats import kstest
 
 from foredraft.audit.enumerate.table_model import dirichlet, fixed
 from foredraft.audit.mutation import JointSubject
+from foredraft.audit.report import conclude, markdown
 from foredraft.audit.sequential.cells import CellDistribution, cells_of, cells_of_dense
 from foredraft.audit.sequential.martingale import BINS, KAPPAS, Evidence, chance_shift, log_bayes
-from foredraft.audit.sequential.paired_martingale import PairedBets, pair_power
+from foredraft.audit.sequential.paired_martingale import PairedBets, detectable_pairs, pair_power
 from foredraft.audit.sequential.power import POWER, detectable, hardest_shift, power, texts_needed
 from foredraft.audit.sequential.test import Plan, Verdict, run_sequential_test
 
@@ -108,6 +109,27 @@ def test_prompts_without_choice_decide_nothing() -> None:
     assert texts_needed([sure], 0.1, 7.0) is None or hardest_shift(sure.mass, 0.1) is not None
     result = run_sequential_test(JointSubject("sure", np.array([1.0]), fixed((1.0,))), Plan(((),), 1, texts=64))
     assert result.verdict in (Verdict.PASS, Verdict.UNDECIDED)
+
+
+def test_large_shifts_are_no_harder_to_see_than_small_ones() -> None:
+    """Half of the probability can be moved where two halves are alike, and not more."""
+    even, threshold = cells_of_dense(np.full(4, 0.25), 4), float(np.log(1000))
+    assert [power([even], 200, size, threshold) for size in (0.4, 0.5, 0.6, 0.9)] == [1.0] * 4
+    assert texts_needed([even], 0.6, threshold) is not None
+    assert detectable_pairs([even.mass], 400, threshold) < 0.4
+
+
+def test_what_lies_in_one_cell_is_said_to_be_unseen() -> None:
+    """Half of the unlikely tokens never come: a total variation of a half that no cell shows."""
+    even = np.full(40, 1 / 40)
+    halved = np.where(np.arange(40) < 16, even, np.where(np.arange(40) < 28, 2 * even, 0.0))
+    subject = JointSubject("halved", halved, fixed(even))
+    subject.distributions = lambda prompt, prefixes: [cells_of_dense(even, 16) for _ in prefixes]  # type: ignore[method-assign]
+    plan = Plan(((),), 1, resolution=0.2, texts=2000)
+    found = run_sequential_test(subject, plan).as_dict(plan)
+    assert found["verdict"] == "PASS" and found["unseen_probability"] == pytest.approx(24 / 40)
+    document = conclude({"name": "halved"}, {"statistics": found}, seed=0)
+    assert "A shift among the rest, which has 60% of the probability, stays unseen" in markdown(document)
 
 
 def test_chance_level_is_what_chance_shows() -> None:

@@ -37,7 +37,7 @@ CLASSES = {
     "specdec++": ("ModelDrafter over FastDraft", 2),
     "kangaroo": ("KangarooDrafter over KangarooHead", 2),
     "eesd": ("LengthControlDrafter around KangarooDrafter over KangarooHead", 2),
-    "adaeagle": ("LengthControlDrafter around EagleDrafter over EagleHead", 2),
+    "adaeagle": ("LengthControlDrafter around EagleDrafter over EagleHead", 3),  # of two it drafts none
     "falcon": ("FalconDrafter over FalconHead", 2),
     "forerunner": ("ForerunnerDrafter over ForerunnerHead", 2),
     "sdsat": ("SdsatDrafter over SdsatHead", 2),

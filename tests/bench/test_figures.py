@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from foredraft.bench.report.terminal import interval
 from foredraft.bench.results.intervals import mean_difference, ratio_of_mean_rates, ratio_of_rates, wilson
 from foredraft.bench.results.records import Record
 from foredraft.bench.results.rows import Floor, pair_up, table
@@ -83,10 +86,49 @@ def test_turns_of_a_question_are_drawn_together() -> None:
     assert row["speedup_low"] == row["speedup_high"] == row["speedup"] == pytest.approx(1.0)
 
 
+def test_requests_of_a_batch_are_drawn_together() -> None:
+    """One batch was held up, the other was not: that is two observations, however many requests were in each."""
+    records = [
+        replace(record(method, WORDS, line([1] * 40, seconds), question=f"{batch}-{q}"), batch=f"{batch}-0")
+        for batch, slow in (("a", 1.0), ("b", 3.0))
+        for q in range(8)
+        for method, seconds in (("plain", 1.0), ("fast", slow))
+    ]
+    row = rows_of(*records)["fast", "all"]
+    assert (row["questions"], row["drawn"]) == (16, 2)
+    assert (row["speedup_low"], row["speedup_high"]) == (pytest.approx(1 / 3), pytest.approx(1.0))
+    assert interval(row, "speedup") == "0.50 [0.33, 1.00]"
+    single = rows_of(*records[:16])["fast", "all"]
+    assert interval(single, "speedup") == "1.00"
+
+
+def test_one_answer_that_nobody_held_up_has_no_interval() -> None:
+    records = [
+        replace(record(method, WORDS, line([1] * 40, seconds), question=str(q)), stolen=0.5 if q else 0.0)
+        for q in range(3)
+        for method, seconds in (("plain", 1.0), ("fast", 0.5))
+    ]
+    assert interval(rows_of(*records)["fast", "all"], "speedup") == "2.00"
+
+
 def test_the_roofline_counts_every_pass() -> None:
     plain = record("plain", WORDS, line([1] * 40, 1.0, prefill=5.0))
     row = table([plain], floor=Floor(bandwidth=100.0, weights=25))[-1]
     assert row["roofline_share"] == pytest.approx(0.25)  # a pass of one second could have taken a quarter
+
+
+def test_a_pass_of_several_requests_counts_once() -> None:
+    """Four requests a pass of one second, of which each has a quarter."""
+    shared = [record("plain", WORDS, line([1] * 40, 0.25), question=str(q)) for q in range(4)]
+    for each in shared:
+        each.line.sharers = [4] * 40
+    row = table(shared, floor=Floor(bandwidth=100.0, weights=25))[-1]
+    assert row["step_ms"] == pytest.approx(1000.0) and row["roofline_share"] == pytest.approx(0.25)
+    assert row["tokens_per_step"] == 1.0
+    for each in shared:
+        each.line.sharers = []  # as earlier versions wrote it: known for the whole answer only
+    earlier = table([replace(each, mates=4) for each in shared], floor=Floor(bandwidth=100.0, weights=25))[-1]
+    assert earlier["roofline_share"] == pytest.approx(0.25)
 
 
 def test_noise_that_hits_both_sides_leaves_the_interval_narrow() -> None:

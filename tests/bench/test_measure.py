@@ -17,7 +17,8 @@ from foredraft.bench.entries import parse
 from foredraft.bench.method_runs import make_runs
 from foredraft.bench.pipeline import Listener, Order, run_bench
 from foredraft.bench.report import tables
-from foredraft.bench.report.runs import Run
+from foredraft.bench.report.html import origin
+from foredraft.bench.report.runs import Run, load
 from foredraft.bench.results import rows
 from foredraft.bench.results.record_log import RecordLog
 from foredraft.bench.results.records import Record, stolen_share
@@ -196,11 +197,58 @@ def test_sampled_runs_repeat_themselves(tiny: Path, tmp_path: Path) -> None:
     assert [r.ids for r in records_of(tmp_path / "c")] != [ids for _, ids, *_ in runs[0]]
 
 
+def test_only_who_measured_is_named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summing up again at another commit measures nothing; another machine may not go on."""
+    asked = order(tiny, tmp_path, methods="suffix", tasks="own-math", limit=1)
+    run_bench(asked)
+    first = (tmp_path / "provenance.json").read_text()
+    monkeypatch.setattr("foredraft.provenance.commit", lambda: "later")
+    run_bench(asked)
+    assert (tmp_path / "provenance.json").read_text() == first
+    run_bench(replace(asked, limit=2))
+    found = json.loads((tmp_path / "provenance.json").read_text())
+    assert found["commit"] == "later" and [each["time"] for each in found["earlier"]] == [json.loads(first)["time"]]
+    assert f"continued 1 time, before at {str(json.loads(first)['commit'])[:12]}\n" in origin(load(tmp_path))
+    monkeypatch.setattr("foredraft.bench.results.folder.device", lambda: {"cpu": "another"})
+    with pytest.raises(UsageError, match="another machine"):
+        run_bench(replace(asked, limit=3))
+
+
+@pytest.mark.parametrize(("heat", "shown"), [(0.0, ["0", "0", "-", "-"]), (0.7, ["-", "-", "-", "-"])])
+def test_what_nobody_compares_does_not_differ_in_nothing(
+    tiny: Path, tmp_path: Path, heat: float, shown: list[str]
+) -> None:
+    methods = "suffix,draft-model:drafter=layers:1,rule=typical"
+    run_bench(order(tiny, tmp_path, methods=methods, tasks="own-math", limit=1, temperature=heat))
+    assert [row[-2] for row in tables.methods(load(tmp_path)).rows] == shown  # plain, exact, lossy, its drafter alone
+
+
+def test_answers_that_failed_are_named(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = sorted(len(ids) for ids in prompts_of(tiny))
+    asked = order(tiny, tmp_path / "some", methods="suffix", tasks="own-math", max_length=lengths[-1])
+    show(document := run_bench(asked), "t")
+    failed = f"{len(document['errors'])} answers failed and count nowhere, the first: the prompt has {lengths[-1]}"
+    assert document["rows"] and failed in capsys.readouterr().out
+    assert failed in tables.methods(load(tmp_path / "some")).note
+    show(run_bench(replace(asked, max_length=8, out=tmp_path / "none")), "t")
+    with pytest.raises(UsageError, match=r"nothing to report\. 4 answers failed"):
+        load(tmp_path / "none")
+
+
+def prompts_of(tiny: Path) -> list[list[int]]:
+    llm = LLM(str(tiny), "plain", dtype="fp32")
+    tasks = order(tiny, Path(), tasks="own-math").load_tasks()
+    return [question.prompt(llm.tokenizer, 0, ()) for task in tasks for question in task.questions]
+
+
 def test_batches_share_the_clock(tiny: Path, tmp_path: Path) -> None:
     asked = order(tiny, tmp_path / "b", batch_size=3, limit=4, methods="prompt-lookup", tasks="own-math")
     document = run_bench(asked)
     records = records_of(tmp_path / "b")
     assert {record.mates for record in records} == {3, 1}
+    assert {record.line.sharers[0] for record in records} == {3, 1}
+    assert len({record.batch for record in records if record.mates == 3}) == 1
+    assert {record.batch for record in records if record.mates == 1} == {""}
     assert document["differences"] == []
     singles = run_bench(replace(asked, batch_size=1, out=tmp_path / "s"))
     assert [r.ids for r in records_of(tmp_path / "s")] == [

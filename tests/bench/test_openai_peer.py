@@ -24,10 +24,10 @@ STOP = frozenset({0})
 
 
 class Letters:
-    """One token a letter, and one for `ab`."""
+    """One token a letter, and one for `ab`; texts begin with a token of their own, answers do not."""
 
-    def encode(self, text: str) -> list[int]:
-        found, at = [], 0
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        found, at = [1] * add_special, 0
         while at < len(text):
             pair = text[at : at + 2] == "ab"
             found.append(99 if pair else ord(text[at]))

@@ -266,8 +266,10 @@ class EchoWorker:
 
 
 class Letters:
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
+    """Texts begin with a token of their own, answers do not."""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return [1] * add_special + [ord(letter) for letter in text]
 
 
 @pytest.mark.parametrize(("count", "ids"), [(3, [97, 98, 2]), (2, [5, 5])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,21 @@ def test_a_copy_without_history_is_told_its_commit(monkeypatch: pytest.MonkeyPat
     assert commit() == "abc"
     monkeypatch.setattr("foredraft.provenance._git", lambda here, *words: "def" if words[0] == "rev-parse" else "")
     assert commit() == "def"
+
+
+def test_the_history_of_another_project_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package lies in an environment inside of a repository that does not track it."""
+    monkeypatch.delenv("FOREDRAFT_COMMIT", raising=False)
+    installed = tmp_path / "env" / "foredraft" / "provenance.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    me = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), (*me, "commit", "-q", "--allow-empty", "-m", "theirs")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr("foredraft.provenance.__file__", str(installed))
+    assert commit() is None
+    subprocess.run(["git", "add", "-f", str(installed)], cwd=tmp_path, check=True)
+    assert commit() is not None
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ def asked(scorer: str, reference: str, stem: str = "") -> Question:
         ("First 3, then 7.5 apples", "7.5"),
         ("The answer is $-5", "-5"),
         ("The answer is 6. Check: 2 * 3", "6"),
+        ("The answer is 1234567", "1234567"),  # not that of 1234568
+        ("\u0130\u0130\u0130 The Answer is 42, not 7", "42"),  # letters that are longer in lower case
         ("none", None),
     ],
 )
@@ -46,6 +48,8 @@ def test_numbers(text: str, answer: str | None) -> None:
         ("the correct choice is D", "D"),
         ("**A**", "A"),
         ("A dog is not it; the answer is B", "B"),
+        ("A is wrong. The answer is: B", "B"),
+        ("The answer is a matter of taste, the choice is **(c)**", "C"),
         ("I cannot say", None),
     ],
 )

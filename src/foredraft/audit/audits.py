@@ -103,12 +103,21 @@ def _options(options: Options) -> dict[str, Any]:
     return named | dict(options.own)
 
 
+def check_whole(params: SamplingParams) -> None:
+    """Samplers that are not ours are given a temperature and nothing else."""
+    if params.top_k or params.top_p != 1:
+        raise UsageError("--top-k and --top-p go with --method; other samplers are audited with all their tokens")
+
+
 def audit_peer(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
     """Greedy identity and sequential test of another engine's sampler."""
+    check_whole(order.params)
     folder = resolve(order.model) if loading is None else resolve(order.model, loading)
     subject = load_peer(order.what, folder, order.assistant, order.params.temperature, order.dtype)
-    plan = replace(order.plan, prompts=encode(Tokenizer.from_folder(folder), order.prompts))
-    greedy = greedy_identity(subject, plan.prompts, order.greedy_tokens, order.dtype)
+    tokenizer = Tokenizer.from_folder(folder)
+    plan = replace(order.plan, prompts=encode(tokenizer, order.prompts))
+    every = encode(tokenizer, order.greedy_prompts or order.prompts)
+    greedy = greedy_identity(subject, every, order.greedy_tokens, order.dtype)
     result = run_sequential_test(subject, plan, progress).as_dict(plan)
     about = {
         "name": subject.name,
@@ -122,10 +131,14 @@ def audit_peer(order: Order, progress: Progress, loading: Loading | None = None)
 
 def audit_server(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:
     """A black box over HTTP."""
+    check_whole(order.params)
     server = Server(order.what, order.model, order.api_key)
     reference = None if order.reference is None else Server(order.reference, order.model, order.api_key)
     temperature = order.params.temperature
-    return audit_endpoint(server, reference, order.prompts, order.plan, temperature, order.greedy_tokens, progress)
+    greedy = order.greedy_prompts or order.prompts
+    return audit_endpoint(
+        server, reference, order.prompts, order.plan, temperature, greedy, order.greedy_tokens, progress
+    )
 
 
 def audit_wrong_rule(order: Order, progress: Progress, loading: Loading | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Greedy identity: at temperature 0 speculation must write what plain decoding writes, token for token.
 
-Where two texts part, the margin between the target's two most likely tokens says whether rounding can have done it
-(DESIGN invariant 8): a near-tie is reported and forgiven, anything else is a fault.
+Where two texts part, the margin by which the target prefers its most likely token to the two that were written says
+whether rounding can have done it (DESIGN invariant 8): a near-tie is reported and forgiven, anything else is a fault.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def greedy_identity(subject: GreedySubject, prompts: Sequence[Text], tokens: int
         position = next((i for i, (a, b) in enumerate(zip(plain, ours, strict=False)) if a != b), None)
         margin = None
         if position is not None:
-            first, second = subject.logits([(*prompt, *plain[:position])])[0].topk(2).values.tolist()
-            margin = first - second
+            logits = subject.logits([(*prompt, *plain[:position])])[0]
+            margin = float(logits.max() - logits[[int(plain[position]), int(ours[position])]].min())
         differences.append({"prompt": number, "position": None if position is None else position + 1, "margin": margin})
     faults = [d for d in differences if d["margin"] is None or d["margin"] > TOLERANCE[dtype]]
     return {

@@ -5,11 +5,10 @@ It arranges what the parts found and draws one conclusion; it measures nothing.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from ..provenance import provenance, write_json
+from ..provenance import command, provenance, write_json
 from .sequential.test import Verdict, worst
 
 PARTS = ("exact", "greedy", "statistics")
@@ -27,7 +26,9 @@ KNOWN_DISTRIBUTION = "Bayes factors against a known distribution have mean one"
 PAIRS = "who wrote which of two texts is a fair coin if both writers are alike"
 FOUND = (
     "With this many texts a shift of {detectable_total_variation:.3g} in total variation at the first token of every"
-    " prompt, in the direction that is hardest to see, is found with {power:.0%} power."
+    " prompt, between its most likely tokens and the rest as one, in the direction that is hardest to see, is found"
+    " with {power:.0%} power. A shift among the rest, which has {unseen_probability:.0%} of the probability, stays"
+    " unseen."
 )
 BLIND = "With this many texts no bias is sure to be found."
 
@@ -45,7 +46,7 @@ def conclude(
         "meaning": MEANING[verdict.value],
         **found,
         **more,
-        "provenance": provenance(seed=seed, argv=without_key(sys.argv)),
+        "provenance": provenance(seed=seed, argv=without_key(command())),
     }
 
 

@@ -39,6 +39,7 @@ class Prompt:
     question: Question
     turn: int
     ids: list[int]
+    batch: str  # the first question of those that are asked together; "" = it is alone
 
 
 @dataclass(slots=True)
@@ -116,12 +117,12 @@ class Runner:
                     self.progress(self._done, self._total, f"{group[0].task} {run.label}")
 
     def _prompts(self, group: list[Question], turn: int) -> Iterator[Prompt]:
-        plain = self.runs[0]
+        plain, batch = self.runs[0], group[0].id if len(group) > 1 else ""
         for question in group:
             before = [self.log.records.get(self._key_of(plain, question, t)) for t in range(turn)]
             answers = tuple(record.text for record in before if record is not None and record.error is None)
             if turn < len(question.turns) and len(answers) == turn:
-                yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers))
+                yield Prompt(question, turn, question.prompt(self.llm.tokenizer, turn, answers), batch)
 
     def _replay(self, run: MethodRun, prompt: Prompt) -> None:
         record = self.log.records[self._key(run, prompt)]
@@ -175,15 +176,19 @@ class Runner:
             order=order,
             peak_bytes=memory[0],
             device_bytes=memory[1],
+            batch=prompt.batch,
         )
 
     def _difference(self, run: MethodRun, prompt: Prompt, ids: list[int]) -> Difference | None:
         """For exact greedy methods: the first token that is not plain decoding's."""
         plain = self.log.records.get(self._key(self.runs[0], prompt))
-        comparable = run.target and run.method.exact and self.settings.temperature == 0
-        if plain is None or not comparable or plain.error is not None:
+        if plain is None or not self.compares(run) or plain.error is not None:
             return None
         return find_difference(self._reader, prompt.ids, plain.ids, ids)
+
+    def compares(self, run: MethodRun) -> bool:
+        """Whether a run's ids must be plain decoding's."""
+        return run.target and run.method.exact and self.settings.temperature == 0
 
     def _refused(self, run: MethodRun, prompt: Prompt, room: int, order: int) -> Record:
         why = f"the prompt has {len(prompt.ids)} tokens, but the context holds {room}"

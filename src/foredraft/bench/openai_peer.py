@@ -92,13 +92,13 @@ def joined(chunks: list[Chunk], tokenizer: Tokenizer, stop_ids: frozenset[int]) 
     named = any(chunk.ids for chunk in chunks)
     for chunk in chunks:
         text += chunk.text
-        ids = list(chunk.ids or ()) if named else tokenizer.encode(text)[len(answer.ids) :]
+        ids = list(chunk.ids or ()) if named else tokenizer.encode(text, add_special=False)[len(answer.ids) :]
         if not named and chunk.stopped:
             ids.append(min(stop_ids))
         if ids:
             answer.take(chunk.seconds, ids)
     if not named:  # a piece may have changed how the text before it is cut
-        whole = tokenizer.encode(text)
+        whole = tokenizer.encode(text, add_special=False)
         answer.ids[: len(whole)] = whole[: len(answer.ids)]
     return answer
 

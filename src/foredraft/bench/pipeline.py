@@ -120,21 +120,26 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
     runs = make_runs(llm, entries, left_out if takes_all(order.methods) else None)
     for label, why in left_out.items():
         listener.say(f"{label} is left out: {why}")
-    run = _open(folder, settings, runs, tasks, llm)
+    hashes = {task.task.name: task.sha256 for task in tasks}
+    run = _open(folder, settings, runs, hashes, llm)
     with RecordLog(folder / files.RECORDS) as log:
         if log.records:
             listener.say(f"{len(log.records)} answers of {folder} are kept")
         runner = Runner(llm, runs, settings, log, listener.progress)
-        if not runner.complete(tasks):
+        if not runner.complete(tasks):  # a session that measures nothing leaves no trace
+            files.note_session(folder, provenance(seed=settings.seed, data=hashes))
             runner.warm_up()
             runner.run(tasks)
         records = list(log.records.values())
+    compared = {each.label for each in runs if runner.compares(each)}
     questions = [question for task in tasks for question in task.questions]
     listener.say("scoring answers")
     scores = score_all(records, questions, folder / files.SCORES)
     floor = Floor(**run["floor"])
     document = {
-        "rows": table(records, scores, floor),
+        "rows": [
+            row if row["method"] in compared else row | {"differences": None} for row in table(records, scores, floor)
+        ],
         "settings": asdict(settings),
         "methods": [run.describe() for run in runs],
         "left_out": left_out,
@@ -149,10 +154,9 @@ def run_bench(order: Order, listener: Listener | None = None) -> dict[str, Any]:
     return document
 
 
-def _open(folder: Path, settings: Settings, runs: list[MethodRun], tasks: list[Loaded], llm: LLM) -> dict[str, Any]:
+def _open(folder: Path, settings: Settings, runs: list[MethodRun], hashes: dict[str, str], llm: LLM) -> dict[str, Any]:
     """Open the folder before anything is measured; returns its run.json."""
     executor = llm.target.executor
-    hashes = {task.task.name: task.sha256 for task in tasks}
     run = {
         "kind": "run",
         "settings": asdict(settings),
@@ -162,7 +166,6 @@ def _open(folder: Path, settings: Settings, runs: list[MethodRun], tasks: list[L
         "executor": executor.name,
     }
     files.open_run(folder, run)
-    files.note_session(folder, provenance(seed=settings.seed, data=hashes))
     return files.read(folder / files.RUN) or run
 
 

@@ -25,13 +25,15 @@ class Timeline:
     drafted: list[int] = field(default_factory=list)  # nodes
     depth: list[int] = field(default_factory=list)  # levels of the tree, the length of a chain
     accepted: list[int] = field(default_factory=list)
+    sharers: list[int] = field(default_factory=list)  # requests of the pass, this one included
     prefill: float = 0.0
     prefill_tokens: int = 0  # tokens that were out when the prefill was over: none here, one in some other engines
     ttft: float = 0.0  # from the start of the batch to the end of the first pass
 
-    def take(self, stats: Stats, before: Stats, share: float) -> None:
+    def take(self, stats: Stats, before: Stats, seconds: float, sharers: int) -> None:
         """Add one pass: what the request's figures gained by it."""
-        self.seconds.append(share)
+        self.seconds.append(seconds / sharers)
+        self.sharers.append(sharers)
         self.draft.append(stats.draft_seconds - before.draft_seconds)
         self.verify.append(stats.verify_seconds - before.verify_seconds)
         self.emitted.append(stats.emitted - before.emitted)
@@ -60,7 +62,7 @@ def follow(engine: Engine, requests: Sequence[Request]) -> list[Timeline]:
                 line, request = lines[event.request_id], by_id[event.request_id]
                 if not line.seconds:
                     line.ttft, line.prefill = end - start, request.stats.prefill_seconds
-                line.take(request.stats, seen[event.request_id], (end - begin) / len(events))
+                line.take(request.stats, seen[event.request_id], end - begin, len(events))
     finally:
         for request in requests:
             engine.cancel(request)

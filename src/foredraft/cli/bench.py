@@ -128,7 +128,7 @@ def show(document: dict[str, Any], title: str) -> None:
     for table in (first, terminal.task_table(rows), terminal.quality_table(rows)):
         if table is not None:
             console.print(table)
-    if warning := terminal.disturbance(document):
+    for warning in filter(None, (terminal.disturbance(document), terminal.failures(document))):
         console.print(warning, style="bold", markup=False, highlight=False)
     console.print(f"records and provenance: {document['out']}", markup=False, highlight=False)
 

@@ -23,6 +23,7 @@ def audit_endpoint(
     prompts: tuple[str, ...],
     plan: Plan,
     temperature: float,
+    greedy_prompts: tuple[str, ...],
     greedy_tokens: int,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def audit_endpoint(
     subject = EndpointSubject(server, temperature, bare=reference is not None)
     if reference is None:
         subject.check()
-    greedy = greedy_part(server, reference, plan.prompts, greedy_tokens)
+    greedy = greedy_part(server, reference, tuple(map(words, greedy_prompts)), greedy_tokens)
     if reference is None:
         result = _unless_hidden(run_sequential_test(subject, plan, progress), subject.ended)
     else:
@@ -97,9 +98,11 @@ def _gap(server: Server, prompt: Text, written: Written, place: int) -> float:
 
 
 def _parting(first: Written, other: Written) -> list[tuple[int, float | None]]:
-    """Where two greedy texts part, with the log-probability by which the reference preferred its token."""
+    """Where two greedy texts part, with the log-probability by which the reference preferred its token to the other."""
     apart = next((i for i, (a, b) in enumerate(zip(first.text, other.text, strict=False)) if a != b), None)
     if apart is None:
         return []
     likely = other.distributions[apart] if other.distributions else None
-    return [(apart, None if likely is None else float(np.log(likely.mass[0] / likely.mass[1])))]
+    if likely is None:
+        return [(apart, None)]
+    return [(apart, float(np.log(likely.mass[0] / likely.mass[likely.cell(first.text[apart])])))]

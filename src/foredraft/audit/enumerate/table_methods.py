@@ -230,17 +230,22 @@ def enumerate_method(
         tokens = min(tokens, 2)  # independent draws have many outcomes, and a network takes its time for each
     shares = beside or (first.drafter is not None and first.drafter.shares)
     mates: Mates = ((PROMPT, tokens), *(((MATE, tokens - 1),) if shares else ()))
-    distribution, count = np.zeros((tables.target.vocab,) * sum(n for _, n in mates)), 0
+    distribution, count, drafted = np.zeros((tables.target.vocab,) * sum(n for _, n in mates)), 0, 0
 
     def run(rng: EnumeratingRng) -> tuple[int, ...]:
+        nonlocal drafted
         method, target = table_method(recipe, options, tables, kind=kind)
-        return run_once(target, method, rng, mates)
+        requests = run_once(target, method, rng, mates)
+        drafted += sum(request.stats.drafted for request in requests)
+        return tuple(token for request in requests for token in request.sequence.output)
 
     for weight, text in outcomes(run):
         distribution[text] += weight
         count += 1
         if count > _MOST:
             raise ForedraftError(f"method {name!r} has more than {_MOST} outcomes on table models")
+    if first.drafter is not None and not drafted:
+        return {"verdict": "SKIPPED", "reason": f"method {name!r} drafts nothing on table models", "outcomes": count}
     expected = reduce(np.multiply.outer, [tables.target.joint(n, prompt) for prompt, n in mates])
     apart = float(np.abs(distribution - expected).sum() / 2)
     more = {"tolerance": TOLERANCE, "tokens": tokens, "outcomes": count, "seconds": round(time.monotonic() - began, 2)}
@@ -305,7 +310,7 @@ def head_of(drafter: Drafter | None) -> str | None:
     return next((kind for kind, made in BUILDERS.items() if type(network) is made), None)
 
 
-def run_once(target: Executor, method: Method, rng: EnumeratingRng, mates: Mates) -> tuple[int, ...]:
+def run_once(target: Executor, method: Method, rng: EnumeratingRng, mates: Mates) -> list[Request]:
     """One text by the real engine, or several side by side, with the given rng."""
     engine = Engine(target, lambda sequences: rng)
     requests = []
@@ -315,4 +320,4 @@ def run_once(target: Executor, method: Method, rng: EnumeratingRng, mates: Mates
         engine.add(requests[-1])
     while not engine.scheduler.idle:
         engine.step()
-    return tuple(token for request in requests for token in request.sequence.output)
+    return requests

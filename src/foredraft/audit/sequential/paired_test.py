@@ -48,14 +48,18 @@ class PairedSampling:
     def alarm(self) -> bool:
         return any(bet.log_e() >= self.threshold for bet in self.bets)
 
-    def detectable(self) -> float:
-        """Smallest total variation that would have shown, with the first tokens seen so far as the distribution."""
-        distributions: list[Array] = []
+    def distributions(self) -> list[Array]:
+        """The first tokens seen so far, of every prompt."""
+        found: list[Array] = []
         for counts in self.firsts:
             total = sum(counts.values())
             if total:
-                distributions.append(cells_of({token: n / total for token, n in counts.most_common(CELLS)}).mass)
-        return detectable_pairs(distributions, max(1, self.drawn // len(self.firsts)), self.threshold)
+                found.append(cells_of({token: n / total for token, n in counts.most_common(CELLS)}).mass)
+        return found
+
+    def detectable(self) -> float:
+        """Smallest total variation that would have shown, with the first tokens seen so far as the distribution."""
+        return detectable_pairs(self.distributions(), max(1, self.drawn // len(self.firsts)), self.threshold)
 
     def positions(self) -> list[dict[str, Any]]:
         return [position_row(i, bet.log_e(), self.threshold, "pairs", *bet.shift()) for i, bet in enumerate(self.bets)]
@@ -83,6 +87,6 @@ def run_pairs(
         verdict, reason = Verdict.PASS, f"a bias of {plan.resolution:g} would have been seen with {POWER:.0%} power"
     else:
         verdict, reason = Verdict.UNDECIDED, f"the budget ended at {sampling.drawn} texts; about {needed} would decide"
-    return SequentialResult(
-        verdict, reason, sampling.drawn, needed, smallest, time.monotonic() - began, sampling.positions()
-    )
+    unseen = float(np.mean([mass[-1] for mass in sampling.distributions()] or [0.0]))
+    seconds = time.monotonic() - began
+    return SequentialResult(verdict, reason, sampling.drawn, needed, smallest, seconds, sampling.positions(), unseen)

@@ -26,14 +26,18 @@ def view_threshold(threshold: float) -> float:
 
 
 def hardest_shift(mass: Array, size: float) -> Array | None:
-    """The distribution at total variation `size` from `mass` that is hardest to tell apart; None = no room."""
+    """The distribution at total variation `size` from `mass` that is hardest to tell apart; None = no room.
+
+    One half of the tokens has no more to lose than it has: a larger shift is at least as easy to see as that.
+    """
     order = np.argsort(-mass)
     gains, total = np.zeros(mass.size, dtype=bool), 0.0
     for cell in order:
         if total + mass[cell] <= 0.5 + 1e-12:
             gains[cell], total = True, total + mass[cell]
-    if total <= 0.0 or 1.0 - total <= size:
+    if total <= 0.0:
         return None
+    size = min(size, 1.0 - total)
     return np.where(gains, mass * (1 + size / total), mass * (1 - size / (1 - total)))
 
 

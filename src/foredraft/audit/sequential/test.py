@@ -79,6 +79,9 @@ class SequentialResult:
     detectable: float  # smallest total variation seen with 95% power at this number of texts
     seconds: float
     positions: list[dict[str, Any]] = field(default_factory=list)
+    unseen: float = (
+        0.0  # probability of tokens without a cell of their own, at the first token: shifts there are hidden
+    )
 
     @property
     def first(self) -> int | None:
@@ -100,6 +103,7 @@ class SequentialResult:
             "resolution": plan.resolution,
             "power": POWER,
             "detectable_total_variation": self.detectable,
+            "unseen_probability": self.unseen,
             "positions": self.positions,
             "seconds": round(self.seconds, 2),
         }
@@ -184,8 +188,9 @@ def run_sequential_test(
     verdict, reason = _conclude(sampling, alarm)
     per_prompt = max(1, sampling.drawn // len(plan.prompts))
     smallest = detectable(sampling.first_distributions, per_prompt, sampling.evidence.threshold)
-    seconds = time.monotonic() - began
-    return SequentialResult(verdict, reason, sampling.drawn, sampling.needed, smallest, seconds, sampling.positions())
+    unseen = float(np.mean([distribution.mass[-1] for distribution in sampling.first_distributions]))
+    counts, seconds = (sampling.drawn, sampling.needed, smallest), time.monotonic() - began
+    return SequentialResult(verdict, reason, *counts, seconds, sampling.positions(), unseen)
 
 
 def _conclude(sampling: Sampling, alarm: bool) -> tuple[Verdict, str]:

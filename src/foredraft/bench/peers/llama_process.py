@@ -62,7 +62,7 @@ class ServerPeer:
 
     def answer(self, prompt: list[int]) -> Answer:
         said = self.worker.ask(self.request | {"ids": prompt})
-        ids = self.tokenizer.encode(said["text"])
+        ids = self.tokenizer.encode(said["text"], add_special=False)
         if said["stopped"]:
             ids.append(min(self.stop_ids))
         if len(ids) != said["count"]:  # text that other tokens spell as well

@@ -107,6 +107,7 @@ def picture(caption: str, svg: bytes) -> str:
 def origin(run: Run) -> str:
     """Command and record of a run, less what only this machine would understand."""
     record = {name: value for name, value in run.provenance.items() if name not in ("argv", "earlier")}
-    earlier = len(run.provenance.get("earlier", []))
-    more = f"\ncontinued {earlier} time{'s' if earlier > 1 else ''}" if earlier else ""
+    earlier = run.provenance.get("earlier", [])
+    commits = ", ".join(dict.fromkeys(str(session.get("commit"))[:12] for session in earlier))
+    more = f"\ncontinued {len(earlier)} time{'s' if len(earlier) > 1 else ''}, before at {commits}" if earlier else ""
     return f"{run.command()}{more}\n{json.dumps(record | {'settings': run.settings}, indent=2, ensure_ascii=False)}"

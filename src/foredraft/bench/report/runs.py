@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import UsageError
 from ..results import folder as files
 from ..results.rows import ALL
-from .terminal import disturbance
+from .terminal import disturbance, failures
 
 Row = dict[str, Any]
 
@@ -97,6 +97,8 @@ def load(folder: Path) -> Run:
         raise UsageError(f"{folder} is no folder of 'foredraft bench' (it has no {files.RUN})")
     if document is None:
         raise UsageError(f"{folder} holds an unfinished run; give the same bench command again to finish it")
+    if not document["rows"]:
+        raise UsageError(f"{folder} holds nothing to report. {failures(document)}")
     return Run(folder, run["kind"], run, document, files.read(folder / files.PROVENANCE) or {})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..results.rows import ALL
 from .runs import Row, Run
-from .terminal import interval, per_pass, percent
+from .terminal import differ, failures, interval, per_pass, percent
 
 CLAIM = "paper's own figure, its own models and machines"
 WORST = 40  # differences that are listed one by one
@@ -73,10 +73,14 @@ def methods(run: Run) -> Table:
         "Speed-up is all tokens over all time, prefill included, against plain decoding in the same run; intervals are"
         " paired bootstraps over questions. 'mean of rates' compares the means of the questions' tokens per second, as"
         " Spec-Bench itself does. Outputs that fall into a repetition loop are cut, on both sides, where the"
-        " loop begins. 'differ' counts greedy answers whose ids are not plain decoding's (near-ties in 16 bit)."
+        " loop begins. 'differ' counts greedy answers whose ids are not plain decoding's (near-ties in 16 bit); of"
+        " sampled and lossy ones none are compared."
     )
     if (batch := run.settings["batch_size"]) > 1:
-        note += f" {batch} requests share every pass and its time: tokens/s are those of all together."
+        note += f" {batch} requests share every pass and its time: tokens/s are those of all together, and"
+        note += " intervals are drawn over batches."
+    if failed := failures(run.document):
+        note += f" {failed}"
     return Table("Methods", heads, rows, foreign=len(heads) - 1, note=note)
 
 
@@ -98,7 +102,7 @@ def _speed(row: Row) -> list[str]:
         percent(row["roofline_share"]),
         f"{row['ttft_ms']:.0f} ms",
         percent(row["looped_share"]),
-        str(row["differences"]),
+        differ(row),
     ]
 
 

@@ -20,9 +20,9 @@ QUIET_SECONDS = 30.0  # between lines where nobody sees a bar
 
 
 def interval(row: Row, name: str, digits: int = 2) -> str:
-    """`1.52 [1.40, 1.66]`; one question has no interval."""
+    """`1.52 [1.40, 1.66]`; one question, or one batch, has no interval."""
     value = f"{row[name]:.{digits}f}"
-    if row.get("questions", 2) < 2:
+    if row.get("drawn", row.get("questions", 2)) < 2:
         return value
     return f"{value} [{row[f'{name}_low']:.{digits}f}, {row[f'{name}_high']:.{digits}f}]"
 
@@ -35,6 +35,11 @@ def per_pass(row: Row) -> str:
     """Tokens a pass; an engine that tells when its first token came and when its last one did, shows no passes."""
     untold = row["tokens"] <= 2 * row["answers"] * row["tokens_per_step"] and row["tokens"] > 4 * row["answers"]
     return "-" if untold else f"{row['tokens_per_step']:.2f}"
+
+
+def differ(row: Row) -> str:
+    """Greedy answers that are not plain decoding's; nobody compares what is sampled or lossy."""
+    return "-" if row["differences"] is None else str(row["differences"])
 
 
 def speed_table(rows: Iterable[Row], title: str, width: int = 120) -> Table:
@@ -51,7 +56,7 @@ def speed_table(rows: Iterable[Row], title: str, width: int = 120) -> Table:
             cells = [row["method"], interval(row, "speedup"), f"{row['tokens_per_second']:.1f}"]
             cells += [f"{row['tokens_per_step']:.2f}", f"{row['accepted_per_step']:.2f}"]
             cells += [_shares(row), percent(row["roofline_share"])] if wide else []
-            table.add_row(*cells, percent(row["looped_share"]), str(row["differences"]))
+            table.add_row(*cells, percent(row["looped_share"]), differ(row))
     return table
 
 
@@ -105,6 +110,12 @@ def disturbance(document: Mapping[str, Any]) -> str:
     most = max(found, key=lambda row: float(row["disturbed"] / row["answers"]))
     amount = f"up to {most['disturbed']} of {most['answers']} answers of a method"
     return f"The machine's host held up {amount} (steal): they are left out of all times."
+
+
+def failures(document: Mapping[str, Any]) -> str:
+    """Answers that are missing from every figure, and why the first of them is; "" = none."""
+    found = document.get("errors") or ()
+    return f"{len(found)} answers failed and count nowhere, the first: {found[0]['error']}." if found else ""
 
 
 def quality_table(rows: Iterable[Row]) -> Table | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ForedraftError, UsageError
-from ...provenance import write_json
+from ...provenance import device, write_json
 
 RUN, PROVENANCE, RECORDS, SCORES, SUMMARY = (
     "run.json",
@@ -41,13 +41,16 @@ def choose(out: Path | None, name: str) -> Path:
 
 
 def open_run(folder: Path, run: dict[str, Any]) -> None:
-    """Write run.json, or check that the folder's own allows to go on: same settings, methods and data."""
-    known = read(folder / RUN)
+    """Write run.json, or check that the folder's own allows to go on: same machine, settings, methods and data."""
+    known, here = read(folder / RUN), device()
+    run = run | {"machine": here.get("gpu") if run["settings"]["device"] == "cuda" else here["cpu"]}
     if known is None:
         write_json(folder / RUN, run)
         return
     if known.get("kind") != run["kind"]:
         raise UsageError(f"{folder} holds a run of kind {known.get('kind')!r}; name another --out")
+    if known.get("machine", run["machine"]) != run["machine"]:
+        raise UsageError(f"{folder} was measured on another machine ({known['machine']}); name another --out")
     changed = [name for name in run["settings"] if known["settings"].get(name) != run["settings"][name]]
     if changed:
         raise UsageError(f"{folder} was measured with another {', '.join(changed)}; name another --out")

@@ -51,6 +51,7 @@ class Record:
     device_bytes: int = 0
     harness: float = 0.0  # seconds that the benchmark itself took beside this answer
     mates: int = 1  # answers that were written at the same time
+    batch: str = ""  # the first question of its batch; "" = it was asked alone
     stolen: float = 0.0  # share of the processors that a virtual machine's host took meanwhile
     time: float = field(default=0.0)  # when it was done, seconds since 1970
 
@@ -61,6 +62,7 @@ class Record:
         return {
             **self.key._asdict(),
             **{name: getattr(self, name) for name in _PLAIN},
+            "batch": self.batch,
             "stolen": round(self.stolen, 4),
             "ttft": round(self.line.ttft, 6),
             "prefill_tokens": self.line.prefill_tokens,
@@ -87,7 +89,8 @@ class Record:
             line=line,
             loop=None if loop is None else Loop(loop["start"], loop["period"]),
             difference=None if difference is None else Difference(**difference),
-            stolen=value.get("stolen", 0.0),  # unknown to earlier versions
+            batch=value.get("batch", ""),  # unknown to earlier versions
+            stolen=value.get("stolen", 0.0),
             **{name: value[name] for name in _PLAIN},
         )
 

@@ -6,7 +6,7 @@ Pure: the same records give the same rows. Papers' claims do not come near these
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -120,24 +120,33 @@ def sums_of(pairs: list[Pair]) -> Totals:
 
 
 def _speeds(pairs: list[Pair]) -> Row:
-    by_question: dict[tuple[str, str], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        by_question[pair.method.key[:2]].append(pair)
-
-    def figures(**how: bool) -> NDArray[np.float64]:
-        sums = [np.sum([pair.figures(**how) for pair in group], axis=0) for group in by_question.values()]
-        return np.array(sums, dtype=float).reshape(-1, 4)
+    """Questions of one batch share their passes, and with them every disturbance: they are drawn together."""
+    questions = _grouped(pairs, lambda record: record.key.question)
+    drawn = _grouped(pairs, lambda record: record.batch or record.key.question)
 
     def ratio(name: str, **how: bool) -> Row:
-        point, low, high = ratio_of_rates(figures(**how))
+        point, low, high = ratio_of_rates(_figures(drawn, **how))
         return {name: point, f"{name}_low": low, f"{name}_high": high}
 
     return {
+        "drawn": len(drawn),  # what the intervals are drawn from
         **ratio("speedup"),
         **ratio("decode_speedup", decode=True),
         **ratio("uncut_speedup", cut=False),
-        "mean_speedup": ratio_of_mean_rates(figures()),
+        "mean_speedup": ratio_of_mean_rates(_figures(questions)),
     }
+
+
+def _grouped(pairs: list[Pair], name: Callable[[Record], str]) -> list[list[Pair]]:
+    found: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        found[pair.method.key.task, name(pair.method)].append(pair)
+    return list(found.values())
+
+
+def _figures(groups: list[list[Pair]], **how: bool) -> NDArray[np.float64]:
+    sums = [np.sum([pair.figures(**how) for pair in group], axis=0) for group in groups]
+    return np.array(sums, dtype=float).reshape(-1, 4)
 
 
 def _counts(sums: Totals) -> Row:
@@ -174,10 +183,10 @@ def _machine(pairs: list[Pair], sums: Totals, floor: Floor) -> Row:
     records = [pair.method for pair in pairs]
     best = floor.seconds()
     alone = bool(records) and records[0].key.method.partition(":")[0] == ALONE
-    share = None if best is None or alone or not sums.steps else best * sums.steps / sums.decode_seconds
+    share = None if best is None or alone or not sums.steps else best * sums.passes / sums.decode_seconds
     return {
         "ttft_ms": 1e3 * median(record.line.ttft for record in records) if records else 0.0,
-        "step_ms": 1e3 * _per(sums.decode_seconds, sums.steps),
+        "step_ms": 1e3 * _per(sums.decode_seconds, sums.passes),
         "roofline_share": share,  # the least time that its passes could take, over the time that they took
         "peak_mb": max((record.peak_bytes for record in records), default=0) / 2**20,
         "device_mb": max((record.device_bytes for record in records), default=0) / 2**20,

@@ -13,6 +13,7 @@ class Totals:
 
     tokens: int = 0
     steps: int = 0
+    passes: float = 0.0  # of the target: one that several requests shared counts in parts
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0
@@ -45,6 +46,7 @@ class Totals:
                 break
             accepted = min(line.accepted[i], left)
             self.steps += 1
+            self.passes += 1 / (line.sharers[i] if line.sharers else record.mates)
             self.drafted += line.drafted[i]
             self.accepted += accepted
             self.seconds += line.seconds[i]

@@ -22,24 +22,23 @@ Scorer = Callable[[Question, str], Score]
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-CHOSEN = re.compile(r"\b(?:answer|choice|option)\s*(?:is|:)?\s*\(?\*{0,2}([A-H])\b", re.IGNORECASE)
+CHOSEN = re.compile(r"\b(?i:answer|choice|option)\s*(?i:is)?[\s:(*]*([A-Hb-h])\b")  # a lone `a` is an article
 LETTER = re.compile(r"(?:^|[\s(*\"'])([A-H])(?=[\s.):,*\"']|$)")
 
 
 def number(question: Question, text: str) -> Score:
     """The number after `####` or `answer is`, else the last one."""
     for mark in ("####", "answer is", "answer:"):
-        if mark in text.lower():
-            tail = text[text.lower().rindex(mark) + len(mark) :]
-            if found := NUMBER.search(tail):
-                return _number(found[0], question.reference)
+        *_, last = (None, *re.finditer(mark, text, re.IGNORECASE))
+        if last is not None and (found := NUMBER.search(text, last.end())):
+            return _number(found[0], question.reference)
     numbers = NUMBER.findall(text)
     return _number(numbers[-1], question.reference) if numbers else Score(None, False)
 
 
 def _number(found: str, reference: str) -> Score:
     value = float(found.replace(",", ""))
-    return Score(f"{value:g}", abs(value - float(reference.replace(",", ""))) < 1e-6)
+    return Score(f"{value:.15g}", abs(value - float(reference.replace(",", ""))) < 1e-6)
 
 
 def letter(question: Question, text: str) -> Score:
