@@ -92,6 +92,17 @@ def test_a_pool_finds_where_it_was(count: int) -> None:
     assert len(pool) <= 3 * ENOUGH
 
 
+def test_a_text_that_has_ended_goes_on_with_no_other() -> None:
+    """What fills a text up has its last state, which rounding may prefer; the place after it is another text's."""
+    states = DRAW.normal(size=(6, 8)).astype(np.float32)
+    pool = StatePool()
+    pool.add([1, 2, 3, 4], states[:3])
+    pool.add([5, 6, 7], states[3:])  # the state of its last token is known, what follows is not
+    cosines, follows = pool.nearest(states[2], 9, 2)
+    assert follows[0].tolist() == [4, -1] and len(follows) == 5
+    assert not {5, -1} & set(follows[:, 0].tolist()) and np.isfinite(cosines).all()
+
+
 def test_of_the_nearest_those_count_that_go_on_with_the_newest_token() -> None:
     class Places:
         end = -9

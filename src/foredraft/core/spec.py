@@ -124,7 +124,7 @@ def unknown_parameter(owner: str, key: str, known: Mapping[str, Value]) -> Usage
 
 
 def read_value(where: str, written: str, default: Value) -> Value:
-    """`written` as a value of the default's type; numbers are finite, and below 0 only where the default is."""
+    """`written` as a value of the default's type; whole numbers are below 0 only where the default is."""
     if isinstance(default, bool):
         if written.lower() in ("true", "false"):
             return written.lower() == "true"
@@ -137,8 +137,10 @@ def read_value(where: str, written: str, default: Value) -> Value:
         kind = "a whole number" if isinstance(default, int) else "a number"
         hint = f"; parameters are separated by commas: {written.replace(':', ',')}" if ":" in written else ""
         raise UsageError(f"{where} must be {kind}, not {written!r}{hint}") from None
-    if not math.isfinite(number) or number < 0 <= default:
-        raise UsageError(f"{where} must be 0 or positive, and finite, not {written!r}")
+    if math.isnan(number):
+        raise UsageError(f"{where} must be a number, not {written!r}")
+    if isinstance(default, int) and number < 0 <= default:
+        raise UsageError(f"{where} must be 0 or positive, not {written!r}")
     return number
 
 

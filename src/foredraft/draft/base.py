@@ -69,9 +69,10 @@ class Round:
     def own_accepted(self) -> Seq[int]:
         """Accepted nodes of each sequence that the drafter wrote itself: the beginning of the path. A tree of several
         drafters holds others' too."""
-        source, path = self.drafts.source, self.verdict.path
+        source = self.drafts.source
         if source is None or not self.drafts.width:
             return self.accepted
+        path = self.verdict.path
         own = (path >= 0) & (source.gather(1, path.clamp(min=0)) >= 0)
         return own.to(torch.int64).cumprod(dim=1).sum(dim=1).tolist()
 

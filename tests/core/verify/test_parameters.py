@@ -52,7 +52,7 @@ def test_parameters_are_read_and_written_back(written: str, name: str) -> None:
         ("k-seq:7", "'best' or 'K'"),
         ("typical:eps=2", "eps lies in"),
         ("top-k:0", "at least 1"),
-        ("cactus:nan", "0 or positive"),
+        ("cactus:nan", "must be a number"),
         ("mentored:-1", "0 or positive"),
         ("fly:gate=both", "'paper' or 'code'"),
     ],

@@ -36,7 +36,7 @@ class StatePool:
             return
         ids = np.append(np.array(tokens[: len(states) + 1], np.int64), END)
         missing = len(ids) - len(states)
-        padded = np.append(states, np.repeat(states[-1:], missing, axis=0), axis=0)  # the last ones are never right
+        padded = np.append(states, np.repeat(states[-1:], missing, axis=0), axis=0)  # nobody asks for the last ones
         new = padded if self.projection is None else self.projection(padded)
         self._ids = np.append(self._ids, ids)
         self._keys = new if self._keys is None else np.append(self._keys, new, axis=0)
@@ -55,5 +55,8 @@ class StatePool:
             near = self._keys @ state / np.maximum(lengths, 1e-6)
         else:
             near = self._keys @ self.projection(state[None])[0]
+        ends = self._ids == END
+        near = np.where(ends | np.append(ends[1:], True), -np.inf, near)  # nothing follows there
         best = np.argsort(-near, kind="stable")[:count]
+        best = best[np.isfinite(near[best])]
         return near[best], after(self._ids, best + 1, depth, END)
