@@ -61,7 +61,7 @@ def head(out: Path, tested: bool) -> str:
         tried = each["right"] + each["wrong"]
         share = each["right"] / max(tried, 1)
         lines += [
-            f"Labels of {task}: {tried:,} mismatches of {each['questions']} training questions that the target solves were tried; {share:.0%} of "
+            f"Labels of {task}: {tried:,} mismatches were tried, of those among {each['questions']} training questions that the target solves; {share:.0%} of "
             "the drafter's tokens that differ from the target's did not change its final answer.", "",
         ]  # fmt: skip
     return "\n".join(lines)

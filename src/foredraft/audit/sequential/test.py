@@ -79,9 +79,7 @@ class SequentialResult:
     detectable: float  # smallest total variation seen with 95% power at this number of texts
     seconds: float
     positions: list[dict[str, Any]] = field(default_factory=list)
-    unseen: float = (
-        0.0  # probability of tokens without a cell of their own, at the first token: shifts there are hidden
-    )
+    unseen: float = 0.0  # probability of first tokens without a cell of their own: shifts among them are hidden
 
     @property
     def first(self) -> int | None:
