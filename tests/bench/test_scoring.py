@@ -72,6 +72,14 @@ def test_imports_of_the_stem_are_kept() -> None:
     assert score(question, "```python\ndef f(x: List[int]) -> int:\n    return x[0]\n```").correct
 
 
+def test_helpers_of_the_stem_are_kept() -> None:
+    stem = "import math\n\ndef half(x):\n    return x / 2\n\ndef f(x):\n    \"\"\"The root of half.\"\"\"\n"
+    question = asked("code", "assert f(8) == 2", stem)
+    assert score(question, "```python\ndef f(x):\n    return math.sqrt(half(x))\n```").correct
+    assert score(question, "    return math.sqrt(half(x))\n").correct
+    assert not score(question, "```python\ndef g(x):\n    return 2\n```").correct  # the asked one is not written
+
+
 @pytest.mark.parametrize("program", ["assert True", "import math\nassert math.pi > 3", "print('x' * 10)"])
 def test_good_programs_pass(program: str) -> None:
     assert passes(program)

@@ -56,13 +56,14 @@ def code(question: Question, text: str) -> Score:
     if question.stem and not re.search(r"^def ", program, re.MULTILINE):
         program = question.stem + program  # only the body was written
     elif question.stem:
-        program = _imports(question.stem) + program
+        program = _before_the_function(question.stem) + program
     correct = passes(f"{program}\n\n{question.reference}\n")
     return Score("pass" if correct else "fail", correct)
 
 
-def _imports(stem: str) -> str:
-    return "".join(f"{line}\n" for line in stem.split("\n") if line.startswith(("import ", "from ")))
+def _before_the_function(stem: str) -> str:
+    """Imports and helper functions that the asked one, which comes last, may call."""
+    return stem[: stem.rfind("\ndef ") + 1]
 
 
 SCORERS: dict[str, Scorer] = {"number": number, "letter": letter, "code": code}
