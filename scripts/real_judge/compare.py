@@ -208,7 +208,7 @@ def tables(job: Job, seconds: float) -> dict[str, Any]:
 
 
 def write_tables(job: Job, log: OutcomeLog, names: list[str]) -> dict[str, Any]:
-    found = list(rows(log, names, {}))
+    found = list(rows(log, names))
     record = {"rows": found, "arms": names, "about": about(job), "layers": job.asked.layers, "provenance": provenance()}
     write_json(job.out / "tables.json", record)
     return {"rows": len(found), "slices": {name: log.slices(name) for name in names}}

@@ -20,7 +20,7 @@ from ...types import Reason
 from ..problems.problem import Asked
 from .paired_eval import Answer, Arm, PairedEval
 
-TARGET = "target"
+TARGET, EXACT = "target", "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,9 @@ class OutcomeLog:
             self.found |= dict([self._log.append(row | {"outcomes": [astuple(each) for each in made]})])
         return self.found[key][0]
 
+    def outcomes(self, arm: str, slices: Sequence[int]) -> list[Outcome]:
+        return [each for number in slices for each in self.found[arm, number][0]]
+
     def slices(self, arm: str) -> list[int]:
         return sorted(number for name, number in self.found if name == arm)
 
@@ -87,19 +90,26 @@ def deal(tasks: dict[str, Sequence[Asked]], count: int, seed: int = 0) -> list[l
     return slices
 
 
-def rows(log: OutcomeLog, arms: Sequence[str], families: dict[str, str]) -> Iterator[dict[str, Any]]:
+def rows(log: OutcomeLog, arms: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One row for each arm and task, and for each arm over all tasks; intervals of 95%."""
     for arm in arms:
         shared = [number for number in log.slices(arm) if (TARGET, number) in log.found]
         if not shared:
             continue
-        mine = [each for number in shared for each in log.found[arm, number][0]]
-        own = [each for number in shared for each in log.found[TARGET, number][0]]
+        mine, own = log.outcomes(arm, shared), log.outcomes(TARGET, shared)
+        exact = log.outcomes(EXACT, shared) if set(shared) <= set(log.slices(EXACT)) else []
         seconds = sum(log.found[arm, number][1] for number in shared)
         for task in ("all", *dict.fromkeys(each.task for each in mine)):
             pairs = [(a, b) for a, b in zip(mine, own, strict=True) if task in ("all", a.task)]
-            row = {"arm": arm, "family": families.get(arm, arm), "task": task, **figures(pairs)}
+            row = {"arm": arm, "task": task, **figures(pairs)}
+            row["exact_accepted"] = accepted([each for each in exact if task in ("all", each.task)])
             yield row | ({"tokens_per_second": sum(a.tokens for a, _ in pairs) / seconds} if task == "all" else {})
+
+
+def accepted(outcomes: Sequence[Outcome]) -> float | None:
+    """Drafted tokens that stood, per pass of the target; None where nothing was drafted."""
+    drafted, steps = sum(each.drafted for each in outcomes), sum(each.steps for each in outcomes)
+    return sum(each.accepted for each in outcomes) / max(1, steps) if drafted else None
 
 
 def figures(pairs: Sequence[tuple[Outcome, Outcome]]) -> dict[str, Any]:
@@ -107,13 +117,11 @@ def figures(pairs: Sequence[tuple[Outcome, Outcome]]) -> dict[str, Any]:
     mine, own = [a for a, _ in pairs], [b for _, b in pairs]
     share, low, high = wilson(sum(a.solved for a in mine), len(mine))
     gap, gap_low, gap_high = mean_difference([a.solved for a in mine], [b.solved for b in own])
-    steps = max(1, sum(a.steps for a in mine))
-    drafted = sum(a.drafted for a in mine)
     return {
         "problems": len(mine), "accuracy": share, "low": low, "high": high, "gap": gap, "gap_low": gap_low,
         "gap_high": gap_high, "spoilt": sum(b.solved and not a.solved for a, b in pairs),
         "gained": sum(a.solved and not b.solved for a, b in pairs),
-        "accepted": sum(a.accepted for a in mine) / steps if drafted else None,
+        "accepted": accepted(mine),
         "relaxed": 1000 * sum(a.relaxed for a in mine) / max(1, sum(a.tokens for a in mine)),
         "tokens": sum(a.tokens for a in mine) / max(1, len(mine)), "ended": sum(a.ended for a in mine) / len(mine),
     }  # fmt: skip
