@@ -189,7 +189,10 @@ class Trainer(StepTrainer):
         # a run may be prolonged
         plan = {name: value for name, value in asdict(self.plan).items() if name not in ("steps", "seconds")}
         data = self.corpus.digest if self.pretrain is None else f"{self.pretrain.digest}, {self.corpus.digest}"
-        return {"plan": plan, "kinds": kinds, "data": data, "world": self.process.world}
+        specs = {student.kind.name: student.spec for student in self.students}
+        heads = {name: asdict(spec.target) | {"drafter": spec.extra.get("drafter")} for name, spec in specs.items()}
+        given = {"heads": heads, "words": self.teacher.words.tolist(), "rows": len(self.corpus)}
+        return {"plan": plan, "kinds": kinds, "data": data, "world": self.process.world, **given}
 
     def state_dict(self) -> dict[str, Any]:
         return {"students": {student.kind.name: student.state_dict() for student in self.students}}
