@@ -42,6 +42,10 @@ class Plan:
     save_seconds: float = 60.0
     seconds: float = math.inf  # of training over all runs, after which it is done whatever the steps
 
+    def __post_init__(self) -> None:
+        if min(self.steps, self.rows, self.held_out, self.try_length) < 1 or self.seconds <= 0:
+            raise UsageError("a training has at least one step, one row a step, one held-out row and some time")
+
 
 @dataclass(slots=True)
 class Process:
