@@ -126,6 +126,12 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     best = search(target, SkipSearch(prompts, 7, tokens=8), tmp_path, lambda done, trials, best: seen.append(done))
     lines = (tmp_path / "search.jsonl").read_text().splitlines()
     assert lines[:4] == left and len(lines) == 8 and seen == [4, 5, 6, 7]
+    search(target, SkipSearch(prompts, 5, tokens=8), tmp_path / "whole")
+    assert lines[:6] == (tmp_path / "whole" / "search.jsonl").read_text().splitlines()  # the sets by hand come first
+    with pytest.raises(UsageError, match="another prompts"):
+        search(target, SkipSearch(prompts[::-1], 7, tokens=8), tmp_path)
+    card = json.loads((tmp_path / "draft-and-verify" / "config.json").read_text())
+    assert len(card["provenance"]["data"]["prompts"]) == 64
     assert best.seconds == min(json.loads(line)["seconds"] for line in lines[1:])
     head, spec = load_head(
         tmp_path / "draft-and-verify", "draft-and-verify", toys.target(), toys.identity(toys.target())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.errors import UsageError
-from foredraft.judge.problems.checkers import guessed, read_task
+from foredraft.judge.problems.checkers import guessed, json_value, read_task
 from foredraft.judge.problems.final_answer import answer_line, boxed, number, phrase
 
 
@@ -34,6 +34,13 @@ def test_numbers_in_any_usual_form(text: str) -> None:
 )  # fmt: skip
 def test_other_numbers(text: str, value: str | None) -> None:
     assert number(text) == value
+
+
+def test_what_a_model_repeats_for_ever_ends_no_calibration() -> None:
+    """Numbers that Python refuses to read or would take hours to work out, and brackets that nothing closes."""
+    assert number(f"It is 7. The answer is {'9' * 5000}") == "7" and number(f"3/{'7' * 5000}") is None
+    assert number("The answer is 1e900000000") == "1" and number("2.5e-3") == "1/400"
+    assert json_value("[" * 3000 + ' so {"a": 1}') == '{"a": 1}'
 
 
 def test_final_words() -> None:

@@ -22,10 +22,12 @@ from foredraft.judge.eval.evaluate import EvalOrder, Sweep, answer_log, at_equal
 from foredraft.judge.eval.frontier import Group
 from foredraft.judge.eval.paired_eval import Answer, Arm, PairedEval, Tally
 from foredraft.judge.fit.pipeline import TrainOrder, train
-from foredraft.judge.labels.record import write_records
+from foredraft.judge.labels.known_questions import QUESTIONS
+from foredraft.judge.labels.record import group_of, write_records
 from foredraft.judge.problems.families import draw
 from foredraft.judge.problems.problem import Problem
 from foredraft.models.judges import change, read_spec
+from foredraft.provenance import write_json
 from foredraft.recipes import LLM, Options
 from foredraft.types import Reason, SamplingParams
 
@@ -213,6 +215,24 @@ def test_spoilt_problems_are_counted(arms: EvalArms, judge: Path) -> None:
     change(judge, threshold=before.threshold, calibration=None)
 
 
+def test_no_question_that_was_learnt_from_speaks_for_a_judge(
+    arms: EvalArms, judge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On such questions a judge is better than on others, and the promise would be about them."""
+    problems, known = parity(24), judge / QUESTIONS
+    before = known.read_text(encoding="utf-8")
+    write_json(known, {"groups": [group_of(each.question) for each in problems[:4]]})
+    order = CalibrationOrder(judge, Budget(0.95, 0.9), "parity", {"held": "out"}, False, (0.5,), 8, 2)
+    monkeypatch.setattr("foredraft.judge.eval.calibrate.WORTH", 0.0)
+    found = run_calibration(order, arms, problems)
+    assert found["prompts"] == found["settings"]["problems"] == 20 and found["known"] == 4
+    assert "4 more were left out" in (judge / "calibration.html").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="4 of 24 problems are questions that this judge was trained on"):
+        run_calibration(replace(order, budget=Budget(0.1, 0.9)), arms, problems)
+    known.write_text(before, encoding="utf-8")
+    change(judge, threshold=0.5, calibration=None)
+
+
 def test_every_relaxation_at_the_judges_length(arms: EvalArms, judge: Path, tmp_path: Path) -> None:
     """One row an arm, the exact rule spoils nothing, what is logged is not asked again, and time may run out."""
     from foredraft.judge.eval.frontier import RELAXATIONS, Frontier, at_length, frontier_log, judge_groups, other_groups
@@ -220,6 +240,8 @@ def test_every_relaxation_at_the_judges_length(arms: EvalArms, judge: Path, tmp_
     assert all(len(rules) >= 12 for rules in RELAXATIONS.values())
     order = EvalOrder(seed=1, limit=2, families=("dates",), max_new_tokens=8, at_once=2)
     judges = {"judge": judge}
+    five = judge_groups(arms, {str(i): judge for i in range(5)}, 4)
+    assert [len(group.arms) for group in five] == [3] * 5  # two of the ladder and its own: half of 4, not ever fewer
     some = [Group(g.name, g.arms[::6]) for g in other_groups(arms, tuple(RELAXATIONS))]
     groups = judge_groups(arms, judges) + some
     run = Frontier(order, arms, frontier_log(order, arms, judges, tmp_path))

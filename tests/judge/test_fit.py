@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +26,10 @@ from foredraft.judge.fit.head import (
     split_of,
     thin,
 )
-from foredraft.judge.fit.pipeline import TrainOrder, parse_reads, train
+from foredraft.judge.fit.pipeline import TrainOrder, known_prompts, parse_reads, train
+from foredraft.judge.labels.known_questions import QUESTIONS
 from foredraft.judge.labels.record import RIGHT, UNCOUNTED, WRONG, LabelledText, write_records
+from foredraft.models.config import read_json
 from foredraft.models.judges import read_spec
 from foredraft.recipes.loading import Loaded
 from foredraft.runtime import FINAL, Rows
@@ -153,7 +156,8 @@ def test_auc_by_counting_pairs() -> None:
 def test_training_compares_taps_and_keeps_the_best(target: Loaded, tmp_path: Path) -> None:
     """Labels that follow the stream into layer 1 are read best there; the judge that is written says so."""
     path = tmp_path / "labels.jsonl"
-    write_records(path, texts(target, 160, tap=1, seed=3))
+    records = texts(target, 160, tap=1, seed=3)
+    write_records(path, [replace(records[0], domain="one of a kind"), *records[1:]])
     order = TrainOrder((path,), tap="all", reads=parse_reads("target,evidence"))
     report = train(order, target, None, tmp_path / "judge")
     spec = read_spec(tmp_path / "judge")
@@ -164,6 +168,15 @@ def test_training_compares_taps_and_keeps_the_best(target: Loaded, tmp_path: Pat
     assert spec.curve == report.curve and spec.ladder == report.ladder
     assert spec.data.keys() == {"labels.jsonl"} and spec.provenance["seed"] == 0
     assert set(spec.forbidden_ids) == {0, 1, 2}  # stop and control tokens
+    assert report.figures["test_auc_by_domain"]["one of a kind"] is None and json.dumps(spec.figures, allow_nan=False)
+    assert read_json(tmp_path / "judge" / QUESTIONS)["groups"] == sorted({record.group for record in records})
+
+
+def test_every_question_of_a_group_is_known() -> None:
+    """A file of labels may put many questions into one group; a judge knows the prompts of all of them."""
+    records = [LabelledText("d", "one", tuple(range(i, i + 9)), (1,), (RIGHT,), "file") for i in range(0, 200, 10)]
+    asked = known_prompts(records)
+    assert all(asked.strange(record.prompt) == 0 for record in records)
 
 
 def test_orders_that_cannot_be_met_are_refused(target: Loaded, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from foredraft.bench.data.questions import Question
 from foredraft.bench.data.tasks import TASKS as BENCH
 from foredraft.bench.data.tasks import load
 from foredraft.cli.judge.mining_tasks import TASKS, load_quests
+from foredraft.cli.judge.promise import problems_of
 from foredraft.errors import UsageError
 from foredraft.judge.labels.annotations import read_notes, records_of
 from foredraft.judge.labels.program_labels import Exercise
@@ -53,6 +54,18 @@ def test_tasks_bring_prompts_and_extractors(tmp_path: Path, model: Path) -> None
     for task, trouble in (("gsm", "did you mean"), ("checked", "--count"), ("mmlu", "FOREDRAFT_DATA")):
         with pytest.raises(UsageError, match=trouble):
             load_quests(task, None, None, 0)
+
+
+def test_labels_and_promises_ask_different_questions(tmp_path: Path) -> None:
+    """`judge data` makes labels of training questions; test questions are kept for calibration and evaluation."""
+    write_jsonl(
+        folder(tmp_path) / "gsm8k" / "test.jsonl", [{"question": f"{i} + 2?", "answer": "#### 1"} for i in (7, 8)]
+    )
+    both = [
+        {each.question for each in problems_of("gsm8k", "", None, tmp_path, 0, (), "seen", labels=labels).asked}
+        for labels in (True, False)
+    ]
+    assert [len(each) for each in both] == [6, 2] and not both[0] & both[1]
 
 
 def test_a_question_is_one_group_whatever_labels_it(tmp_path: Path, model: Path) -> None:

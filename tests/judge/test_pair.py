@@ -15,7 +15,7 @@ from foredraft.errors import ForedraftError, UsageError
 from foredraft.judge.fit.batch_writer import BatchWriter
 from foredraft.judge.fit.batches import DRAFTER, TARGET, Manner, ProblemBatches, Row, Text, compose
 from foredraft.judge.fit.demo_pair import PairOrder, drafter_model, target_model, train_pair
-from foredraft.judge.fit.lora_trainer import LoraPlan, LoraTrainer
+from foredraft.judge.fit.lora_trainer import LoraModel, LoraPlan, LoraTrainer
 from foredraft.judge.labels.token_labels import ask
 from foredraft.judge.problems.families import FAMILIES, draw
 from foredraft.judge.problems.phrases import VOICES
@@ -238,6 +238,39 @@ def test_training_that_was_cut_off_goes_on(tmp_path: Path, digits: tuple[str, ..
     assert all(torch.equal(value, factors[name]) for name, value in whole.model.delta.factors().items())
     with pytest.raises(ForedraftError, match="belongs to another run"):
         trainer("cut", 8, lr=1e-3).run()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path, digits: tuple[str, ...]) -> None:
+    model = small.make_folder(tmp_path / "model")
+    order = PairOrder(
+        tmp_path / "pair", LoraPlan(8, rows=4, lr=1e30, save_seconds=0.0), model=str(model), families=digits, rank=4,
+        parts=("target",), dtype="fp32", device="cpu",
+    )  # fmt: skip
+    with pytest.raises(ForedraftError, match=r"no numbers? any more; give a lower --lr"):
+        train_pair(order)
+    assert not (tmp_path / "pair" / "target").exists()
+
+
+def test_a_part_that_was_cut_off_while_it_was_measured_is_measured_again(
+    tmp_path: Path, digits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small.make_folder(tmp_path / "model")
+    order = PairOrder(
+        tmp_path / "pair", LoraPlan(3, rows=4, tries=2), model=str(model), families=digits, rank=4, parts=("target",),
+        final_tries=4, dtype="fp32", device="cpu",
+    )  # fmt: skip
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LoraModel, "solved", killed)
+        train_pair(order)
+    assert (tmp_path / "pair" / "target" / "config.json").exists()
+    again = train_pair(order)["target"]
+    assert again["steps"] == 3 and again["problems"] == 4
+    assert json.loads((tmp_path / "pair" / "target" / "card.json").read_text())["solved"] == again["solved"]
+    assert train_pair(order) == {"target": {"kept": True}}
 
 
 def test_time_ends_a_course_at_the_floor_of_its_rate(tmp_path: Path, digits: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,37 @@ def test_a_cut_run_goes_on_and_others_are_refused(
     read: list[int] = []
     monkeypatch.setattr(shards, "extract", lambda *args: read.append(len(args[1])) or extract(*args))
     write_shards(folder, target.executor, records, (-1,), texts=32)
-    assert read == [32] and {path.name: path.read_bytes() for path in folder.glob("*.safetensors")} == before
+    assert read == [1, 32] and {path.name: path.read_bytes() for path in folder.glob("*.safetensors")} == before
     for change in ({"taps": (2,)}, {"records": records[1:]}, {"about": {"dtype": "bf16"}}):
         arguments = {"records": records, "taps": (-1,), "about": None} | change
         with pytest.raises(UsageError, match="holds features with other"):
             write_shards(folder, target.executor, arguments["records"], arguments["taps"],  # type: ignore[arg-type]
                          about=arguments["about"], texts=32)  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_models_of_the_same_shape_are_told_apart(
+    target: Loaded, records: list[LabelledText], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A fine-tuned target, and another drafter: their states are not those that the folder holds."""
+    other = loaded(write_model(tmp_path_factory.mktemp("other"), seed=5)).executor
+    for name, models in (("target", (other, None)), ("drafter", (target.executor, other))):
+        own = None if models[1] is None else target.executor
+        folder = tmp_path / name
+        write_shards(folder, target.executor, records, (-1,), own)
+        write_shards(folder, target.executor, records, (-1,), own)
+        with pytest.raises(UsageError, match=f"features of another {name}"):
+            write_shards(folder, models[0], records, (-1,), models[1])
+
+
+def test_large_states_stay_finite(
+    target: Loaded, records: list[LabelledText], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some models have streams beyond 65504, the largest number of the finer 16 bits."""
+    whole = extract(target.executor, records, (-1,))
+    large = replace(whole, states={-1: whole.states[-1] * 1e6})
+    monkeypatch.setattr(shards, "extract", lambda *args: large)
+    rows = torch.cat(list(write_shards(tmp_path, target.executor, records, (-1,)).rows(("target",)).parts()))
+    assert torch.allclose(rows, large.states[-1], rtol=1e-2)
 
 
 def test_a_judge_from_disk_is_the_judge_from_memory(

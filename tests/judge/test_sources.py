@@ -68,6 +68,17 @@ def test_a_program_of_ones_own(tmp_path: Path) -> None:
         program_source("nothing.py:find")
 
 
+def test_a_place_before_the_answer_is_none(tmp_path: Path) -> None:
+    """`str.find` says -1 of what is not there, as the file does; any other negative number would spoil the file."""
+    path = tmp_path / "answers.jsonl"
+    write_notes(path, notes(WRONG, RIGHT, "What?"))
+    seen = locate_all(path, Program(lambda q, a: -5 if "?" in a else a.find("8")))
+    assert [note.raw["located"]["program"] for note in seen] == [AT, None, "unsure"]
+    assert settle(seen, ["program"]) == 2
+    write_notes(path, seen)
+    assert [note.labelled for note in read_notes(path)] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
@@ -156,14 +167,31 @@ def test_a_label_by_hand_outlives_another_trust(tmp_path: Path) -> None:
     assert settle(seen, ["hand"]) == 1 and seen[0].first_wrong == AT
 
 
+def test_a_hand_that_thinks_again_is_believed(tmp_path: Path) -> None:
+    """A line that was labelled, settled by a program and labelled again keeps the later label."""
+    path = tmp_path / "answers.jsonl"
+    write_notes(path, notes(WRONG))
+    seen = locate_all(path, Program(lambda q, a: 0))
+    seen[0].mark(3)
+    settle(seen, ["program"])
+    write_notes(path, seen)
+    page = Annotations(path, Tokenizer.from_folder(resolve("smollm2")))
+    page.label(0, None)
+    again = read_notes(path)
+    assert verdicts(again[0])["hand"] == Verdict(None)
+    assert settle(again, ["hand", "program"]) == 1 and again[0].first_wrong is None
+
+
 def test_answers_are_paired_and_a_cut_run_goes_on(tmp_path: Path) -> None:
     task = tmp_path / "task.jsonl"
     task.write_text("".join(json.dumps({"prompt": f"{i} + 1?", "answer": i + 1}) + "\n" for i in range(4)))
     problems = read_task(task)
     asked: list[int] = []
+    drawn: list[int] = []
 
     def write(prompts: Sequence[list[int]], heat: Sequence[float], seeds: Sequence[int]) -> list[list[int]]:
         asked.append(prompts[0][0])
+        drawn.extend(seeds)
         right = prompts[0][0] + 1
         return [[right], [right, 0], [right + 5]][: len(prompts)]
 
@@ -179,6 +207,10 @@ def test_answers_are_paired_and_a_cut_run_goes_on(tmp_path: Path) -> None:
     assert again.done == 2
     figures = again.fill(made(2), 4, lambda *_: None)
     assert figures == {"answers": 12, "questions": 4, "right": 8, "out": str(out)} and asked == [0, 1, 2, 3]
+    cut = drawn.copy()
+    drawn.clear()
+    list(made(0))
+    assert cut == drawn and len(set(drawn)) == 12  # as in a run that was not cut, and no answer shares its luck
     found = read_notes(out)
     assert [note.labelled for note in found[:3]] == [False, True, True] and found[0].raw["reference"] == 1
     with pytest.raises(UsageError, match="begun with another task"):

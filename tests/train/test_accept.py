@@ -11,7 +11,7 @@ import torch
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.shapes.base import Step
 from foredraft.core.shapes.stops import PredictedRejection
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import load_head, save_head
 from foredraft.train.batch_attention import Causal
 from foredraft.train.kinds import Accept, Decision
@@ -64,6 +64,23 @@ def test_the_head_learns_and_belongs_to_its_drafter(folder: Path, tmp_path: Path
     assert len(spec.extra["drafter"]) == 64
     with pytest.raises(UsageError, match="--drafter"):
         Accept().describe(decoder, toys.identity(decoder), kind.defaults, outputs)
+
+
+def test_a_checkpoint_belongs_to_one_drafter(folder: Path, tmp_path: Path) -> None:
+    """Half a training for one drafter and half for another would be saved as a head of the second."""
+    decoder = toys.target()
+    head, spec = toys.head(decoder, "fastdraft", seed=1)
+    save_head(tmp_path / "other", head, spec, {}, {}, "bf16")  # type: ignore[arg-type]
+
+    def trainer(drafter: Path) -> Trainer:
+        kind = Accept(drafter=drafter)
+        plan = Plan(steps=2, rows=4, held_out=8, try_every=0)
+        return Trainer(decoder, toys.identity(decoder), toys.corpus(decoder), [(kind, kind.defaults)], plan, tmp_path)
+
+    trainer(folder).run()
+    assert trainer(folder).run()
+    with pytest.raises(ForedraftError, match="another run"):
+        trainer(tmp_path / "other").run()
 
 
 @pytest.mark.parametrize("reads", ["probabilities", "state"])

@@ -120,6 +120,37 @@ def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> N
         load_corpus([tmp_path / "b.npz"], tokenizer)
 
 
+def test_half_a_corpus_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while it is written leaves the one before; a file that was cut elsewhere costs one line."""
+    made, path = toys.corpus(toys.target()), tmp_path / "a.npz"
+    save_corpus(path, made)
+    whole = path.read_bytes()
+
+    def killed(file: Any, **_: object) -> None:
+        file.write(whole[:50])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(np, "savez_compressed", killed)
+        save_corpus(path, made)
+    assert path.read_bytes() == whole and list(tmp_path.iterdir()) == [path]
+    middle = len(whole) // 4
+    for damaged in (whole[: len(whole) // 2], whole[:middle] + bytes(40) + whole[middle + 40 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(ForedraftError, match="is no training text"):
+            load_corpus([path], None)  # type: ignore[arg-type]
+
+
+def test_no_prompt_is_learnt_from_and_held_out() -> None:
+    """Each prompt has a greedy answer and a sampled one; where one is held out, the other teaches nothing."""
+    prompts = np.repeat(np.arange(20), 2)
+    ids = np.stack([prompts, prompts + 50, np.arange(40), np.arange(40)], axis=1).astype(np.uint16)
+    written = np.tile([False, False, True, True], (40, 1))
+    made = Corpus(ids, written, np.tile([0.0, 1.0], 20).astype(np.float32))
+    rest, held = made.split(5)
+    assert len(held) == 5 and len(rest) == 30 and not set(held.ids[:, 0].tolist()) & set(rest.ids[:, 0].tolist())
+
+
 def test_frequent_words() -> None:
     ids = np.array([[5, 5, 5, 2, 2, 9, 1]])
     corpus = Corpus(ids, np.array([[True] * 6 + [False]]), np.zeros(1, np.float32))

@@ -42,6 +42,8 @@ def test_unwritten_text_is_stepped_over() -> None:
     written = torch.tensor([[False, False, True, False, False, True, True, False]])
     result = simulate(TEXT, written, guesses)
     assert (result.tokens, result.rounds) == (3, 3)
+    first = torch.tensor([[True, False, True, False, False, True, True, False]])  # no draft comes before place 2
+    assert simulate(TEXT, first, guesses) == result
 
 
 def test_the_course_of_a_training_is_on_the_disk(tmp_path: Path) -> None:

@@ -17,9 +17,13 @@ from safetensors.torch import save_file
 
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import Identity, load_head, own_parameters, read_spec, save_head
+from foredraft.train.make_data import DataOrder
 from foredraft.train.optimizer import schedule
 from foredraft.train.pipeline import TrainOrder, pretrained_heads, with_other_words
+from foredraft.train.simulation.learning_curve import Curve
 from foredraft.train.student import Pretrained, all_text
+from foredraft.train.trainer import Plan
+from foredraft.train.training_loop import Report, ignore
 
 from . import toys
 
@@ -57,6 +61,33 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     for a, b in zip(whole.students, second.students, strict=True):
         for name, value in own_parameters(a.head).items():  # type: ignore[arg-type]
             assert torch.equal(value, own_parameters(b.head)[name]), (a.kind.name, name)  # type: ignore[arg-type]
+
+
+def test_a_curve_has_every_step_once(tmp_path: Path) -> None:
+    """A kill loses the steps since the last checkpoint; the run that does them again replaces their lines."""
+    path = tmp_path / "curve.jsonl"
+
+    def report(step: int) -> Report:
+        return Report(step, 10, step / 10, {"eagle": 1.0}, {})
+
+    for steps in (range(1, 8), range(5, 11)):
+        curve = Curve(path, ignore)
+        for step in steps:
+            curve(report(step))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 11))
+    Curve(path, ignore)(report(1))
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_orders_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    order = TrainOrder(("eagle", "griffin"), "toy", (), tmp_path, extra={"noise": 0.2, "alignment": "code"})
+    with pytest.raises(UsageError, match=r"nosie.*did you mean"):
+        replace(order, extra={"nosie": 0.2})
+    for change in ({"steps": 0}, {"rows": 0}, {"held_out": 0}, {"seconds": 0.0}):
+        with pytest.raises(UsageError, match="at least one step"):
+            Plan(**change)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--longest"):
+        DataOrder(longest=200)
 
 
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:

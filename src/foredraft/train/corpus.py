@@ -8,10 +8,12 @@ target's template, `written` [N, T] (bits packed along T) and `length` [N].
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from ..core.repetition import find_loop
 from ..errors import ForedraftError, UsageError
+from ..jsonl import replacing
 from ..models import Tokenizer
 
 PART_ROWS = 64  # rows of like length that are read together: fewer, and a GPU waits for the launches of its kernels
@@ -54,15 +57,21 @@ class Corpus:
         return np.repeat(every, self.times) if len(self.times) else every
 
     def split(self, held_out: int, seed: int = 0) -> tuple[Corpus, Corpus]:
-        """(training rows, held-out rows); the held-out ones are greedy, since they simulate greedy decoding."""
+        """(training rows, held-out rows); the held-out ones are greedy, since they simulate greedy decoding. Other
+        answers to their prompts are in neither: a drafter that had seen them would know what is asked of it."""
         greedy = np.flatnonzero((self.temperature == 0) & self.written.any(axis=1))
         if len(greedy) < 2:
             raise UsageError(
                 "the corpus has no greedy rows to hold out; make some: foredraft data --temperatures 0,0.7"
             )
         held = np.random.default_rng(seed).permutation(greedy)[: min(held_out, len(greedy) // 2)]
-        rest = np.setdiff1d(np.arange(len(self)), held)
+        asked = {self._prompt(row) for row in held} - {b""}
+        rest = np.setdiff1d([row for row in range(len(self)) if self._prompt(row) not in asked], held).astype(np.int64)
         return self.rows(rest), self.rows(np.sort(held))
+
+    def _prompt(self, row: int) -> bytes:
+        """What stands before a row's first written token."""
+        return self.ids[row, : self.written[row].argmax()].tobytes()
 
     def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> list[tuple[Tensor, Tensor]]:
         """(ids [n, T] int64, written [n, T] bool) of the parts of a step: rows of like length together, no wider than
@@ -118,9 +127,9 @@ def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
 
 
 def save_corpus(path: Path, corpus: Corpus) -> None:
-    np.savez_compressed(
-        path, ids=corpus.ids, written=np.packbits(corpus.written, axis=1), temperature=corpus.temperature
-    )
+    packed = np.packbits(corpus.written, axis=1)
+    with replacing(path) as fresh, fresh.open("wb") as file:
+        np.savez_compressed(file, ids=corpus.ids, written=packed, temperature=corpus.temperature)
 
 
 def _read_plain(file: Path, tokenizer: Tokenizer) -> Corpus:
@@ -139,10 +148,10 @@ def _read(file: Path, tokenizer: Tokenizer) -> Corpus:
     if file.suffix == ".txt":
         return _read_plain(file, tokenizer)
     try:
-        with np.load(file) as raw:
+        with file.open("rb") as opened, np.load(opened) as raw:
             ids, temperature = raw["ids"], raw["temperature"].astype(np.float32)
             packed = raw.get("written")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, BadZipFile, zlib.error) as error:
         raise ForedraftError(f"{file} is no training text ({error}); make it with 'foredraft data'") from None
     if packed is not None:
         written = np.unpackbits(packed, axis=1, count=ids.shape[1]).astype(bool)

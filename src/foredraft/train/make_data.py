@@ -21,7 +21,7 @@ from ..runtime import Executor
 from .bulk_generate import Task
 from .corpus import Corpus, save_corpus
 from .corpus_writer import write_texts
-from .prompt_sources import ask_about, from_file, from_text, openings, starters
+from .prompt_sources import SHORTEST, ask_about, from_file, from_text, openings, starters
 
 USER = "user"
 OWN_MIN_P = 0.05  # what the target writes to be asked about stays readable at temperature 1
@@ -43,6 +43,10 @@ class DataOrder:
     row: int = 640  # tokens of a row, prompt included
     seed: int = 0
     seconds: float = math.inf  # then what is written is kept; prompts of the target's own get half of it
+
+    def __post_init__(self) -> None:
+        if self.longest <= SHORTEST:
+            raise UsageError(f"passages have {SHORTEST} characters or more, so --longest must be above that")
 
 
 def make_data(
@@ -103,7 +107,11 @@ def own_documents(
     words = openings(order.documents, order.seed)
     room = order.row - order.max_new - TEMPLATE_ROOM
     texts = _going_on(executor, tokenizer, ends, order, words, [], room, until)
-    return [ask_about(text[: chosen.randrange(200, order.longest)], chosen) for text, _ in texts if len(text) > 200]
+    return [
+        ask_about(text[: chosen.randrange(SHORTEST, order.longest)], chosen)
+        for text, _ in texts
+        if len(text) > SHORTEST
+    ]
 
 
 def _going_on(

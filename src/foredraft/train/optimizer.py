@@ -8,6 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..errors import ForedraftError
+
+LOWER = "give a lower --lr and remove the checkpoint, or go on from an earlier head with --begin"
 BETAS, CLIP, WARM_UP, FLOOR = (0.9, 0.95), 1.0, 0.03, 0.02
 
 
@@ -31,9 +34,18 @@ def schedule(progress: float) -> float:
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP))))
 
 
-def smoothed(before: float, value: float) -> float:
-    """An exponential moving average of rate 0.3; the first value counts in full."""
+def followed(name: str, before: float, value: float) -> float:
+    """The loss as an exponential moving average of rate 0.3; the first value counts in full. One that is no number ends
+    the training, and the last checkpoint stays as it is."""
+    if not math.isfinite(value):
+        raise ForedraftError(f"the loss of {name} is no number any more; {LOWER}")
     return value if math.isnan(before) else 0.7 * before + 0.3 * value
+
+
+def check_numbers(name: str, weights: Iterable[Tensor]) -> None:
+    """Refuse to save what no training can go on from."""
+    if not all(bool(value.isfinite().all()) for value in weights if value.is_floating_point()):
+        raise ForedraftError(f"the weights of {name} are no numbers any more; {LOWER}")
 
 
 def autocast(device: torch.device) -> torch.autocast:

@@ -21,6 +21,7 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
+from .kinds.base import OPTIONAL
 from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
 from .student import Pretrained, Student
@@ -53,6 +54,11 @@ class TrainOrder:
             raise unknown_name("kind of drafter", name, KINDS)
         kind: Any = KINDS[name]
         return replace(kind, drafter=self.drafter) if hasattr(kind, "drafter") else kind
+
+    def __post_init__(self) -> None:
+        known = OPTIONAL.union(*(self.find(name).defaults.extra for name in self.kinds))
+        if strange := sorted(self.extra.keys() - known):
+            raise unknown_name("--set of these kinds", strange[0], sorted(known))
 
     def settings(self, kind: Kind) -> Settings:
         """The kind's own with the changes."""

@@ -56,6 +56,7 @@ STARTERS = (
     "If", "A", "There are", "In a", "Sam has", "Write a Python function", "Write a program", "Implement", "Write code",
     "def ", "Debug", "Convert", "What does this code do?", "The following", "Based on the text", "Given",
 )  # fmt: skip
+SHORTEST = 200  # characters of a passage
 QUESTION_KEYS = ("turns", "question", "prompt", "instruction", "text")
 
 
@@ -84,7 +85,7 @@ def from_text(path: Path, count: int, seed: int = 0, longest: int = 1200) -> lis
         raise UsageError(f"{path} has no paragraph of 80 characters or more; prompts need passages")
     found = []
     for _ in range(count):
-        size, at = chosen.randrange(200, longest), chosen.randrange(len(paragraphs))
+        size, at = chosen.randrange(SHORTEST, longest), chosen.randrange(len(paragraphs))
         text = paragraphs[at]
         while len(text) < size and at + 1 < len(paragraphs):  # long passages run over several paragraphs
             at += 1

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ForedraftError
 from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
 from .kinds import Kind, ScheduledKind, Settings
-from .optimizer import adamw, apply_gradients, autocast, smoothed
+from .optimizer import adamw, apply_gradients, autocast, check_numbers, followed
 from .simulation.simulate import Simulation, simulate
 from .teacher import TeacherOutputs
-
-LOWER = "give a lower --lr and remove the checkpoint, or go on from an earlier head with --begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,7 @@ class Student:
 
     def state_dict(self) -> dict[str, Any]:
         own = own_parameters(self.head)  # type: ignore[arg-type]
-        if not all(bool(p.isfinite().all()) for p in own.values()):
-            raise ForedraftError(f"the weights of {self.kind.name} are no numbers any more; {LOWER}")
+        check_numbers(self.kind.name, own.values())
         state = {"head": {n: p.detach().cpu() for n, p in own.items()}, "optimizer": self.optimizer.state_dict()}
         if self.rival is not None and self.rival_optimizer is not None:
             state |= {"rival": self.rival.state_dict(), "rival_optimizer": self.rival_optimizer.state_dict()}
@@ -115,10 +111,7 @@ class Student:
             self.rival_optimizer.load_state_dict(state["rival_optimizer"])
 
     def follow(self, loss: float) -> None:
-        """Smooth the loss; one that is no number ends the training, and the last checkpoint stays as it is."""
-        if not math.isfinite(loss):
-            raise ForedraftError(f"the loss of {self.kind.name} is no number any more; {LOWER}")
-        self.recent = smoothed(self.recent, loss)
+        self.recent = followed(self.kind.name, self.recent, loss)
 
 
 class LossModule(nn.Module):

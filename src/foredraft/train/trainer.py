@@ -42,6 +42,10 @@ class Plan:
     save_seconds: float = 60.0
     seconds: float = math.inf  # of training over all runs, after which it is done whatever the steps
 
+    def __post_init__(self) -> None:
+        if min(self.steps, self.rows, self.held_out, self.try_length) < 1 or self.seconds <= 0:
+            raise UsageError("a training has at least one step, one row a step, one held-out row and some time")
+
 
 @dataclass(slots=True)
 class Process:
@@ -189,7 +193,10 @@ class Trainer(StepTrainer):
         # a run may be prolonged
         plan = {name: value for name, value in asdict(self.plan).items() if name not in ("steps", "seconds")}
         data = self.corpus.digest if self.pretrain is None else f"{self.pretrain.digest}, {self.corpus.digest}"
-        return {"plan": plan, "kinds": kinds, "data": data, "world": self.process.world}
+        specs = {student.kind.name: student.spec for student in self.students}
+        heads = {name: asdict(spec.target) | {"drafter": spec.extra.get("drafter")} for name, spec in specs.items()}
+        given = {"heads": heads, "words": self.teacher.words.tolist(), "rows": len(self.corpus)}
+        return {"plan": plan, "kinds": kinds, "data": data, "world": self.process.world, **given}
 
     def state_dict(self) -> dict[str, Any]:
         return {"students": {student.kind.name: student.state_dict() for student in self.students}}

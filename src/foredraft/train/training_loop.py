@@ -133,7 +133,8 @@ class TrainingLoop:
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         record = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        if record["fingerprint"] != self.trainer.fingerprint():
+        now = self.trainer.fingerprint()  # which may know more than an earlier version wrote down
+        if any(now.get(name) != value for name, value in record["fingerprint"].items()):
             raise ForedraftError(f"{self.checkpoint} belongs to another run; give another --out or remove it")
         self.trainer.load_state_dict(record)
         self.step, self.spent = record["step"], record.get("seconds", 0.0)

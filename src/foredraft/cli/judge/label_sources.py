@@ -26,7 +26,9 @@ PROGRAM, MONTE_CARLO, MODEL = SOURCES = ("program", "montecarlo", "model")
 Check = Annotated[
     str, typer.Option(help="number, text, choice, json, tests or FILE.py:FUNCTION (default: as lines say).")
 ]
-Task = Annotated[str, typer.Option(help="FILE of prompts with a checker, or gsm8k, mbpp, humaneval, mmlu.")]
+Task = Annotated[
+    str, typer.Option(help="FILE of prompts with a checker, or gsm8k, mbpp, mmlu, ..: training questions.")
+]
 Data = Annotated[Path | None, typer.Option(envvar="FOREDRAFT_DATA", help="Data folder of named tasks.")]
 
 
@@ -54,9 +56,10 @@ def data(
 
     if task == CHECKED:
         raise UsageError("the toy problems have a grammar of their own: foredraft judge mine --source checked")
-    asked = problems_of(task, check, count, folder, SEED, (), "seen").asked
-    heat = numbers(temperatures, float, "--temperatures")
-    file = AnswerFile(out, {"task": task, "target": target, "drafter": drafter, "temperatures": list(heat)})
+    problems = problems_of(task, check, count, folder, SEED, (), "seen", labels=True)
+    asked, heat = problems.asked, numbers(temperatures, float, "--temperatures")
+    settings = {"task": task, "source": problems.source, "target": target, "drafter": drafter}
+    file = AnswerFile(out, settings | {"temperatures": list(heat)})
     arms = s.arms_of(target, drafter, None, method, 1, dtype, device, batch_size, max_length)
     ends = arms.llm.target.eos_ids
     writers = {"target": sampled(arms.target(), ends, max_new_tokens)}

@@ -85,12 +85,15 @@ def _right(asked: Exercise) -> Extract:
     return lambda text: answer_line(text) if asked.problem.solved(text) else None
 
 
+# What judges are calibrated and evaluated on: test questions.
+SCORED: dict[str, Task] = {name: each for name, each in TEST_TASKS.items() if each.group == "quality"}
+
+
 def held_out(task: str, data: Path | None, limit: int) -> list[agreement.Question]:
     """Evenly spread questions of a task's test split, with what reads the final answers."""
-    scored = {name: each for name, each in TEST_TASKS.items() if each.group == "quality"}
-    if task not in scored:
-        raise unknown_name("task", task, (CHECKED, *scored))
-    asked = load(scored[task], data, limit).questions
+    if task not in SCORED:
+        raise unknown_name("task", task, (CHECKED, *SCORED))
+    asked = load(SCORED[task], data, limit).questions
     return [agreement.Question(task, each.turns[0], _scored(each)) for each in asked]
 
 
@@ -116,10 +119,11 @@ class Scored:
         return _scored(self.marked)(text)
 
 
-def held_out_tasks(task: str, data: Path | None, limit: int | None) -> tuple[list[Scored], str]:
-    """Evenly spread questions of a task's test split with their checker, and the hash of their file."""
-    scored = {name: each for name, each in TEST_TASKS.items() if each.group == "quality"}
-    if task not in scored:
-        raise UsageError(f"--task {task!r} is neither a file nor one of {', '.join((CHECKED, *scored))}")
-    found = load(scored[task], data, limit)
+def scored_questions(task: str, data: Path | None, limit: int | None, labels: bool) -> tuple[list[Scored], str]:
+    """Evenly spread questions of a task with their checker, and the hash of their file: those that labels are made of,
+    or those that are kept for calibration and evaluation."""
+    known = TASKS if labels else SCORED
+    if task not in known:
+        raise UsageError(f"--task {task!r} is neither a file nor one of {', '.join((CHECKED, *known))}")
+    found = load(known[task], data, limit)
     return [Scored(task, each.turns[0], each) for each in found.questions], found.sha256

@@ -84,13 +84,14 @@ def calibrate(
 
 
 def problems_of(
-    task: str, check: str, count: int | None, data: Path | None, seed: int, families: tuple[str, ...], wording: str
-) -> Problems:
-    """The problems of a task by name, of a file, or freshly drawn ones."""
+    task: str, check: str, count: int | None, data: Path | None, seed: int, families: tuple[str, ...], wording: str,
+    labels: bool = False,
+) -> Problems:  # fmt: skip
+    """The problems of a task by name, of a file, or freshly drawn ones; `labels`: to make labels of."""
     from ...judge.problems.checkers import read_task
     from ...judge.problems.families import draw
     from ...judge.problems.phrases import WORDING
-    from .mining_tasks import held_out_tasks
+    from .mining_tasks import scored_questions
 
     if count is not None and count < 1:
         raise UsageError("--count must be at least 1")
@@ -105,7 +106,7 @@ def problems_of(
         found: Sequence[Any] = read_task(path, "" if agree else check)[:count]
         source = {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "check": check}
     else:
-        found, digest = held_out_tasks(task, data, count)
+        found, digest = scored_questions(task, data, count, labels)
         source = {"file": task, "sha256": digest, "check": check}
     return Problems(found, source, agree)
 

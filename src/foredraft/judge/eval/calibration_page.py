@@ -53,7 +53,9 @@ def promise(found: dict[str, Any]) -> str:
 def setting_line(found: dict[str, Any]) -> str:
     exact = found.get("exact", {})
     tail = f"; the exact rule accepts {exact['accepted']:.1f} tokens a pass" if exact else ""
-    return f"The target solves {found['target_accuracy']:.1%} of {found['prompts']} problems{tail}."
+    known = found.get("known", 0)
+    left = f" {known} more were left out: the judge was trained on these questions." if known else ""
+    return f"The target solves {found['target_accuracy']:.1%} of {found['prompts']} problems{tail}.{left}"
 
 
 def more(rung: dict[str, Any], budget: dict[str, Any]) -> str:

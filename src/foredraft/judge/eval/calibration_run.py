@@ -18,6 +18,7 @@ from ...models.judges import change, read_spec
 from ...models.judges.artefact import WEIGHTS
 from ...models.load.fetch import file_hash
 from ...provenance import provenance
+from ..labels.known_questions import unseen
 from ..problems.agreement import Open, agreements
 from ..problems.problem import Asked
 from .calibrate import GAINED, SAME, SPOILT, Budget, Outcome, calibrate
@@ -93,6 +94,7 @@ def run_calibration(
 ) -> dict[str, Any]:
     """Find the threshold and write it into the judge's file; returns what was written."""
     order.budget.check(len(problems))
+    problems, given = _unseen(order, problems), len(problems)
     spec = read_spec(order.folder)
     thresholds = order.thresholds or spec.ladder
     settings = _settings(order, arms, thresholds, len(problems))
@@ -111,12 +113,24 @@ def run_calibration(
     outcome = calibrate(thresholds, len(problems), order.budget, spoils)
     exact = list(islice(log.solved(arms.arm(STANDARD)), EXACT))
     found = _found(order, settings, outcome, alone, spec.calibration)
+    found["known"] = given - settings["problems"]
     found["exact"] = {"accuracy": sum(exact) / len(exact), "accepted": log.accepted(STANDARD)}
     for rung in found["rungs"]:
         rung["accepted"] = log.accepted(arms.judged(rung["threshold"]).name)
     change(order.folder, threshold=outcome.threshold, calibration=found)
     (order.folder / PAGE).write_text(calibration_page(order.folder.name, found), encoding="utf-8")
     return found
+
+
+def _unseen(order: CalibrationOrder, problems: Sequence[Asked]) -> Sequence[Asked]:
+    """Without the questions that the judge was trained on: on those it is better than it will be on others."""
+    left = unseen(order.folder, problems)
+    if len(left) < order.budget.needed:
+        raise UsageError(
+            f"{len(problems) - len(left)} of {len(problems)} problems are questions that this judge was trained on, "
+            f"and {order.budget.needed} others are needed; calibrate on problems that no labels were made of"
+        )
+    return left
 
 
 def _settings(order: CalibrationOrder, arms: EvalArms, thresholds: Sequence[float], count: int) -> dict[str, Any]:

@@ -43,12 +43,13 @@ class Group:
 
 
 def judge_groups(arms: EvalArms, judges: dict[str, Path], most: int = 14) -> list[Group]:
-    """The thresholds of each judge: its own, and its ladder, evenly thinned; with `most` 0 its own alone."""
+    """The thresholds of each judge: its own, and its ladder, evenly thinned, from the third judge on to half as many;
+    with `most` 0 its own alone."""
     found = []
     for number, (name, folder) in enumerate(judges.items()):
-        most = most if number < 2 else most // 2
+        kept = most if number < 2 else most // 2
         spec, mine = read_spec(folder), replace(arms, judge=str(folder), loaded=[])
-        ladder = spec.ladder[:: max(1, -(-len(spec.ladder) // most))] if most else ()
+        ladder = spec.ladder[:: max(1, -(-len(spec.ladder) // kept))] if kept else ()
         steps = sorted({*ladder, *([] if spec.threshold is None else [spec.threshold])}, reverse=True)
         found.append(Group(name, tuple(replace(mine.judged(t), name=f"{name}:{t:.9g}") for t in steps)))
     return found

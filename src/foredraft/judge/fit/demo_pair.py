@@ -61,12 +61,16 @@ class PairOrder:
             if name not in ("target", "drafter"):
                 raise UsageError(f"a pair has a target and a drafter, no {name!r}")
 
+    def checkpoint(self, part: str) -> Path:
+        """Where a part's training stands; it is there until the part is measured."""
+        return self.out / f"{part}.checkpoint.pt"
+
 
 def train_pair(order: PairOrder, listen: PairListener = lambda part, report: None) -> dict[str, Any]:
     """Train what is not there yet; returns the card of each part."""
     cards: dict[str, Any] = {}
     for part in order.parts:
-        if (order.out / part / CONFIG).exists():
+        if (order.out / part / CONFIG).exists() and not order.checkpoint(part).exists():
             cards[part] = {"kept": True}
             continue
         place = Place(order.dtype, order.device, slots=1, max_length=512, packed=False)
@@ -80,7 +84,7 @@ def train_part(order: PairOrder, part: str, base: Loaded, listen: PairListener) 
     plan = order.target if part == "target" else order.drafter
     if order.begin is not None and (order.begin / part / CONFIG).exists():
         model.delta.fill(read_weights(order.begin / part))
-    checkpoint = order.out / f"{part}.checkpoint.pt"
+    checkpoint = order.checkpoint(part)
     trainer = LoraTrainer(model, plan, checkpoint, draw(plan.tries, FRESH, order.families, VOICES))
     trainer.run(lambda report: listen(part, report))
     loop = trainer.loop

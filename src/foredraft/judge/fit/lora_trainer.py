@@ -16,7 +16,7 @@ from ...models import Decoder
 from ...models.layers.lora import Delta
 from ...train.batch_attention import Causal, any_length
 from ...train.bulk_generate import Task, write
-from ...train.optimizer import adamw, apply_gradients, autocast, smoothed
+from ...train.optimizer import adamw, apply_gradients, autocast, check_numbers, followed
 from ...train.training_loop import Listener, StepTrainer, TrainingLoop, ignore
 from ..problems.problem import Problem
 from .batch_writer import BatchWriter
@@ -96,8 +96,10 @@ class LoraTrainer(StepTrainer):
 
     def run(self, listen: Listener = ignore) -> None:
         """Train to the end of the plan."""
-        self.loop.run(listen)
-        self._writer.close()
+        try:
+            self.loop.run(listen)
+        finally:
+            self._writer.close()
 
     @any_length
     def train_step(self, step: int, progress: float) -> None:
@@ -112,7 +114,7 @@ class LoraTrainer(StepTrainer):
                 total += float(loss.detach())
         apply_gradients(self.optimizer, self.plan.lr, progress)
         if step % 10 == 0:
-            self.loss = smoothed(self.loss, total)
+            self.loss = followed("the delta", self.loss, total)
 
     def evaluate(self) -> None:
         self.score = self.model.solved(self.fresh)["all"]
@@ -135,6 +137,7 @@ class LoraTrainer(StepTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         factors = {name: value.cpu() for name, value in self.model.delta.factors().items()}
+        check_numbers("the delta", factors.values())
         return {"factors": factors, "optimizer": self.optimizer.state_dict(), "loss": self.loss, "score": self.score}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.verify.lossy.judge import DRAFT, PARTS, TARGET, TOKEN_FEATURES
 from ...draft import Drafter
@@ -28,8 +30,9 @@ from ...provenance import provenance
 from ...recipes.judge_rules import probe_states, target_identity
 from ...recipes.loading import Loaded
 from ...runtime import FINAL, Executor
+from ..labels.known_questions import write_known
 from ..labels.record import MINED, LabelledText, read_records
-from .false_accepts import auc, careful, curve, ladder
+from .false_accepts import Array, auc, careful, curve, ladder
 from .features import Tell, extract
 from .head import TEST, VALIDATION, Fitted, check_labels, split_of, thin
 from .material import Course, InMemory, Material, OnDisk
@@ -162,10 +165,12 @@ def learn(order: TrainOrder, material: Material, target: Loaded, own: Executor |
     best = max(variants, key=lambda variant: variant.fitted.validation_auc)
     report = measure(material, course, best)
     report.figures["variants"] = [variant.row() for variant in variants]
-    save_judge(out, _judge(order, best, report, target, own, material.records))
+    made = {out: (best, report)}
     for name, other in compared(variants).items() if order.each else ():
-        found = measure(material, course, other)
-        save_judge(out.with_name(f"{out.name}-{name}"), _judge(order, other, found, target, own, material.records))
+        made[out.with_name(f"{out.name}-{name}")] = (other, measure(material, course, other))
+    for folder, (variant, found) in made.items():
+        save_judge(folder, _judge(order, variant, found, target, own, material.records))
+        write_known(folder, material.records)
     return report
 
 
@@ -201,7 +206,7 @@ def measure(material: Material, course: Course, best: Variant) -> Report:
     where, right = (best.reads, best.tap), material.right.numpy()
     value = material.values(best.fitted.head, *where).numpy()
     seen, test = (course.split == VALIDATION).numpy(), (course.split == TEST).numpy()
-    names = np.array(material.of(lambda record: record.domain))
+    names = material.of(lambda record: record.domain)
     steps = ladder(value[seen], right[seen])
     table = curve(value[test], right[test], steps)
     # Mined labels are about mismatches alone, and the distance of a draft is a mean over all its tokens.
@@ -211,9 +216,7 @@ def measure(material: Material, course: Course, best: Variant) -> Report:
         "validation_auc": best.fitted.validation_auc,
         "test_auc": auc(value[test], right[test]),
         "shuffled_auc": material.control(*where, course, best.fitted.penalty),
-        "test_auc_by_domain": {
-            str(name): auc(value[test & (names == name)], right[test & (names == name)]) for name in np.unique(names)
-        },
+        "test_auc_by_domain": _by_domain(value[test], right[test], np.array(names)[test], np.unique(names)),
         "l2": best.fitted.penalty,
         "tokens": len(right),
         "wrong": int((~right).sum()),
@@ -222,6 +225,12 @@ def measure(material: Material, course: Course, best: Variant) -> Report:
     if domain is not None:
         figures["distance"] = float(material.values(domain.distance, *where).numpy()[test].mean())
     return Report(figures, table, steps, careful(table), domain)
+
+
+def _by_domain(value: Array, right: NDArray[np.bool_], names: Any, every: Any) -> dict[str, float | None]:
+    """The AUC of each domain; None where the test part has no right or no wrong token of it."""
+    found = {str(name): auc(value[names == name], right[names == name]) for name in every}
+    return {name: None if isnan(one) else one for name, one in found.items()}
 
 
 def domain_card(domain: Domain) -> dict[str, float]:
@@ -266,7 +275,6 @@ def _judge(
 
 def known_prompts(records: Sequence[LabelledText]) -> Prompts:
     """What the questions say that the labels are of: nine groups of ten, and the limit by the tenth."""
-    questions = {record.group: record.prompt for record in records}
-    groups = sorted(questions)
+    groups = sorted({record.group for record in records})
     held_out = set(groups[::10]) if len(groups) > 10 else set()
-    return fit_prompts(*([questions[g] for g in groups if (g in held_out) == late] for late in (False, True)))
+    return fit_prompts(*([r.prompt for r in records if (r.group in held_out) == late] for late in (False, True)))

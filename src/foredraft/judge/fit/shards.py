@@ -2,7 +2,7 @@
 
 A folder has manifest.json and one file for so many texts. The files are memory-mapped, so training touches one part at
 a time, however many tokens there are. A run that was cut goes on at the first shard that is missing; other labels, taps
-or another target are refused.
+or another target or drafter are refused.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .features import Features, Tell, extract
 
 MANIFEST, TEXTS = "manifest.json", 256  # texts of a shard
 PART = 65536  # rows that are in memory at a time
+SAME = 0.05  # distance of a model's states from themselves, read again, at most: a share of their size
 
 
 def write_shards(
@@ -51,6 +52,8 @@ def write_shards(
         "records": len(chosen), "labels": _digest(chosen),
     }  # fmt: skip
     _begin(folder, manifest)
+    if (first := folder / "00000.safetensors").exists():
+        _check_models(first, extract(target, chosen[:1], taps, True, drafter))
     for number, begin in enumerate(range(0, len(chosen), texts)):
         path = folder / f"{number:05d}.safetensors"
         if not path.exists():
@@ -78,11 +81,31 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
     write_json(path, manifest)
 
 
+def _states(features: Features) -> dict[str, Tensor]:
+    """The states of both models, by the names that they have in a file."""
+    found = {f"tap {tap}": value for tap, value in features.states.items()}
+    return found if features.draft is None else found | {DRAFT: features.draft}
+
+
+def _check_models(path: Path, again: Features) -> None:
+    """A fine-tuned model has the shape and the tokenizer of its base, so the first text is read again and compared."""
+    for name, value in _states(again).items():
+        known = _tensor(path, name)[: len(value)].float()
+        if known.shape != value.shape or not float((known - value).norm()) <= SAME * float(known.norm()):
+            who = "drafter" if name == DRAFT else "target"
+            raise UsageError(f"{path.parent} holds features of another {who}; name another --features folder")
+
+
+def _half(value: Tensor) -> Tensor:
+    """16 bits; of those with the wider range where a state is too large for the finer ones."""
+    fine = value.to(torch.float16)
+    return fine if bool(fine.isfinite().all()) else value.to(torch.bfloat16)
+
+
 def _save(path: Path, features: Features) -> None:
     """Under another name first: half a shard is none."""
-    tensors = {f"tap {tap}": value.to(torch.float16) for tap, value in features.states.items()}
+    tensors = {name: _half(value) for name, value in _states(features).items()}
     tensors |= {"right": features.right, "text": features.text}
-    tensors |= {} if features.draft is None else {DRAFT: features.draft.to(torch.float16)}
     tensors |= {} if features.evidence is None else {TOKEN_FEATURES: features.evidence}
     part = path.with_suffix(".part")
     save_file({name: value.contiguous() for name, value in tensors.items()}, part)

@@ -79,7 +79,7 @@ def json_value(text: str) -> str | None:
         while (begin := min((i for i in (part.find("{", at), part.find("[", at)) if i >= 0), default=-1)) >= 0:
             try:
                 found, at = decoder.raw_decode(part, begin)
-            except ValueError:
+            except (ValueError, RecursionError):
                 at = begin + 1
         if found is not None:
             return json.dumps(found, sort_keys=True)

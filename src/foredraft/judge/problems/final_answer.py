@@ -17,9 +17,10 @@ _MARK = re.compile(r"(?:final\s+)?\banswer\b\s*(?:is|was|=|:)*", re.IGNORECASE)
 _FRACTION = re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _GROUPED = r"\d{1,3}(?:[,\u00a0\u202f' ]\d{3})+(?!\d)"
 _NUMBER = re.compile(
-    rf"(?<![\w.])(-?)\s?[$€£]?(-?)((?:{_GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:e([+-]?\d+))?(?:\s*/\s*(\d+)(?![\d/]))?",
+    rf"(?<![\w.])(-?)\s?[$€£]?(-?)((?:{_GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:e([+-]?\d{{1,3}})(?!\d))?(?:\s*/\s*(\d+)(?![\d/]))?",
     re.IGNORECASE,
 )
+MOST_DIGITS = 1000  # a model that repeats a digit for ever has said no number
 _WRAPPING = " \t\n*_`\"'.,;:!()[]{}$\\"
 
 
@@ -59,6 +60,8 @@ def numbers(text: str) -> list[Fraction]:
     plain = _FRACTION.sub(r" \1/\2 ", text.replace("\N{MINUS SIGN}", "-").replace("\\!", "").replace("{,}", ","))
     found = []
     for before, inner, digits, power, below in _NUMBER.findall(plain):
+        if max(len(digits), len(below)) > MOST_DIGITS:
+            continue
         value = Fraction(re.sub(r"[,\u00a0\u202f' ]", "", digits)) * Fraction(10) ** (int(power) if power else 0)
         if below:
             value = value / int(below) if int(below) else Fraction(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from ...errors import UsageError
 from ...jsonl import JsonLines, write_lines
@@ -29,11 +30,12 @@ def sampled_answers(
     seed: int = 0,
 ) -> Iterable[list[dict[str, Any]]]:
     """For each problem the lines of a file of answers (`labels.annotations`): right ones are labelled already."""
-    for number, problem in enumerate(problems):
+    for problem in problems:
         asked = prompt(problem.question)
         found: dict[str, dict[str, Any]] = {}
+        own = seed + crc32(problem.question.encode())  # not its number: a run that goes on begins to count again
         for name, write in writers.items():
-            seeds = [seed + 1000 * number + i for i in range(len(temperatures))]
+            seeds = [own + i for i in range(len(temperatures))]
             for heat, ids in zip(temperatures, write([asked] * len(seeds), temperatures, seeds), strict=True):
                 said = text(ids)
                 found.setdefault(said, line(problem, said, f"{name}@{heat:g}"))

@@ -56,7 +56,7 @@ def locate_all(path: Path, source: Source, tell: Callable[[int, int], None] = la
 def verdicts(note: Note) -> dict[str, Verdict]:
     """What each source said of a note; a label by hand is one of them, unless it counts tokens."""
     found = {name: UNSURE if said == "unsure" else Verdict(said) for name, said in note.raw.get(LOCATED, {}).items()}
-    if note.labelled and HAND not in found and note.raw.get("by") in (None, HAND):
+    if note.labelled and note.raw.get("by") in (None, HAND):  # what a hand said last goes before what it said once
         found[HAND] = UNSURE if note.by_token else Verdict(note.first_wrong)
     return found
 

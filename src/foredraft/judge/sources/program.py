@@ -13,7 +13,7 @@ from .locate import UNSURE, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`find(question, answer)`: a character, None = nothing is wrong, False = it cannot tell."""
+    """`find(question, answer)`: a character, None or -1 = nothing is wrong, False = it cannot tell."""
 
     find: Callable[[str, str], Any]
     name: str = "program"
@@ -21,8 +21,9 @@ class Program:
     def locate(self, notes: Sequence[Note]) -> Iterator[tuple[Note, Verdict]]:
         for note in notes:
             said = self.find(note.question, note.answer)
-            sure = said is None or (isinstance(said, int) and not isinstance(said, bool) and said <= len(note.answer))
-            yield note, Verdict(said) if sure else UNSURE
+            whole = isinstance(said, int) and not isinstance(said, bool)
+            sure = said is None or (whole and -1 <= said <= len(note.answer))
+            yield note, Verdict(None if said == -1 else said) if sure else UNSURE
 
 
 def program_source(spelled: str) -> Program:

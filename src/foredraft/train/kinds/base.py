@@ -19,6 +19,8 @@ from ..objectives import LABELS, OBJECTIVES, cross_entropy
 from ..teacher import TeacherOutputs, pull
 from .training_stages import Stage
 
+OPTIONAL = frozenset({"alignment", "begun_as", "exits", "taps", "width"})  # of `extra`, beside what has a default
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

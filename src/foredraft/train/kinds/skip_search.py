@@ -10,6 +10,8 @@ Every set that was tried is a line of a log, from which a killed search goes on.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
 import time
 import warnings
@@ -55,6 +57,10 @@ class SkipSearch:
     seed: int = 0
     limit_seconds: float | None = None
 
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class DraftSeconds:
@@ -96,7 +102,8 @@ def search(target: Loaded, order: SkipSearch, out: Path, tell: Tell = lambda don
     if layers < 2:
         raise UsageError("a model of one layer has no halves to leave out")
     costs, drafting = costs_of(target), draft_seconds(target.executor)
-    settings = {"target": target.name, "seed": order.seed, "tokens": order.tokens, "prompts": len(order.prompts)}
+    settings = {"target": target.name, "seed": order.seed, "tokens": order.tokens, "prompts": order.digest}
+    settings |= {"draft_length": order.draft_length}
     log = JsonLines(out / LOG, Trial.read, settings)
     study, tried = _study(order.seed, log.rows, layers), list(log.rows)
     plain = costs.seconds(1)
@@ -177,9 +184,8 @@ def _study(seed: int, earlier: list[Trial], layers: int) -> Any:
     for trial in earlier:
         known = optuna.trial.create_trial(params=_params(trial.skip, layers), distributions=kinds, value=trial.seconds)
         study.add_trial(known)
-    if not earlier:
-        for skip in _first_sets(layers):
-            study.enqueue_trial(_params(skip, layers))
+    for skip in list(_first_sets(layers))[len(earlier) :]:
+        study.enqueue_trial(_params(skip, layers))
     return study
 
 
@@ -210,5 +216,5 @@ def _asked(trial: Any, layers: int) -> SkipSet:
 def _store(folder: Path, target: Loaded, best: Trial, plain: float, trials: int, order: SkipSearch) -> None:
     spec = skip_spec(best.skip, identity(target))
     card = {"search": asdict(best) | {"modelled_speedup": round(plain / best.seconds, 4), "trials": trials}}
-    record = provenance(seed=order.seed, data={"prompts": str(len(order.prompts))}, target=target.name)
+    record = provenance(seed=order.seed, data={"prompts": order.digest}, target=target.name)
     save_head(folder, LayerSkip(decoder_of(target), spec, torch.empty(0)), spec, record, card)  # type: ignore[arg-type]

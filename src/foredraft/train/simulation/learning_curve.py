@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ...jsonl import read_lines, write_lines
 from ..training_loop import Listener, Report
 
 CURVE = "curve.jsonl"
@@ -23,6 +24,8 @@ class Curve:
     _written: int = -1
 
     def __call__(self, report: Report) -> None:
+        if self._written < 0:
+            self._forget(report.step)
         place = int(report.progress * LINES)
         if place > self._written or report.scores != self._seen:
             self._written, self._seen = place, dict(report.scores)
@@ -32,3 +35,8 @@ class Curve:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         self.after(report)
+
+    def _forget(self, step: int) -> None:
+        """A run that goes on from its checkpoint does some steps again; what an earlier run said of them is dropped."""
+        if self.path.exists():
+            write_lines(self.path, [line for line in read_lines(self.path, dict) if line["step"] < step])

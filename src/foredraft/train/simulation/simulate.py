@@ -55,7 +55,7 @@ def walk(right: Tensor, written: Tensor, length: int) -> Simulation:
     for row, mask in enumerate(written.tolist()):
         for begin, end in _stretches(mask):
             at = max(begin, 2)  # the first round's pending token is the one before; it needs a state before that
-            tokens += end - at
+            tokens += max(0, end - at)
             while at < end:
                 accepted = min(accepts[row][at - 2], end - at)
                 for i in range(accepted):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..optimizer import adamw, apply_gradients, smoothed
+from ..optimizer import adamw, apply_gradients, check_numbers, followed
 from ..training_loop import StepTrainer
 
 
@@ -32,7 +32,7 @@ class VisualTrainer(StepTrainer):
         value.backward()  # type: ignore[no-untyped-call]
         apply_gradients(self.optimizer, self.lr, progress)
         if step % 20 == 0:  # reading a loss waits for the device
-            self.recent = smoothed(self.recent, float(value.detach()))
+            self.recent = followed(f"the {self.name}", self.recent, float(value.detach()))
 
     def losses(self) -> dict[str, float]:
         return {self.name: self.recent}
@@ -44,6 +44,7 @@ class VisualTrainer(StepTrainer):
         return self._given
 
     def state_dict(self) -> dict[str, Any]:
+        check_numbers(f"the {self.name}", self.module.state_dict().values())
         modules = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
         return modules | {"batches": self.generator.get_state()}
 
