@@ -73,7 +73,7 @@ def test_imports_of_the_stem_are_kept() -> None:
 
 
 def test_helpers_of_the_stem_are_kept() -> None:
-    stem = "import math\n\ndef half(x):\n    return x / 2\n\ndef f(x):\n    \"\"\"The root of half.\"\"\"\n"
+    stem = 'import math\n\ndef half(x):\n    return x / 2\n\ndef f(x):\n    """The root of half."""\n'
     question = asked("code", "assert f(8) == 2", stem)
     assert score(question, "```python\ndef f(x):\n    return math.sqrt(half(x))\n```").correct
     assert score(question, "    return math.sqrt(half(x))\n").correct
