@@ -26,7 +26,8 @@ def check_drafting(owner: str, **counts: float) -> None:
     """Refuse a zero that would leave nothing to draft."""
     for name, count in counts.items():
         if count <= 0:
-            raise UsageError(f"{owner}: {name} must be above 0, not {count}; use method 'plain' to draft nothing")
+            least = "at least 1" if isinstance(count, int) else "above 0"
+            raise UsageError(f"{owner}: {name} must be {least}, not {count}; use method 'plain' to draft nothing")
 
 
 # What other engines call a thing that has another name here.
