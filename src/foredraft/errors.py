@@ -22,6 +22,14 @@ class BiasedPairError(UsageError):
     """A drafter and a rule that together would change the target's distribution."""
 
 
+def check_drafting(owner: str, **counts: float) -> None:
+    """Refuse a zero that would leave nothing to draft."""
+    for name, count in counts.items():
+        if count <= 0:
+            least = "at least 1" if isinstance(count, int) else "above 0"
+            raise UsageError(f"{owner}: {name} must be {least}, not {count}; use method 'plain' to draft nothing")
+
+
 # What other engines call a thing that has another name here.
 ELSEWHERE = {"ngram": "prompt-lookup", "n-gram": "prompt-lookup", "none": "plain", "gpu": "cuda", "half": "fp16"}
 

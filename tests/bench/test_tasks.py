@@ -137,6 +137,15 @@ def test_missing_and_foreign_data_are_told(tmp_path: Path) -> None:
         load(TASKS["gsm8k"], tmp_path)
 
 
+@pytest.mark.parametrize("answer", ["five", "#### five", "####"])
+def test_a_gsm8k_row_without_a_number_is_named(tmp_path: Path, answer: str) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": "2 + 3?", "answer": text} for text in ("#### 5", answer)]
+    (tmp_path / "gsm8k/test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UsageError, match=r"test\.jsonl.* row 2 .*####"):
+        load(TASKS["gsm8k"], tmp_path)
+
+
 def test_every_scorer_that_tasks_name_exists() -> None:
     named = {q.scorer for task in find_tasks(["own"]) for q in load(task, None).questions} - {""}
     assert named <= set(SCORERS)

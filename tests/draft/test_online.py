@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from foredraft.audit.enumerate.table_methods import Tables, enumerate_method, table_method
+from foredraft.core.rng.enumerating import EnumeratingRng, outcomes
 from foredraft.draft.online.distillation import Distillation
 from foredraft.draft.online.kept_heads import KEPT, KeptHeads
 from foredraft.draft.online.online_drafter import MOST_LEARNERS, OnlineDrafter
@@ -23,6 +25,7 @@ from foredraft.models.heads import HeadSpec, Identity
 from foredraft.recipes import Options, find_recipe
 from foredraft.runtime import Executor, Rows
 from foredraft.types import SamplingParams, Sequence
+from tests.engine.runs import finish, request
 
 WORDS, PROMPTS = 12, [[i, (3 * i) % 12, (5 * i + 1) % 12] for i in range(8)]
 
@@ -233,6 +236,29 @@ def test_namespaces_learn_apart() -> None:
     strangers = write(executor, method, PROMPTS, None)
     assert [r.stats.accepted for r in strangers] == [r.stats.accepted for r in before]
     assert None not in drafter.learners
+
+
+def test_heads_of_several_namespaces_draw_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every namespace drafts by its own head, and both texts together have the product of their distributions."""
+    tables, tokens, prompts = Tables.for_heads(2, 2), 2, ([0, 1], [1, 0])
+    monkeypatch.setattr(OnlineHead, "take", lambda self: self._rebuild(self._first))
+    shared, drafted = np.zeros((2,) * 4), []
+
+    def run(rng: EnumeratingRng) -> tuple[int, ...]:
+        method, target = table_method(find_recipe("online"), Options(shape="chain"), tables)
+        assert isinstance(method.drafter, OnlineDrafter)
+        texts = [request(prompt, method, i, temperature=1.0, max_new_tokens=tokens) for i, prompt in enumerate(prompts)]
+        for text, namespace in zip(texts, ("a", None), strict=True):
+            text.sequence.namespace = namespace
+        written = finish(Engine(target, lambda sequences: rng), *texts)
+        drafted.append([text.stats.drafted for text in texts])
+        return tuple(token for text in written for token in text)
+
+    for weight, text in outcomes(run):
+        shared[text] += weight
+    expected = np.multiply.outer(*(tables.target.joint(tokens, tuple(prompt)) for prompt in prompts))
+    assert np.abs(shared - expected).sum() < 1e-6
+    assert np.array(drafted).min() >= 1
 
 
 def test_learners_are_few() -> None:

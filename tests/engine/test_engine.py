@@ -119,6 +119,22 @@ def test_cancelled_requests_free_their_slot_at_once() -> None:
     assert engine.scheduler.idle
 
 
+def test_a_request_whose_last_step_fails_can_be_cancelled() -> None:
+    """Its end was known before the step failed; it must not stay, and fail every step after it."""
+
+    def fails(output: list[int]) -> int | None:
+        raise RuntimeError("stop check broke")
+
+    engine = Engine(TableExecutor(TARGET))
+    first = replace(request([0], PLAIN, max_new_tokens=1), stop_check=fails)
+    engine.add(first)
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.cancel(first)
+    assert engine.scheduler.idle and first.finish_reason == "cancelled"
+    assert len(finish(engine, request([1], PLAIN, 1, max_new_tokens=3))[0]) == 3
+
+
 def test_nan_ends_one_request_and_no_other() -> None:
     def work_out(prefix: tuple[int, ...]) -> np.ndarray:
         return np.full(4, np.nan) if prefix[0] == 3 and len(prefix) > 3 else TARGET.next_distribution(prefix)
@@ -187,6 +203,28 @@ def test_options_that_would_fail_later_are_refused_at_once(params: dict[str, obj
     assert engine.scheduler.idle
     with pytest.raises(UsageError, match="64 bits"):
         request([0], PLAIN, seed=1 << 63)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"presence_penalty": float("nan")}, "presence_penalty must be finite"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty must be finite"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be positive, and finite"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias must be numbers"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias must be numbers"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, not 2.5"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
+        ({"logprobs": 1.5}, "logprobs must be a whole number"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_at_once(params: dict[str, object], message: str) -> None:
+    """They would be taken for damaged weights, or fail in the middle of a step."""
+    with pytest.raises(UsageError, match=message):
+        request([0], PLAIN, **params)
+    engine = Engine(TableExecutor(TARGET))
+    forbids = {token: -float("inf") for token in (0, 1, 2)}
+    assert finish(engine, request([0], PLAIN, max_new_tokens=np.int64(2), logit_bias=forbids)) == [[3, 3]]
 
 
 def test_a_step_that_fails_leaves_no_trace() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from foredraft.errors import ForedraftError
 from foredraft.models import ModelConfig, Tokenizer, load_decoder, source_file
 from foredraft.models.layers.rope import frequencies
-from foredraft.models.load.gguf import convert_gguf
+from foredraft.models.load.gguf import GgufFile, convert_gguf, hf_config, open_gguf
 
 from .conftest import forward
 from .ggufs import TEMPLATE, write_gguf
@@ -71,6 +72,30 @@ def test_llama3_rope_factors_are_recovered(tmp_path: Path) -> None:
     write_gguf(tmp_path / "strange.gguf", "llama", rope_factors=factors.flip(0))
     with pytest.raises(ForedraftError, match="not those of Llama 3"):
         convert_gguf(tmp_path / "strange.gguf", tmp_path / "strange")
+
+
+def opened(path: Path, **changed: Any) -> GgufFile:
+    """A small file with other metadata."""
+    write_gguf(path / "model.gguf", "llama")
+    file = open_gguf(path / "model.gguf")
+    return replace(file, metadata=file.metadata | changed)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_rope_factor_by_itself_scales_linearly(tmp_path: Path, key: str) -> None:
+    """As llama.cpp reads it; older files have the second key."""
+    scaled = opened(tmp_path, **{f"llama.{key}": 4.0})
+    assert hf_config(scaled)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    for kind, factor in (("none", 4.0), ("linear", 1.0)):
+        plain = opened(tmp_path, **{f"llama.{key}": factor, "llama.rope.scaling.type": kind})
+        assert "rope_scaling" not in hf_config(plain)
+
+
+def test_the_token_that_ends_a_turn_ends_the_text(tmp_path: Path) -> None:
+    """Files of tuned models may name the base model's end of text alone."""
+    assert hf_config(opened(tmp_path, **{"tokenizer.ggml.eos_token_id": 257}))["eos_token_id"] == [257, 258]
+    untuned = {"tokenizer.ggml.eos_token_id": 257, "tokenizer.chat_template": ""}
+    assert hf_config(opened(tmp_path, **untuned))["eos_token_id"] == 257
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:

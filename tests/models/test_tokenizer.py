@@ -193,6 +193,15 @@ def test_templates_in_the_config_and_their_errors(tmp_path: Path) -> None:
         tokenizer.chat(CHATS[2])
 
 
+def test_a_template_that_stumbles_over_messages_is_told_in_one_line() -> None:
+    template = "{% for m in messages %}{{ bos_token + m['content'] }}{% endfor %}"
+    tokenizer = Tokenizer(toy(), {"bos_token": "<s>"}, template)
+    for content in (None, [{"type": "text", "text": "x"}], 3):
+        with pytest.raises(UsageError, match=r"refuses these messages: .*str"):
+            tokenizer.chat([{"role": "user", "content": content}])
+    assert tokenizer.chat([{"role": "user", "content": "x"}], bos_token="<b>") == "<b>x"
+
+
 def test_templates_that_mark_what_the_model_writes() -> None:
     """As transformers has it: the marked part is written as it stands, and what is set in there stays in there."""
     template = (

@@ -54,6 +54,7 @@ SPELLED_SHAPES = [
     "lantern:depth=3",
     *SHAPES.aliases,
 ]
+TREES_OF_NODES = ("eagle2", "cost-aware", "opt-tree", "dyspec", "dyspec-layers")
 DRAWN = ("dyspec", "sequoia", "sampled", "independent", "top-then-drawn", "fan")
 SPELLED_STOPS = ["none", "confidence:0.45", "path:0.3", "entropy:0.9", "adaptive:first=0.4,step=0.5", "thompson:seed=3"]
 SPELLED_LENGTHS = ["fixed:1", "heuristic:first=1", "expected:probe=2", "predicted", "thompson:seed=1", "thompson-coins"]
@@ -115,6 +116,26 @@ def test_stops_leave_the_greedy_text(method: str, stop: str) -> None:
 )
 def test_lengths_leave_the_greedy_text(method: str, length: str) -> None:
     assert greedy(method, Options(length=length))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "prompt-lookup:max_ngram=0",
+        "suffix:per_match=0",
+        "dresd:nodes=0",
+        "dresd:places=0",
+        "rasd:nodes=0",
+        *(f"draft-model:shape={name}:nodes=0" for name in TREES_OF_NODES),
+        *(f"draft-model:shape={name}:width=0" for name in ("eagle2", "fan")),
+        *(f"suffix:length={rule}=0" for rule in ("fixed:length", "heuristic:first")),
+    ],
+)
+def test_a_zero_that_leaves_nothing_to_draft_is_refused(spelling: str) -> None:
+    spec = read_method(spelling)
+    with pytest.raises(UsageError, match=r"must be (at least 1|above 0)") as caught:
+        table_method(find_recipe(spec.method), spec.options, TREES)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("stop", SPELLED_STOPS)

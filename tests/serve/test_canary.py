@@ -68,12 +68,12 @@ def test_it_makes_room_for_clients() -> None:
     llm: Any = SimpleNamespace(engine=engine, request=request, tokenizer=SimpleNamespace(decode=str))
     methods: Any = SimpleNamespace(exact=lambda method: method, exact_only=False)
     canary, metrics = Canary(llm, methods, metrics := Metrics(), 1.0, 0.5), metrics
-    rule, params = SimpleNamespace(lossy=True), SimpleNamespace(temperature=0)
+    params = SimpleNamespace(temperature=0)
     sequence = SimpleNamespace(
         tokens=[7, 1, 2], prompt_length=1, params=params, namespace="a", adapter="tuned", output=[1, 2]
     )
     finished: Any = SimpleNamespace(
-        method=SimpleNamespace(rule=rule, drafter=object()), constraint=None, sequence=sequence
+        method=SimpleNamespace(exact=False, drafter=object()), constraint=None, sequence=sequence
     )
     canary.consider(finished)
     canary.consider(finished)

@@ -148,6 +148,22 @@ def test_a_judge_that_is_off_can_be_asked_for(tiny: Path, tmp_path: Path) -> Non
         assert rules[-1]["name"] == "judge" and rules[-1]["threshold"]["default"] is None
 
 
+def test_a_judge_that_is_off_is_exact(tiny: Path, tmp_path: Path) -> None:
+    """What it runs is the exact rule, and so it is called; a grammar is obeyed under it."""
+    llm = judged_llm(tiny, make_judge(tiny, tmp_path, threshold=None))()
+    assert llm.method.exact and llm.with_rule(llm.method, "judge:inf", str(tmp_path)).exact
+    for threshold in (0.0, 1.0):
+        assert not llm.with_rule(llm.method, f"judge:{threshold}", str(tmp_path)).exact
+    with serving(lambda: llm) as server:
+        assert server.client.get("/status/data").json()["served"]["exact"] is True
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 12}
+        grammar = {"type": "json_object"}
+        for temperature in (0, 1):
+            asked = {**body, "response_format": grammar, "temperature": temperature, "speculation": {"rule": "judge"}}
+            answer = server.post("chat/completions", **asked).json()
+            assert answer["choices"][0]["message"]["content"].lstrip().startswith("{")
+
+
 def test_a_judge_that_reads_the_drafters_states(tiny: Path, tmp_path: Path) -> None:
     """It is served with the drafter that it knows; a method without such states is refused for it."""
     folder = make_judge(tiny, tmp_path, reads=("target", "draft"))

@@ -235,7 +235,7 @@ class Engine:
 
     def cancel(self, request: Request, reason: str = "cancelled") -> None:
         """Stop a request between two steps; its slot is free at once."""
-        if request.finish_reason is None:
+        if request.finish_reason is None or self.scheduler.holds(request):  # a step may have failed at its end
             request.finish_reason = reason
             self.release(request)
 

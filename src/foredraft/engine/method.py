@@ -64,4 +64,4 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        return not self.rule.lossy
+        return self.rule.exact

@@ -71,6 +71,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
+    def holds(self, request: Request) -> bool:
+        return request in self.running or request in self.waiting
+
     def admit(self) -> list[Request]:
         """Give waiting requests the free slots; returns those that begin now. The first that lacks memory waits."""
         new = []

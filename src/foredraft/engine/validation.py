@@ -40,7 +40,7 @@ def check_request(request: Request, executor: Executor) -> None:
         raise UsageError(f"logprobs asks for {most} alternatives of {vocab} tokens")
     if sequence.adapter is not None and sequence.adapter not in executor.adapter_names:
         raise unknown_name("adapter", sequence.adapter, executor.adapter_names)
-    if request.constraint is not None and request.method.rule.lossy:
+    if request.constraint is not None and not request.method.exact:
         raise UsageError(
             f"rule {request.method.rule.name!r} is lossy and may accept what the grammar forbids; use a lossless rule"
         )

@@ -104,12 +104,10 @@ class Tokenizer:
         """Messages as the text that the model was tuned on; `values` reach the template as variables."""
         if self.chat_template is None:
             raise UsageError("this model has no chat template; give it plain text instead")
-        import jinja2
-
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None}
         try:
-            given = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None}
-            return self._template.render(**self.special, **(given | values))
-        except jinja2.TemplateError as error:
+            return self._template.render(self.special | given | values)
+        except Exception as error:  # templates are programs: of None or a list where text belongs they make a TypeError
             raise UsageError(f"the chat template refuses these messages: {error}") from None
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **values: Any) -> list[int]:

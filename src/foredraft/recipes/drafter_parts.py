@@ -23,7 +23,7 @@ from ..draft.neural.sorted_draft import SortedDrafter
 from ..draft.retrieval.maxgram import MaxGram
 from ..draft.retrieval.prompt_lookup import PromptLookup
 from ..draft.retrieval.suffix import SuffixDrafter
-from ..errors import UsageError
+from ..errors import UsageError, check_drafting
 from ..runtime import FINAL
 from .cost_profiles import costs_of
 from .methods.other_tokenizers import check_way, foreign_model, translated
@@ -39,6 +39,7 @@ def no_drafter(factory: PartsFactory, options: Options) -> Parts:
 
 def prompt_lookup(factory: PartsFactory, options: Options, *, max_ngram: int = 3) -> Parts:
     assert options.draft_length is not None
+    check_drafting("method 'prompt-lookup'", max_ngram=max_ngram)
     return Parts(PromptLookup(options.draft_length, max_ngram))
 
 
@@ -52,6 +53,7 @@ def suffix(
     shared_tokens: int = 100_000,
 ) -> Parts:
     assert options.draft_length is not None
+    check_drafting("method 'suffix'", per_match=per_match)
     tree = options.shape == "tree"
     return Parts(SuffixDrafter(options.draft_length, per_match, min_match, min_chance, tree, shared_tokens))
 

@@ -23,7 +23,7 @@ from ..core.shapes.opt_tree import OptTree
 from ..core.shapes.sequoia import Sequoia
 from ..core.shapes.static_tree import LANTERN_PATHS, FixedTree, StaticTree, rank_paths
 from ..core.spec import PartTable
-from ..errors import UsageError
+from ..errors import UsageError, check_drafting
 from ..types import Kind
 
 Number = TypeVar("Number", int, float)
@@ -58,23 +58,23 @@ def top_then_drawn(length: int, branching: str = "4x2x2", depth: int = 0) -> Sha
 
 def eagle2(length: int, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
     """Grows where the product of draft probabilities is largest (EAGLE-2)."""
-    return Eagle2Tree(nodes, _some(width), depth or length)
+    return Eagle2Tree(_some(nodes, "nodes"), _some(width), depth or length)
 
 
 def cost_aware(length: int, costs: CostModel, nodes: int = 32, width: int = 8, depth: int = 0) -> Shape:
     """EAGLE-2's tree at the size that pays by this machine's cost model."""
     live = Costs(costs)
-    return CostAwareTree(nodes, _some(width), depth or length, costs=live, timing=live.untimed())
+    return CostAwareTree(_some(nodes, "nodes"), _some(width), depth or length, costs=live, timing=live.untimed())
 
 
 def opt_tree(length: int, nodes: int = 25, gain: float = 0.5, depth: int = 0) -> Shape:
     """Layers while each adds `gain` expected tokens (OPT-Tree)."""
-    return OptTree(nodes, depth or length, gain)
+    return OptTree(_some(nodes, "nodes"), depth or length, gain)
 
 
 def dyspec(length: int, nodes: int = 16, depth: int = 0, drawn: bool = True) -> Shape:
     """Node by node where the verifier is most likely to look (DySpec)."""
-    return DySpec(nodes, depth or length, drawn)
+    return DySpec(_some(nodes, "nodes"), depth or length, drawn)
 
 
 def dyspec_layers(
@@ -87,7 +87,7 @@ def dyspec_layers(
     drawn: bool = True,
 ) -> Shape:
     """DySpec level by level over a threshold; 0 = 1 / nodes."""
-    return DySpecLayers(nodes, _some(width), depth or length, drawn, threshold or None, adapt)
+    return DySpecLayers(_some(nodes, "nodes"), _some(width), depth or length, drawn, threshold or None, adapt)
 
 
 def sequoia(
@@ -163,10 +163,9 @@ def deepest(shape: Shape) -> int:
     return len(shape.layout.levels(shape.nodes)) if isinstance(shape, FixedTree) else int(getattr(shape, "depth", 1))
 
 
-def _some(width: int) -> int:
-    if width < 1:
-        raise UsageError("the width of a tree must be at least 1")
-    return width
+def _some(count: int, what: str = "width") -> int:
+    check_drafting("shape", **{what: count})
+    return count
 
 
 def _by_level(branching: str, depth: int) -> tuple[int, ...]:

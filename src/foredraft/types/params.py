@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
+from numbers import Integral
 
 from ..errors import UsageError
 from .grammar import Grammar
@@ -33,12 +34,20 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        counts = {"top_k": self.top_k, "max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        counts |= {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+        for name, count in counts.items():
+            if not (count is None or isinstance(count, Integral)):
+                raise UsageError(f"{name} must be a whole number, not {count!r}")
         checks = (
             (0 <= self.temperature < inf, "temperature must be 0 (greedy) or positive, and finite"),
             (self.top_k >= 0, "top_k must be 0 (off) or positive"),
             (0 < self.top_p <= 1, "top_p must lie in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p must lie in [0, 1]"),
-            (self.repetition_penalty > 0, "repetition_penalty must be positive"),
+            (0 < self.repetition_penalty < inf, "repetition_penalty must be positive, and finite"),
+            (isfinite(self.presence_penalty), "presence_penalty must be finite"),
+            (isfinite(self.frequency_penalty), "frequency_penalty must be finite"),
+            (all(bias < inf for bias in self.logit_bias.values()), "logit_bias must be numbers, or -inf to forbid"),
             (self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "seed must fit into 64 bits"),
             (self.max_new_tokens > 0, "max_new_tokens must be at least 1"),
             (self.grammar is None or not self.ignore_eos, "a grammar ends the text; it cannot go with ignore_eos"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from foredraft.core.distributions.tensors import TableDistributions
-from foredraft.core.trees.editing import cut, keep, part
+from foredraft.core.trees.editing import cut, join, keep, part
 from foredraft.core.trees.layout import trees
 from foredraft.types import DraftBatch, Kind
 
@@ -79,3 +81,20 @@ def test_a_part_is_those_sequences() -> None:
         assert torch.equal(
             some.distributions.at(row).dense()[new], drafts.distributions.at(torch.tensor([1, 1, 1])).dense()[old]
         )
+
+
+def test_joined_drafts_have_the_distributions_and_counts_of_their_groups() -> None:
+    first, second = (random_batch(seed, batch=2) for seed in (1, 2))
+    second = replace(second, multiplicity=torch.full_like(second.token, 3))
+    whole = join([([0, 3], first), ([2, 1], second)], 5)
+    whole.check()
+    assert whole.kind is first.kind and whole.distributions is not None and whole.multiplicity is not None
+    for drafts, places, count in ((first, [0, 3], 1), (second, [2, 1], 3)):
+        for b, place in enumerate(places):
+            assert whole.tree(place).token == drafts.tree(b).token and whole.tree(place).kind == drafts.tree(b).kind
+            assert set(whole.tree(place).multiplicity) == {count}
+            assert drafts.distributions is not None
+            for row in range(drafts.width + 1):
+                theirs = drafts.distributions.at(torch.tensor([row] * 2)).dense()[b]
+                assert torch.equal(whole.distributions.at(torch.tensor([row] * 5)).dense()[place], theirs)
+    assert whole.lengths()[4] == 0

@@ -41,10 +41,13 @@ def own(file: DataFile, task: str) -> list[Question]:
 def gsm8k(file: DataFile, task: str) -> list[Question]:
     """question and answer, whose last line is `#### number`."""
     ask = "{}\nWork it out step by step, then write the result as 'The answer is' and the number."
-    return [
-        Question(task, str(i), (ask.format(row["question"]),), scorer="number", reference=_after_hashes(row["answer"]))
-        for i, row in enumerate(file.rows())
-    ]
+    found = []
+    for i, row in enumerate(file.rows()):
+        answer = _after_hashes(row["answer"])
+        if not answer:
+            raise ValueError(f"the answer of row {i + 1} does not end in '#### number'")
+        found.append(Question(task, str(i), (ask.format(row["question"]),), scorer="number", reference=answer))
+    return found
 
 
 def humaneval(file: DataFile, task: str) -> list[Question]:
@@ -140,4 +143,6 @@ def _final_number(row: Row) -> str:
 
 
 def _after_hashes(answer: str) -> str:
-    return answer.rpartition("####")[2].strip().replace(",", "") if "####" in answer else ""
+    """The number there, as scorers compare it; "" = there is none."""
+    number = answer.rpartition("####")[2].strip().replace(",", "") if "####" in answer else ""
+    return number if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", number) else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...errors import check_drafting
 from ..constants import ACCEPTANCE_PRIOR, LENGTH_RETRY
 from .base import Fixed, Heuristic, LengthRule
 from .expected import Expected, ExpectedAccepted
@@ -18,11 +19,13 @@ RoundSeconds = Callable[[int], float]
 
 def _fixed(seconds: RoundSeconds, *, length: int = 5) -> LengthRule:
     """the same length every round"""
+    check_drafting("length rule 'fixed'", length=length)
     return Fixed(length)
 
 
 def _heuristic(seconds: RoundSeconds, *, first: int = 5) -> LengthRule:
     """two more after a perfect round, one less after any other (Hugging Face)"""
+    check_drafting("length rule 'heuristic'", first=first)
     return Heuristic(first)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...types import Distribution, Distributions, DraftBatch
-from ..distributions.tensors import DraftTable
+from ...types import Distribution, Distributions, DraftBatch, Kind
+from ..distributions.tensors import DenseDistribution, DraftTable
 
 _COLUMNS = ("token", "parent", "depth", "order", "multiplicity", "node_kind", "value", "source")
 _BATCHED = (*_COLUMNS, "states")
@@ -88,7 +88,7 @@ def part(drafts: DraftBatch, index: Seq[int]) -> DraftBatch:
 
 
 def join(parts: Seq[tuple[Seq[int], DraftBatch]], batch: int) -> DraftBatch:
-    """CHOSEN drafts of groups of sequences as one batch; (indices, drafts) for each group, none for the others."""
+    """Drafts of one kind of groups of sequences as one batch; (indices, drafts) for each group, none for the others."""
     if len(parts) == 1 and list(parts[0][0]) == list(range(batch)):
         return parts[0][1]
     width, device = max(drafts.width for _, drafts in parts), parts[0][1].token.device
@@ -109,9 +109,30 @@ def join(parts: Seq[tuple[Seq[int], DraftBatch]], batch: int) -> DraftBatch:
         kind=parts[0][1].kind,
         branching=max(drafts.branching for _, drafts in parts),
         levels=max(drafts.levels for _, drafts in parts),
+        distributions=_joined(parts),
+        multiplicity=_multiplicities(parts, batch, width),
         source=columns["source"],
         lengths_host=tuple(lengths),
     )
+
+
+def _joined(parts: Seq[tuple[Seq[int], DraftBatch]]) -> Distributions | None:
+    found = [
+        (torch.tensor(list(who), device=drafts.token.device), drafts.width, drafts.distributions)
+        for who, drafts in parts
+        if drafts.distributions is not None and drafts.kind is not Kind.CHOSEN
+    ]
+    return DistributionsJoined(tuple(found)) if found else None
+
+
+def _multiplicities(parts: Seq[tuple[Seq[int], DraftBatch]], batch: int, width: int) -> Tensor | None:
+    if all(drafts.multiplicity is None for _, drafts in parts):
+        return None
+    counts = torch.ones((batch, width), dtype=torch.int64, device=parts[0][1].token.device)
+    for who, drafts in parts:
+        if drafts.multiplicity is not None:
+            counts[torch.tensor(list(who), device=counts.device), : drafts.width] = drafts.multiplicity
+    return counts
 
 
 def among(drafts: DraftBatch, index: Seq[int], batch: int) -> DraftBatch:
@@ -140,6 +161,20 @@ class DistributionsAmong:
 
     def at(self, row: Tensor) -> Distribution:
         return self.distributions.at(row[self.index]).choose(self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionsJoined:
+    """Distributions of several groups of sequences; for sequences of none, which have no drawn nodes, zeros."""
+
+    parts: tuple[tuple[Tensor, int, Distributions], ...]  # sequences of a group, its most nodes, its distributions
+
+    def at(self, row: Tensor) -> Distribution:
+        rows = [(who, inner.at(row[who].clamp(max=width)).dense()) for who, width, inner in self.parts]
+        whole = rows[0][1].new_zeros((len(row), rows[0][1].shape[1]))
+        for who, dense in rows:
+            whole[who] = dense
+        return DenseDistribution(whole)
 
 
 def _column(drafts: DraftBatch, name: str) -> Tensor:

@@ -107,6 +107,11 @@ class Rule:
     knows: Callable[[Sequence[int]], bool] | None = None
     beyond: Rule | None = None
 
+    @property
+    def exact(self) -> bool:
+        """Whether texts keep the target's distribution: a lossy rule does where nothing can get its second chance."""
+        return not self.lossy or (self.second_chance is not None and self.second_chance.off)
+
     def exact_with(self, kinds: frozenset[Kind], topology: Topology) -> bool:
         return all((kind, topology) in self.exact_for for kind in kinds)
 

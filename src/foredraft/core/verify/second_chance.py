@@ -56,6 +56,11 @@ class BatchedSecondChance:
     reason: Reason = Reason.RELAXED
     abstains: bool = False  # whether scores may be those of children about which a head abstains
 
+    @property
+    def off(self) -> bool:
+        """Whether no score passes."""
+        return isinstance(self.threshold, float) and self.threshold == float("inf")
+
     def passing_scores(self, case: BatchCase) -> Tensor:
         """[B, N] scores, `NO` where a node does not pass."""
         return above(self.scores(case), self.limit(case))

@@ -18,7 +18,7 @@ from ...core.rng.keyed import Rng
 from ...core.shapes.base import Shape, Vocabulary
 from ...core.trees.editing import among, join
 from ...models.heads import RecurrentHead
-from ...types import DraftBatch, Kind, Sequence
+from ...types import DraftBatch, Sequence
 from ...types.drafts import empty_drafts
 from ..base import Round
 from ..neural.medusa import MedusaDrafter
@@ -68,14 +68,11 @@ class OnlineDrafter(MedusaDrafter):
             if not ready:
                 continue
             groups.setdefault(self._current(sequence.namespace), []).append(b)
-        if self.kinds != {Kind.CHOSEN} and len(groups) > 1:  # distributions of several heads cannot be joined: the
-            largest = max(groups, key=lambda name: len(groups[name]))  # others draft nothing in this round
-            groups = {largest: groups[largest]}
         parts = []
         for name, who in groups.items():
             own = rng if len(who) == len(sequences) else rng.choose(torch.tensor(who))
             drafts = self._draft(self.head if name is None else self._heads[name], [sequences[b] for b in who], own)
-            parts.append((who, drafts))
+            parts += [(who, drafts)] if drafts.width else []
         if len(parts) == 1:
             return among(parts[0][1], parts[0][0], len(sequences))
         return join(parts, len(sequences)) if parts else empty_drafts(len(sequences))

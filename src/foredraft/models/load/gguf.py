@@ -22,12 +22,13 @@ from ..layers.rope import frequencies
 from .folders import SINGLE, Progress, appearing, mark, silent, working
 from .intact import intact
 from .tensorfile import TensorWriter
-from .vocabulary import Vocabulary, write_tokenizer
+from .vocabulary import Role, Vocabulary, write_tokenizer
 from .weight_names import gguf_to_hf, halves_from_pairs, slots
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 BLOCK_ELEMENTS = 1 << 23  # dequantised at once
 FP32_BELOW = 1_000_000_000  # parameters; larger models are written in bf16
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 ROPE_FACTORS = "rope_freqs.weight"  # how llama.cpp stores Llama 3's scaling
 
 
@@ -149,12 +150,20 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     tokens = {k: file.metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos", "eot", "eom")}
-    stops = sorted({int(v) for k, v in tokens.items() if k != "bos" and v is not None})
+    stops = sorted({int(v) for k, v in tokens.items() if k != "bos" and v is not None} | _turn_ends(file))
     if tokens["bos"] is not None:
         raw["bos_token_id"] = int(tokens["bos"])
     if stops:
         raw["eos_token_id"] = stops[0] if len(stops) == 1 else stops
     return raw | _rope_scaling(file, raw)
+
+
+def _turn_ends(file: GgufFile) -> set[int]:
+    """Control tokens that end a turn in the chat template: tuned models' files may name the base model's end alone."""
+    template = str(file.metadata.get("tokenizer.chat_template", ""))
+    pieces, roles = (file.metadata.get(f"tokenizer.ggml.{key}") or () for key in ("tokens", "token_type"))
+    found = (i for i, (_, role) in enumerate(zip(pieces, roles, strict=False)) if role == Role.CONTROL)
+    return {i for i in found if pieces[i] in TURN_ENDS and pieces[i] in template}
 
 
 def vocabulary(file: GgufFile) -> Vocabulary:
@@ -238,12 +247,13 @@ def dequantised(file: GgufFile, tensor: Any, rows: slice) -> Tensor:
 
 
 def _rope_scaling(file: GgufFile, raw: Mapping[str, Any]) -> dict[str, Any]:
-    kind = file.value("rope.scaling.type", "none")
+    kind = file.value("rope.scaling.type", "linear")  # as llama.cpp: a factor by itself scales linearly
+    factor = float(file.value("rope.scaling.factor", file.value("rope.scale_linear", 1.0)))
     if ROPE_FACTORS in file.tensors:
         return {"rope_scaling": _llama3_scaling(file, raw)}
-    if kind == "none":
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return {}
-    return {"rope_scaling": {"rope_type": kind, "factor": float(file.value("rope.scaling.factor"))}}
+    return {"rope_scaling": {"rope_type": kind, "factor": factor}}
 
 
 def _llama3_scaling(file: GgufFile, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ...draft.retrieval.dresd import DresdDrafter
 from ...draft.retrieval.lookahead import LookaheadDrafter
 from ...draft.retrieval.rest import RestDrafter
 from ...draft.retrieval.suffix import SuffixDrafter
-from ...errors import UsageError
+from ...errors import UsageError, check_drafting
 from ...runtime import Executor
 from ...types import Kind
 from ..drafter_parts import model_or_head
@@ -34,6 +34,7 @@ def rest(factory: PartsFactory, options: Options, *, nodes: int = 16, min_share:
     assert options.draft_length is not None
     if options.store is None:
         raise UsageError(f"method 'rest' needs {STORE}")
+    check_drafting("method 'rest'", nodes=nodes)
     tree = options.shape != "chain"
     return Parts(RestDrafter(factory.stores(options.store), nodes, options.draft_length, min_share, tree))
 
@@ -55,6 +56,7 @@ def ouroboros(factory: PartsFactory, options: Options, *, phrase: int = 4, candi
 
 def dresd(factory: PartsFactory, options: Options, *, nodes: int = 16, places: int = 10, least: float = 0.3) -> Parts:
     assert options.draft_length is not None
+    check_drafting("method 'dresd'", nodes=nodes, places=places)
     stores = None if options.store is None else factory.states(options.store)
     return Parts(DresdDrafter(stores, nodes, options.draft_length, places, least))
 
@@ -83,6 +85,7 @@ def rasd(heads: Sequence[str]) -> Callable[..., Parts]:
     """Retrieval beside the first head there is, or the model that --drafter names."""
 
     def parts(factory: PartsFactory, options: Options, *, nodes: int = 32, retrieved: int = 16) -> Parts:
+        check_drafting("method 'rasd'", nodes=nodes)
         model = model_or_head(factory, options, heads, _roomy)
         found: Drafter = SuffixDrafter(retrieved, per_match=2.0, tree=True)
         if options.store is not None:

@@ -52,7 +52,7 @@ class Canary:
 
     def consider(self, request: Request) -> None:
         """A client's answer is complete; perhaps it is compared."""
-        comparable = request.method.rule.lossy and request.method.drafter is not None and request.constraint is None
+        comparable = not request.method.exact and request.method.drafter is not None and request.constraint is None
         if not comparable or request.sequence.params.temperature != 0:
             return
         self._owed = min(self._owed + self._share, 2.0)

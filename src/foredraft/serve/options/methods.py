@@ -69,7 +69,7 @@ class ServedMethods:
         wanted = wanted or Speculation()
         base = self.plain if wanted.off else self._base(wanted.method)
         rule = base.rule if base.drafter is None else self._rule(base, wanted)
-        if constrained and rule.lossy and base.drafter is not None:
+        if constrained and not rule.exact and base.drafter is not None:
             if wanted.rule is not None:
                 raise bad_request(f"rule {rule.name!r} is lossy and cannot obey a response_format", "speculation.rule")
             rule = default_rule(base.drafter.kinds, base.drafter.topology)

@@ -65,7 +65,7 @@ def _served(service: Service) -> Document:
     executor, served = target.executor, methods.served
     where = {"executor": executor.name, "dtype": target.dtype, "device": str(target.device)}
     size = {"context": executor.max_length, "slots": executor.max_slots}
-    what = {"method": served.name, "rule": served.rule.name, "exact": not served.rule.lossy, "others": methods.names}
+    what = {"method": served.name, "rule": served.rule.name, "exact": served.exact, "others": methods.names}
     return where | size | what | {"fingerprint": service.fingerprint, "keys": len(service.settings.api_keys)}
 
 
