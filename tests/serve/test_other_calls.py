@@ -8,6 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from foredraft.serve.api.api_errors import ApiError
+from foredraft.serve.api.body import parse
+from foredraft.serve.api.responses_body import ResponsesBody
+from foredraft.serve.api.schema import MAX_MESSAGES
+
 from .kit import MODEL, Running
 
 
@@ -80,6 +85,13 @@ def test_a_response_holds_to_a_schema(client: openai.OpenAI) -> None:
 def test_responses_refuse_what_they_cannot_do(server: Running, more: dict[str, Any]) -> None:
     response = server.post("responses", **{"input": "x", "max_output_tokens": 1} | more)
     assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+def test_more_messages_than_a_chat_holds_are_refused() -> None:
+    many = json.dumps({"model": MODEL, "instructions": "y", "input": [{"role": "user", "content": "x"}] * MAX_MESSAGES})
+    with pytest.raises(ApiError) as caught:
+        parse(ResponsesBody, many.encode(), 1 << 24)
+    assert caught.value.status == 400 and caught.value.param == "input"
 
 
 def test_tokens_there_and_back(server: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from foredraft.serve.grammars.json_grammar import JsonGrammars
 from foredraft.serve.settings import Limits, Settings
 
 from .kit import JSON, MODEL, Running, serving, tiny_llm
@@ -226,6 +228,15 @@ def test_time_is_limited(tiny: Path) -> None:
         assert len(lines) >= 2  # what was ready has been sent
         assert server.running == 0
         assert server.metric("requests_total", outcome="timeout") == 2
+
+
+def test_time_is_limited_for_a_schema_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(JsonGrammars, "check", slow)
+    with serving(tiny_llm(tiny), Limits(seconds=0.3)) as server:
+        assert error(server.post("completions", prompt="x", guided_regex="a+"), 504)["code"] == "timeout"
 
 
 def test_api_keys(tiny: Path) -> None:

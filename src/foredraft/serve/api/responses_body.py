@@ -78,7 +78,8 @@ class ResponsesBody(Body):
     input: (
         str
         | Annotated[
-            list[InputMessage | InputCall | InputResult], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+            list[InputMessage | InputCall | InputResult],
+            Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES - 1),  # instructions are a message too
         ]
     )
     instructions: str | None = None
