@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from .schema import (
     MAX_INT,
@@ -18,6 +18,7 @@ from .schema import (
 )
 
 Document = dict[str, Any]
+SCORES = "message.output_text.logprobs"
 
 
 class InputText(Body):
@@ -71,6 +72,11 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
+def refuse_scores(value: Any) -> None:
+    if isinstance(value, list) and SCORES in value:
+        raise ValueError("this server tells log-probabilities of chat and completions alone")
+
+
 class ResponsesBody(Body):
     """POST /v1/responses"""
 
@@ -98,6 +104,8 @@ class ResponsesBody(Body):
     conversation: Unsupported = None
     background: Unsupported = None
     prompt: Unsupported = None
+    top_logprobs: Unsupported = None
+    include: Annotated[Any, AfterValidator(refuse_scores)] = None
 
     def as_chat(self) -> ResponsesChat:
         """The same as a chat."""
