@@ -54,6 +54,17 @@ def test_echo_with_logprobs(server: Running, reference: Any) -> None:
     assert scores["token_logprobs"][-3:] == pytest.approx(without["logprobs"]["token_logprobs"], abs=1e-4)
 
 
+def test_offsets_are_places_in_the_text(server: Running) -> None:
+    encode = server.llm.tokenizer.encode
+    asked = {"prompt": [*encode("<|im_start|>"), *encode("日本語 of it")], "echo": True, "max_tokens": 3, "logprobs": 0}
+    choice = server.post("completions", **asked, temperature=0).json()["choices"][0]
+    tokens, places = (choice["logprobs"][name] for name in ("tokens", "text_offset"))
+    assert tokens[0] == "<|im_start|>" and choice["text"].startswith("日本語 of it")  # a special token is no text
+    assert "\N{REPLACEMENT CHARACTER}" in tokens[1] and places[:3] == [0, 0, 0]  # two tokens make the first character
+    for token, place in zip(tokens[-5:], places[-5:], strict=True):
+        assert choice["text"][place:].startswith(token)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_scores_of_a_prompt_keep_the_event_loop_free(
     server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
