@@ -334,6 +334,15 @@ def test_what_the_grace_time_does_not_suffice_for_is_cut(tiny: Path) -> None:
         assert (server.service.worker.finished, server.service.worker.cut) == (0, 2)
 
 
+def test_an_answer_that_nobody_waits_for_is_not_finished(tiny: Path) -> None:
+    with serving(tiny_llm(tiny, slots=1, pause=0.05)) as server:
+        with raw(server):
+            server.wait(lambda: server.running == 1)
+            server.service.worker.drain(20.0)
+        server.wait(lambda: server.service.worker.health == "stopped")
+        assert (server.service.worker.finished, server.service.worker.cut) == (0, 0)
+
+
 def test_a_model_that_does_not_load(tiny: Path) -> None:
     def load() -> LLM:
         raise ValueError("no such model")

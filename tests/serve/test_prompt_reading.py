@@ -6,6 +6,8 @@ import asyncio
 import base64
 import math
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
 from foredraft.serve.api import call
+from foredraft.serve.api.calls.embeddings import BorrowedSlot
+from foredraft.serve.engine_thread import State
 
 from .kit import MODEL, Running, events, serving, tiny_llm
 
@@ -156,3 +160,21 @@ def test_embeddings_beside_answers_wait_for_no_slot(tiny: Path) -> None:
             assert refused.status_code == 429 and refused.headers["retry-after"]
         server.wait(lambda: server.running == 0)
         assert server.post("embeddings", input="x").status_code == 200
+
+
+def test_texts_that_are_being_read_are_read_to_their_end_before_the_server_stops(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = BorrowedSlot.read
+
+    def slow(slot: BorrowedSlot, *given: Any) -> torch.Tensor:
+        time.sleep(0.2)
+        return read(slot, *given)
+
+    monkeypatch.setattr(BorrowedSlot, "read", slow)
+    with serving(tiny_llm(tiny)) as server, ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.post, "embeddings", input=["a", "b", "c"])
+        server.wait(lambda: server.service.admission.held == 1)
+        server.service.worker.drain(20.0)
+        assert len(asked.result(30).json()["data"]) == 3
+        server.wait(lambda: server.service.state is State.STOPPED, 5)

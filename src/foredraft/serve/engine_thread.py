@@ -36,6 +36,7 @@ from .settings import Settings
 log = logging.getLogger("foredraft.serve")
 Done = TypeVar("Done")
 STUCK = "stuck"  # a step takes longer than it may
+LOOK_SECONDS = 0.05  # while draining, between two looks at calls that the engine does not write for, and at the clock
 SUSPICIOUS = 3  # steps in a row after which nobody went on: is it the requests, or the engine?
 
 
@@ -211,7 +212,7 @@ class Worker:
     def _is_over(self) -> bool:
         if self.state is not State.DRAINING:
             return False
-        return (not self._active and self._inbox.empty()) or time.monotonic() >= self._drain_until
+        return (not self._admission.held and self._inbox.empty()) or time.monotonic() >= self._drain_until
 
     def _round(self) -> None:
         self._hear(wait=self.engine.scheduler.idle and not self._queue and self.canary.idle)
@@ -244,7 +245,7 @@ class Worker:
         """Carry out all commands; if there is nothing else to do, wait for one."""
         try:
             if wait:
-                self._inbox.get()()
+                self._inbox.get(timeout=LOOK_SECONDS if self.state is State.DRAINING else None)()
             while True:
                 self._inbox.get_nowait()()
         except Empty:
@@ -346,7 +347,7 @@ class Worker:
             self._queue.remove(active.job.client, active)
         active.meter.close(outcome)
         self._admission.written(active.job.client)
-        self.finished += self.state is State.DRAINING and outcome != "shutdown"
+        self.finished += self.state is State.DRAINING and outcome in ("stop", "length")
 
     def _end_all(self) -> None:
         """Cut what is left, also what was submitted in the last moment."""
