@@ -73,6 +73,20 @@ def test_a_response_holds_to_a_schema(client: openai.OpenAI) -> None:
     assert json.loads(text) == {"a": "b"}
 
 
+def test_calls_of_one_answer_are_one_message() -> None:
+    def call(name: str) -> dict[str, str]:
+        return {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
+
+    result = {"type": "function_call_output", "call_id": "a", "output": "r"}
+    history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "hm"}, call("a"), call("b"), result]
+    body = ResponsesBody.model_validate({"model": MODEL, "input": [*history, call("c")]})
+    found = body.as_chat().messages
+    assert [message.role for message in found] == ["user", "assistant", "tool", "assistant"] and found[
+        1
+    ].content == "hm"
+    assert [[each.id for each in message.tool_calls or ()] for message in found] == [[], ["a", "b"], [], ["c"]]
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -244,7 +244,7 @@ def test_time_is_limited_for_a_schema_too(tiny: Path, monkeypatch: pytest.Monkey
 
 
 def test_api_keys(tiny: Path) -> None:
-    with serving(tiny_llm(tiny), api_keys=("first-key", "clé-secrète")) as server:
+    with serving(tiny_llm(tiny), api_keys=("first-key\n", "clé-secrète")) as server:
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first-key"}):
             for response in (
                 server.client.get("/v1/models", headers=header),

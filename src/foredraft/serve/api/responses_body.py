@@ -132,7 +132,7 @@ class ResponsesBody(Body):
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
-        return [*first, *map(_message, self.input)]
+        return [*first, *_joined(self.input)]
 
 
 class ResponsesChat(ChatBody):
@@ -143,6 +143,18 @@ class ResponsesChat(ChatBody):
     @property
     def asked(self) -> ResponsesBody:
         return self._asked
+
+
+def _joined(items: list[InputMessage | InputCall | InputResult]) -> list[Document]:
+    """Messages; what an assistant says and calls in one answer is one message, as in a chat."""
+    found: list[Document] = []
+    for item in items:
+        message = _message(item)
+        if isinstance(item, InputCall) and found and found[-1]["role"] == "assistant":
+            found[-1]["tool_calls"] = found[-1].get("tool_calls", []) + message["tool_calls"]
+        else:
+            found.append(message)
+    return found
 
 
 def _message(item: InputMessage | InputCall | InputResult) -> Document:
