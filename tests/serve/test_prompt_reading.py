@@ -162,9 +162,8 @@ def test_embeddings_beside_answers_wait_for_no_slot(tiny: Path) -> None:
         assert server.post("embeddings", input="x").status_code == 200
 
 
-def test_texts_that_are_being_read_are_read_to_their_end_before_the_server_stops(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     read = BorrowedSlot.read
 
     def slow(slot: BorrowedSlot, *given: Any) -> torch.Tensor:
@@ -172,9 +171,16 @@ def test_texts_that_are_being_read_are_read_to_their_end_before_the_server_stops
         return read(slot, *given)
 
     monkeypatch.setattr(BorrowedSlot, "read", slow)
+
+
+@pytest.mark.usefixtures("slow_reads")
+@pytest.mark.parametrize(("texts", "grace", "status"), [(3, 20.0, 200), (60, 0.3, 503)])
+def test_texts_that_are_being_read_have_the_grace_time_too(tiny: Path, texts: int, grace: float, status: int) -> None:
     with serving(tiny_llm(tiny)) as server, ThreadPoolExecutor() as pool:
-        asked = pool.submit(server.post, "embeddings", input=["a", "b", "c"])
+        asked = pool.submit(server.post, "embeddings", input=["a"] * texts)
         server.wait(lambda: server.service.admission.held == 1)
-        server.service.worker.drain(20.0)
-        assert len(asked.result(30).json()["data"]) == 3
+        server.service.worker.drain(grace)
+        answer = asked.result(30)
+        assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "shutdown" if status == 503 else len(answer.json()["data"]) == texts
         server.wait(lambda: server.service.state is State.STOPPED, 5)

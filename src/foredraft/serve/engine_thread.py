@@ -24,6 +24,7 @@ from ..recipes import LLM
 from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
 from .admission import Admission
+from .api.api_errors import shut_down
 from .fair_queue import FairQueue
 from .isolation import EngineFailedError, step_alone
 from .job import ActiveRequest, Job
@@ -112,11 +113,16 @@ class Worker:
         def run() -> None:
             if made.set_running_or_notify_cancel():
                 try:
+                    if self.state is State.STOPPED:
+                        raise shut_down()
                     made.set_result(task(self.llm))
                 except Exception as error:
                     made.set_exception(error)
 
-        self._inbox.put(run)
+        if self.state is State.STOPPED:  # nobody carries out commands any more
+            run()
+        else:
+            self._inbox.put(run)
         return made
 
     def renew(self, make: Callable[[LLM], LLM]) -> Future[None]:
@@ -157,6 +163,7 @@ class Worker:
                 self._end_all()
             finally:  # whatever that raises: nobody may believe that the engine is alive
                 self._change(State.STOPPED)
+                self._end_all()  # what came in between
 
     def _open(self) -> None:
         self.llm = self._load()
@@ -354,12 +361,13 @@ class Worker:
         if not hasattr(self, "llm"):
             return
         self._hear(wait=False)
-        self.cut = len(self._active)
+        self.cut += len(self._active)
         for active in list(self._active.values()):
             try:
                 self._finish(active, "shutdown")
             except Exception:  # the others must be ended all the same
                 log.exception("a request could not be ended")
+                self._active.pop(active.request.id, None)
                 self._outbox.append((active.job, active.index, Event(active.request.id, [], [], None, "shutdown")))
         self._post()
 

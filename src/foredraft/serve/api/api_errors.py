@@ -45,6 +45,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, code, param)
 
 
+def shut_down() -> ApiError:
+    return ApiError(503, "the server is shutting down and has cut this answer", "shutdown")
+
+
 def invalid_body(error: ValidationError) -> ApiError:
     """What is wrong with a body. A value that fits none of several types has one complaint per type."""
     found = error.errors(include_url=False, include_context=False, include_input=False)

@@ -18,7 +18,7 @@ from ...models import Tokenizer
 from ..grammars.json_grammar import JsonConstraint
 from ..grammars.structure import wanted_schema
 from ..service import Service
-from .api_errors import ApiError, bad_request
+from .api_errors import ApiError, bad_request, shut_down
 from .assemble import ChoiceAssembler, Piece, prompt_scores, usage
 from .body import CLOSE, check_type, parse, read_body
 from .parse import build_requests, count_answers, echoes
@@ -183,7 +183,7 @@ def failure(request: Request, reason: str | None, seconds: float) -> ApiError:
     if reason == "timeout":
         return overdue(seconds)
     if reason in ("shutdown", "cancelled"):
-        return ApiError(503, "the server is shutting down and has cut this answer", "shutdown")
+        return shut_down()
     if isinstance(request.constraint, JsonConstraint) and request.error == DAMAGED:
         return bad_request("the schema leads into a dead end: no token is allowed any more", "response_format")
     return ApiError(500, request.error or "the engine failed", "engine_error")
