@@ -56,7 +56,7 @@ def test_many_variants_are_not_kept_for_ever(llm: LLM) -> None:
 
 def test_a_method_from_before_a_reload_is_nobody_elses(tiny: Path) -> None:
     llm = LLM(str(tiny), "draft-model", rule="lenience:0.5", dtype="fp32")
-    before, after = menu(llm, (), lossy=True), menu(llm.renewed(), (), lossy=True)
+    before, after = (ServedMethods(each, (), True, lambda *_: None) for each in (llm, llm.renewed()))
     assert after.exact(before.served).drafter is before.served.drafter  # of a request that runs on
     after.exact_only = True
     chosen = after.choose(None, False)

@@ -68,8 +68,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Complete prompts, with speculation."""
-    if logprobs is not None and not as_json:
-        raise UsageError("--logprobs goes with --json, which prints them")
+    check_scores(logprobs, as_json)
     stop_rule, strings = o.split_stops(stop, stop_string)
     params = o.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
@@ -87,6 +86,11 @@ def generate(
         )  # fmt: skip
     folder, ids = image_folder(llm, texts, picture), [encode(llm, text, chat) for text in texts]
     return print_answers(llm, texts, ids, params, folder, picture, explain, as_json)
+
+
+def check_scores(logprobs: int | None, as_json: bool) -> None:
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs goes with --json, which prints them")
 
 
 def print_answers(
