@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foredraft.audit.analyze import drawn_table
 from foredraft.audit.analyze.closed_forms import FORMS, acceptance, optimum
 from foredraft.audit.analyze.drawn_table import METHODS, cell_of, document, page
 from foredraft.audit.analyze.nodes import KINDS, Node, analyse, answer
@@ -125,7 +126,12 @@ def test_the_command_analyses_a_drafter(tiny: Path, tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("-k", "0"), "at least 1"), (("--plot", "x.txt"), ".png"), (("--prompts", "no"), "--prompts")],
+    [
+        (("-k", "0"), "at least 1"),
+        (("--plot", "x.txt"), ".png"),
+        (("--prompts", "no"), "--prompts"),
+        (("--table", "x", "--out", "y.json"), "leave --plot and --out out"),
+    ],
 )
 def test_wrong_questions_cost_one_line(
     more: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tiny: Path
@@ -149,3 +155,13 @@ def test_the_table_of_multi_draft_rules() -> None:
     written = page(cells, {"model": "a table", "drafter": "another", "nodes": "9", "prompts": "1"})
     assert cells[0].holds() and "| holds |" in written and "another drafts for a table" in written
     assert [each["candidates"] for each in document(cells)] == [2, 3]
+
+
+def test_the_table_as_a_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [cell_of(nodes(0.6), 0.6, 2, draws=2)]
+    monkeypatch.setattr(drawn_table, "drawn_table", lambda *_: cells)
+    assert run(["analyze", "--table", str(tmp_path), "--json"]) == 0
+    written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert json.loads(capsys.readouterr().out) == written

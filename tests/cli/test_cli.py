@@ -112,6 +112,15 @@ def test_streamed_text_and_figures(tiny: Path, capsys: pytest.CaptureFixture[str
     assert "5 tokens, " in err
 
 
+def test_a_folder_that_cannot_be_made_costs_one_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("one two three\n")
+    code, _, err = call(capsys, "store", "build", file, "--out", file / "store", "--model", tiny)
+    assert code == 1 and one_line(err) and f"{file}" in err and "Not a directory" in err
+
+
 def test_logprobs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = call(capsys, "generate", "hello", "--model", tiny, "-n", "3", "--json", "--logprobs", "2")
     row = json.loads(out)["results"][0]
@@ -131,6 +140,9 @@ def test_logprobs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("-n", "0"), "max_new_tokens must be at least 1"),
         (("-n", "-3"), "max_new_tokens must be at least 1"),
         (("-n", "many"), "'--max-new-tokens'"),
+        (("--max-length", "0"), "'--max-length'"),
+        (("--max-length", "-5"), "'--max-length'"),
+        (("--logprobs", "2"), "goes with --json"),
         (("--batch-size", "0"), "batch size must be at least 1"),
         (("--draft-length", "0"), "draft_length must be at least 1"),
         (("--length", "0"), "draft_length must be at least 1"),
@@ -174,6 +186,11 @@ def test_wrong_usage(argv: tuple[str, ...], hint: str, tiny: Path, capsys: pytes
         (("export", "eagle3"), "Missing option '--to'"),
         (("store",), "name one of build, add, embed, info"),
         (("images",), "name one of data, train, compare"),
+        (("train", "draft-and-verify", "--steps", "0"), "Invalid value for '--steps'"),
+        (("data", "--row", "0"), "Invalid value for '--row'"),
+        (("images", "compare", "--timed", "0"), "Invalid value for '--timed'"),
+        (("demo", "--rounds", "0"), "Invalid value for '--rounds'"),
+        (("serve", "--max-length", "0"), "Invalid value for '--max-length'"),
         (("serve", "--port", "http"), "Invalid value for '--port'"),
         (("serve", "--served-model-name", "x"), "did you mean --name?"),
         (("judge", "eval", "--task", "nosuch"), "unknown task 'nosuch'"),

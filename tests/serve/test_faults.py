@@ -261,6 +261,26 @@ def test_an_engine_that_keeps_failing_says_so_and_keeps_answering(tiny: Path) ->
         server.wait(lambda: server.post("completions", **LONG).status_code == 200)
 
 
+@pytest.mark.parametrize("held", [{"guided_regex": "[0-9]{30}"}, {"min_tokens": 9}])
+def test_an_engine_that_fails_is_no_fault_of_a_schema(tiny: Path, held: dict[str, Any]) -> None:
+    with serving(failing_steps(tiny, lambda n: 2 <= n < 6)) as server:
+        answer = server.post("completions", prompt="x", max_tokens=20, **held)
+        assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_error"
+
+
+def test_a_response_whose_engine_fails_ends_with_an_event_that_says_so(tiny: Path) -> None:
+    with serving(failing_steps(tiny, lambda n: 3 <= n < 7)) as server:
+        answer = server.post("responses", input="x", max_output_tokens=20, stream=True, temperature=0)
+        kind, data = answer.text.strip().splitlines()[-2:]
+        last = json.loads(data.removeprefix("data: "))
+        assert kind == "event: response.failed" and last["type"] == "response.failed"
+        assert last["response"]["status"] == "failed" and last["response"]["error"]["code"] == "engine_error"
+        written = [json.loads(line[6:]) for line in answer.text.splitlines() if '"response.output_text.delta"' in line]
+        (item,) = last["response"]["output"]
+        assert item["content"][0]["text"] == "".join(each["delta"] for each in written) != ""
+        assert item["status"] == "incomplete" and last["sequence_number"] == len(answer.text.split("\n\n")) - 2
+
+
 def test_damaged_weights_are_an_error_not_a_crash(tiny: Path) -> None:
     def load() -> LLM:
         llm = tiny_llm(tiny)()
@@ -312,6 +332,15 @@ def test_what_the_grace_time_does_not_suffice_for_is_cut(tiny: Path) -> None:
             lines = [line for line in running.iter_lines() if line]
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "shutdown"
         assert (server.service.worker.finished, server.service.worker.cut) == (0, 2)
+
+
+def test_an_answer_that_nobody_waits_for_is_not_finished(tiny: Path) -> None:
+    with serving(tiny_llm(tiny, slots=1, pause=0.05)) as server:
+        with raw(server):
+            server.wait(lambda: server.running == 1)
+            server.service.worker.drain(20.0)
+        server.wait(lambda: server.service.worker.health == "stopped")
+        assert (server.service.worker.finished, server.service.worker.cut) == (0, 0)
 
 
 def test_a_model_that_does_not_load(tiny: Path) -> None:

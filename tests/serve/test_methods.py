@@ -54,6 +54,15 @@ def test_many_variants_are_not_kept_for_ever(llm: LLM) -> None:
     assert len(offered._variants) <= 64
 
 
+def test_a_method_from_before_a_reload_is_nobody_elses(tiny: Path) -> None:
+    llm = LLM(str(tiny), "draft-model", rule="lenience:0.5", dtype="fp32")
+    before, after = (ServedMethods(each, (), True, lambda *_: None) for each in (llm, llm.renewed()))
+    assert after.exact(before.served).drafter is before.served.drafter  # of a request that runs on
+    after.exact_only = True
+    chosen = after.choose(None, False)
+    assert chosen.drafter is after.served.drafter and not chosen.rule.lossy
+
+
 def test_lossy_rules_need_the_operators_leave(llm: LLM) -> None:
     wish = Speculation(rule="lenience", threshold=0.5)
     with pytest.raises(ApiError, match="lossless ones only") as refusal:

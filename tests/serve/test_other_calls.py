@@ -8,6 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from foredraft.serve.api.api_errors import ApiError
+from foredraft.serve.api.body import parse
+from foredraft.serve.api.responses_body import ResponsesBody
+from foredraft.serve.api.schema import MAX_MESSAGES
+
 from .kit import MODEL, Running
 
 
@@ -68,6 +73,20 @@ def test_a_response_holds_to_a_schema(client: openai.OpenAI) -> None:
     assert json.loads(text) == {"a": "b"}
 
 
+def test_calls_of_one_answer_are_one_message() -> None:
+    def call(name: str) -> dict[str, str]:
+        return {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
+
+    result = {"type": "function_call_output", "call_id": "a", "output": "r"}
+    history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "hm"}, call("a"), call("b"), result]
+    body = ResponsesBody.model_validate({"model": MODEL, "input": [*history, call("c")]})
+    found = body.as_chat().messages
+    assert [message.role for message in found] == ["user", "assistant", "tool", "assistant"] and found[
+        1
+    ].content == "hm"
+    assert [[each.id for each in message.tool_calls or ()] for message in found] == [[], ["a", "b"], [], ["c"]]
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -75,11 +94,20 @@ def test_a_response_holds_to_a_schema(client: openai.OpenAI) -> None:
         {"input": []},
         {"input": [{"role": "judge", "content": "x"}]},
         {"background": True},
+        {"top_logprobs": 2},
+        {"include": ["message.output_text.logprobs"]},
     ],
 )
 def test_responses_refuse_what_they_cannot_do(server: Running, more: dict[str, Any]) -> None:
     response = server.post("responses", **{"input": "x", "max_output_tokens": 1} | more)
     assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+def test_more_messages_than_a_chat_holds_are_refused() -> None:
+    many = json.dumps({"model": MODEL, "instructions": "y", "input": [{"role": "user", "content": "x"}] * MAX_MESSAGES})
+    with pytest.raises(ApiError) as caught:
+        parse(ResponsesBody, many.encode(), 1 << 24)
+    assert caught.value.status == 400 and caught.value.param == "input"
 
 
 def test_tokens_there_and_back(server: Running) -> None:
@@ -91,6 +119,41 @@ def test_tokens_there_and_back(server: Running) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     chat = server.client.post("/tokenize", json={"messages": messages, "model": MODEL}).json()
     assert chat["tokens"] == server.llm.tokenizer.encode_chat(messages)
+
+
+DIALOGUE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"add_generation_prompt": False},
+        {"messages": DIALOGUE, "continue_final_message": True},
+        {"tools": [{"type": "function", "function": {"name": "look"}}]},
+        {"chat_template_kwargs": {"messages_end": "x"}},
+    ],
+    ids=lambda more: list(more)[-1],
+)
+def test_tokens_of_a_chat_are_those_that_it_is_answered_from(roomy: Running, more: dict[str, Any]) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]} | more
+    count = roomy.client.post("/tokenize", json=body).json()["count"]
+    assert roomy.post("chat/completions", **body, max_tokens=1).json()["usage"]["prompt_tokens"] == count
+
+
+def test_a_chat_is_rendered_as_the_caller_says(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = server.llm.tokenizer
+    template = "{{ messages[0]['content'] }}{% if thinking %} hm{% endif %}{% if add_generation_prompt %} >{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    monkeypatch.setattr(tokenizer, "_template", tokenizer._templates.from_string(template), raising=False)
+
+    def ids(**more: Any) -> str:
+        body = {"messages": [{"role": "user", "content": "Hi"}]} | more
+        return tokenizer.decode(server.client.post("/tokenize", json=body).json()["tokens"])
+
+    assert ids() == "Hi >" and ids(add_generation_prompt=False) == "Hi"
+    assert ids(chat_template_kwargs={"thinking": True}) == "Hi hm >"
+    wrong = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"messages": []}, "max_tokens": 1}
+    assert server.post("chat/completions", **wrong).status_code == 400
 
 
 @pytest.mark.parametrize(

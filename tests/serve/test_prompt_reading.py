@@ -6,6 +6,8 @@ import asyncio
 import base64
 import math
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from foredraft import LLM, SamplingParams
 from foredraft.serve.api import call
+from foredraft.serve.api.calls.embeddings import BorrowedSlot
+from foredraft.serve.engine_thread import State
 
 from .kit import MODEL, Running, events, serving, tiny_llm
 
@@ -52,6 +56,17 @@ def test_echo_with_logprobs(server: Running, reference: Any) -> None:
     without = server.post("completions", **asked | {"echo": False}, logprobs=2).json()["choices"][0]
     assert choice["text"] == TEXT + without["text"]
     assert scores["token_logprobs"][-3:] == pytest.approx(without["logprobs"]["token_logprobs"], abs=1e-4)
+
+
+def test_offsets_are_places_in_the_text(server: Running) -> None:
+    encode = server.llm.tokenizer.encode
+    asked = {"prompt": [*encode("<|im_start|>"), *encode("日本語 of it")], "echo": True, "max_tokens": 3, "logprobs": 0}
+    choice = server.post("completions", **asked, temperature=0).json()["choices"][0]
+    tokens, places = (choice["logprobs"][name] for name in ("tokens", "text_offset"))
+    assert tokens[0] == "<|im_start|>" and choice["text"].startswith("日本語 of it")  # a special token is no text
+    assert "\N{REPLACEMENT CHARACTER}" in tokens[1] and places[:3] == [0, 0, 0]  # two tokens make the first character
+    for token, place in zip(tokens[-5:], places[-5:], strict=True):
+        assert choice["text"][place:].startswith(token)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -145,3 +160,27 @@ def test_embeddings_beside_answers_wait_for_no_slot(tiny: Path) -> None:
             assert refused.status_code == 429 and refused.headers["retry-after"]
         server.wait(lambda: server.running == 0)
         assert server.post("embeddings", input="x").status_code == 200
+
+
+@pytest.fixture
+def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = BorrowedSlot.read
+
+    def slow(slot: BorrowedSlot, *given: Any) -> torch.Tensor:
+        time.sleep(0.2)
+        return read(slot, *given)
+
+    monkeypatch.setattr(BorrowedSlot, "read", slow)
+
+
+@pytest.mark.usefixtures("slow_reads")
+@pytest.mark.parametrize(("texts", "grace", "status"), [(3, 20.0, 200), (60, 0.3, 503)])
+def test_texts_that_are_being_read_have_the_grace_time_too(tiny: Path, texts: int, grace: float, status: int) -> None:
+    with serving(tiny_llm(tiny)) as server, ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.post, "embeddings", input=["a"] * texts)
+        server.wait(lambda: server.service.admission.held == 1)
+        server.service.worker.drain(grace)
+        answer = asked.result(30)
+        assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "shutdown" if status == 503 else len(answer.json()["data"]) == texts
+        server.wait(lambda: server.service.state is State.STOPPED, 5)

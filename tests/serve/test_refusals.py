@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from foredraft.serve.grammars.json_grammar import JsonGrammars
 from foredraft.serve.settings import Limits, Settings
 
 from .kit import JSON, MODEL, Running, serving, tiny_llm
@@ -80,6 +82,10 @@ def test_bodies_that_are_no_bodies(server: Running, body: bytes, hint: str) -> N
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
         ("messages", [{"content": "x"}]),
         ("tools", [{"type": "function"}]),
+        ("skip_special_tokens", False),
+        ("return_tokens_as_token_ids", True),
+        ("echo", True),
+        ("chat_template_kwargs", "x"),
         ("top_logprobs", 21),
         ("top_logprobs", 2),
         ("stream_options", {"include_usage": True}),
@@ -228,8 +234,17 @@ def test_time_is_limited(tiny: Path) -> None:
         assert server.metric("requests_total", outcome="timeout") == 2
 
 
+def test_time_is_limited_for_a_schema_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(JsonGrammars, "check", slow)
+    with serving(tiny_llm(tiny), Limits(seconds=0.3)) as server:
+        assert error(server.post("completions", prompt="x", guided_regex="a+"), 504)["code"] == "timeout"
+
+
 def test_api_keys(tiny: Path) -> None:
-    with serving(tiny_llm(tiny), api_keys=("first-key", "clé-secrète")) as server:
+    with serving(tiny_llm(tiny), api_keys=("first-key\n", "clé-secrète")) as server:
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first-key"}):
             for response in (
                 server.client.get("/v1/models", headers=header),

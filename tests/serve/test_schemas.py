@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -74,6 +76,26 @@ def test_a_client_that_hangs_up_on_its_bomb_waits_all_the_same() -> None:
 
     asyncio.run(attack())
     probe.close()
+
+
+def test_a_schema_whose_process_was_ended_is_tried_again() -> None:
+    scripts = iter(["input()", "import sys\nfor line in sys.stdin: print('{\"kilobytes\": 1}', flush=True)"])
+
+    class Mortal(SchemaProbe):
+        def _start(self, tokens: dict[str, Any]) -> subprocess.Popen[str]:
+            command, pipe = [sys.executable, "-c", next(scripts)], subprocess.PIPE
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    async def twice() -> int:
+        with pytest.raises(UsageError, match="was ended"):
+            await probe.check("usual", "a", {})
+        return await probe.check("usual", "a", {})
+
+    probe = Mortal(seconds=2, megabytes=128)
+    assert asyncio.run(twice()) == 1 << 10
+    assert probe._process is not None
+    with probe._process:
+        probe.close()
 
 
 def test_schemas_of_refused_requests_are_not_kept(server: Running) -> None:

@@ -58,6 +58,20 @@ def test_every_request_is_a_line(tiny: Path, caplog: pytest.LogCaptureFixture) -
     assert "secret words" not in json.dumps(lines)
 
 
+def test_a_request_that_the_server_fails_is_named_and_logged_as_such(
+    tiny: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
+    with serving(tiny_llm(tiny), json_log=True) as server:
+        monkeypatch.setattr(server.service, "check_model", lambda name: 1 / 0)
+        body = {"model": "tiny", "prompt": "x"}
+        answer = server.client.post("/v1/completions", json=body, headers={"x-request-id": "two"})
+        assert answer.status_code == 500 and answer.headers["x-request-id"] == "two"
+        server.wait(lambda: any(record.name == ACCESS for record in caplog.records))
+    (line,) = [record.fields for record in caplog.records if record.name == ACCESS]  # type: ignore[attr-defined]
+    assert line["request_id"] == "two" and line["status"] == 500
+
+
 def ask(server: Running, name: str) -> None:
     body = {"model": "tiny", "prompt": "secret words", "max_tokens": 1}
     assert server.client.post("/v1/completions", json=body, headers={"x-request-id": name}).status_code == 200

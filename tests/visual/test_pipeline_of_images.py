@@ -88,6 +88,8 @@ def test_the_front_door(weights: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert run([*ask, "bag", "coat", "--picture", str(tmp_path / "two.png")]) == 0
     out = capsys.readouterr()
     assert out.out.count(">>>") == 2 and (tmp_path / "two.png").exists() and "49 tokens" in out.err
+    assert run([*ask, "bag", "--json", "--picture", str(tmp_path / "one.png")]) == 0
+    assert json.loads(capsys.readouterr().out)["results"] and (tmp_path / "one.png").exists()
     assert run([*ask, "zebra"]) == 2 and "zebra" in capsys.readouterr().err
     capsys.readouterr()
     compare = ["images", "compare", "--images", "20", "--timed", "1", "--methods", "plain lantern alone", "--json"]

@@ -51,13 +51,15 @@ def analyze(
 
     if min(candidates, tokens, draws) < 1:
         raise UsageError("--candidates, --tokens and --draws must be at least 1")
+    if table is not None and (plot is not None or out is not None):
+        raise UsageError("--table writes a page and its figures into its own folder; leave --plot and --out out")
     if plot is not None:
         plots.check_plot(plot)
     question = Question(
         model, drafter, read_prompts(prompts), temperature, candidates, tokens, draws, dtype, device, seed
     )
     if table is not None:
-        return write_table(question, table, draws)
+        return write_table(question, table, draws, as_json)
     with listening("analyze") as (progress, loading):
         found = analyse(collect(question, loading), candidates, draws, progress)
     asked = {"model": model, "drafter": drafter or "the default drafter", "temperature": temperature}
@@ -73,7 +75,7 @@ def analyze(
     return 0
 
 
-def write_table(question: Question, folder: Path, draws: int) -> int:
+def write_table(question: Question, folder: Path, draws: int, as_json: bool) -> int:
     """results.md and results.json: every multi-draft rule at T = 0.6 and 1, K = 2, 4 and 8."""
     from ..audit.analyze.drawn_table import document, drawn_table, page
     from ..audit.analyze.nodes import collect
@@ -87,7 +89,7 @@ def write_table(question: Question, folder: Path, draws: int) -> int:
     (folder / "results.md").write_text(page(cells, asked), encoding="utf-8")
     record: dict[str, Any] = asked | {"cells": document(cells), "provenance": provenance(seed=question.seed)}
     write_json(folder / "results.json", record)
-    print(folder / "results.md")
+    print(json.dumps(record, ensure_ascii=False) if as_json else folder / "results.md")
     return 0
 
 

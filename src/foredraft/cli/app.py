@@ -70,6 +70,10 @@ def run(argv: Sequence[str]) -> int:
         return 1
     except ForedraftError as error:
         return complain(str(error), 1)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:  # no file that somebody named
+            raise
+        return complain(f"{error.filename}: {error.strerror}", 1)
 
 
 @cache

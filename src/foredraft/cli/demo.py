@@ -31,7 +31,7 @@ def demo(
     model: o.Model = o.DEFAULT_MODEL,
     method: o.Method = o.DEFAULT_METHOD_NAME,
     max_new_tokens: o.MaxNewTokens = 128,
-    rounds: Annotated[int, typer.Option(help="Times that each way is measured, in turns.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each way is measured, in turns.")] = 3,
 ) -> int:
     """Answer one prompt with speculation, and say how much faster it was than without."""
     with o.LoadingBar() as bar:

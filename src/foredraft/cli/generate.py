@@ -68,6 +68,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Complete prompts, with speculation."""
+    check_scores(logprobs, as_json)
     stop_rule, strings = o.split_stops(stop, stop_string)
     params = o.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
@@ -87,6 +88,11 @@ def generate(
     return print_answers(llm, texts, ids, params, folder, picture, explain, as_json)
 
 
+def check_scores(logprobs: int | None, as_json: bool) -> None:
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs goes with --json, which prints them")
+
+
 def print_answers(
     llm: LLM,
     texts: list[str],
@@ -100,7 +106,10 @@ def print_answers(
     """A document, images, one text as it comes, or several texts. `folder`: of a model of images."""
     try:
         if as_json:
-            return print_json(llm, texts, run(llm, ids, params))
+            results = run(llm, ids, params)
+            if folder is not None:
+                draw(folder, results, picture)
+            return print_json(llm, texts, results)
         if folder is not None:
             return print_images(llm, folder, texts, run(llm, ids, params), picture)
         return print_stream(llm, ids[0], params) if len(ids) == 1 else print_texts(texts, run(llm, ids, params))
@@ -187,15 +196,20 @@ def print_stream(llm: LLM, ids: list[int], params: SamplingParams) -> int:
 
 def print_images(llm: LLM, folder: Path, prompts: list[str], results: list[Completion], picture: Path | None) -> int:
     """Images in letters on stdout, their figures on stderr; all of them in one picture if asked for."""
-    decoder = load_codec(folder / "codec")
     whole = [(prompt, result) for prompt, result in zip(prompts, results, strict=True) if result.error is None]
-    images = [decoder.images(torch.tensor([result.token_ids]))[0] for _, result in whole]
-    for (prompt, result), image in zip(whole, images, strict=True):
+    for (prompt, result), image in zip(whole, draw(folder, results, picture), strict=True):
         print(f">>> {prompt}\n{as_text(image)}\n")
         o.errors.print(summary(llm, result.stats), style="dim", highlight=False, markup=False, soft_wrap=True)
+    return 1 if len(whole) < len(results) else 0
+
+
+def draw(folder: Path, results: list[Completion], picture: Path | None) -> list[torch.Tensor]:
+    """The images of what did not fail, and all of them in one picture if asked for."""
+    decoder = load_codec(folder / "codec")
+    images = [decoder.images(torch.tensor([result.token_ids]))[0] for result in results if result.error is None]
     if picture is not None and images:
         write_png(picture, sheet([torch.stack(images[i : i + 10]) for i in range(0, len(images), 10)], scale=3))
-    return 1 if len(whole) < len(results) else 0
+    return images
 
 
 def print_texts(prompts: list[str], results: list[Completion]) -> int:

@@ -39,7 +39,7 @@ def train(
     width: Annotated[int, typer.Option(help="Width of the token model.")] = 128,
     layers: Annotated[int, typer.Option(help="Layers of the token model.")] = 8,
     drafts: Annotated[int, typer.Option(help="Tokens that the head is trained to draft.")] = 4,
-    rows: Annotated[int, typer.Option(help="Images a step.")] = 256,
+    rows: Annotated[int, typer.Option(min=1, help="Images a step.")] = 256,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     drawn: Annotated[int, typer.Option(help="Images that the token model draws for the head.")] = 20480,
     limit: Annotated[int | None, typer.Option(help="Images to look at, for trials.")] = None,
@@ -74,11 +74,11 @@ def compare(
     methods: Annotated[
         str | None, typer.Option(help="Methods with blanks between them (default: plain, exact and relaxed ones).")
     ] = None,
-    count: Annotated[int, typer.Option("--images", help="Images of each method for quality.")] = 1000,
-    timed: Annotated[int, typer.Option(help="Images of each method for speed, in turns.")] = 50,
+    count: Annotated[int, typer.Option("--images", min=2, help="Images of each method for quality.")] = 1000,
+    timed: Annotated[int, typer.Option(min=1, help="Images of each method for speed, in turns.")] = 50,
     temperature: o.Temperature = 1.0,
     guidance: o.Guidance = None,
-    batch_size: Annotated[int, typer.Option(help="Images that are drawn at a time for quality.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that are drawn at a time for quality.")] = 32,
     out: Annotated[Path, typer.Option(help="Folder for page, figures and picture.")] = Path("results/images"),
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",

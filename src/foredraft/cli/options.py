@@ -85,7 +85,7 @@ DraftDevice = Annotated[
         help="Where the draft model or head runs: cpu, cuda, cuda:1 (default: as --device).", rich_help_panel=DRAFTING
     ),
 ]
-MaxLength = Annotated[int | None, typer.Option(help="Context to reserve, in tokens (default: the model's).")]
+MaxLength = Annotated[int | None, typer.Option(min=1, help="Context to reserve, in tokens (default: the model's).")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 = greedy.")]
 TopK = Annotated[int, typer.Option(help="Sample from the top K tokens; 0 = all.")]

@@ -101,7 +101,7 @@ def serve(
     lora: Lora = None,
     stop: o.DraftStop = None,
     length: o.Length = None,
-    max_length: Annotated[int, typer.Option(help="Context of a slot, prompt and answer, in tokens.")] = 4096,
+    max_length: Annotated[int, typer.Option(min=1, help="Context of a slot, prompt and answer, in tokens.")] = 4096,
     slots: Annotated[int, typer.Option(help="Answers that run at a time.")] = 16,
     prompt_tokens: PromptTokens = None,
     prompt_growth: PromptGrowth = None,

@@ -35,11 +35,11 @@ Data = Annotated[
     list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.", rich_help_panel=TEXT)
 ]
 Heads = Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")]
-Steps = Annotated[int, typer.Option(help="Optimiser steps.", rich_help_panel=RUN)]
+Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps.", rich_help_panel=RUN)]
 Minutes = Annotated[
     float | None, typer.Option(help="Train for so long instead, in all runs together.", rich_help_panel=RUN)
 ]
-Rows = Annotated[int, typer.Option(help="Texts per step and process.", rich_help_panel=RUN)]
+Rows = Annotated[int, typer.Option(min=1, help="Texts per step and process.", rich_help_panel=RUN)]
 Lr = Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=RUN)]
 Length = Annotated[int | None, typer.Option(help="Drafted tokens to train for.", rich_help_panel=HEAD)]
 Layers = Annotated[int | None, typer.Option(help="Layers or blocks of the head.", rich_help_panel=HEAD)]
@@ -270,7 +270,7 @@ def data(
     documents: Annotated[int, typer.Option(help="Documents that the target writes, to be asked about.")] = 0,
     temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
     max_new_tokens: o.MaxNewTokens = 256,
-    row: Annotated[int, typer.Option(help="Tokens of a row, prompt included.")] = 640,
+    row: Annotated[int, typer.Option(min=2, help="Tokens of a row, prompt included.")] = 640,
     batch_size: Annotated[int, typer.Option(help="Texts at a time; 0 = 16 on a CPU, 256 on a GPU.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for corpus.npz and its provenance.")] = Path("data"),
     dtype: o.Dtype = "auto",

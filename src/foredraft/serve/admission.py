@@ -34,7 +34,7 @@ class Admission:
 
     @property
     def held(self) -> int:
-        return self._held.total()
+        return sum(list(self._held.values()))  # a copy: the other thread may let in a client's first answer meanwhile
 
     def check(self, count: int, client: str) -> None:
         """An error if `count` more answers could not come in now: one that says when to try again, or never to."""

@@ -24,6 +24,7 @@ from ..recipes import LLM
 from ..recipes.cost_profiles import costs_of
 from ..types import Event, Sequence
 from .admission import Admission
+from .api.api_errors import shut_down
 from .fair_queue import FairQueue
 from .isolation import EngineFailedError, step_alone
 from .job import ActiveRequest, Job
@@ -36,6 +37,7 @@ from .settings import Settings
 log = logging.getLogger("foredraft.serve")
 Done = TypeVar("Done")
 STUCK = "stuck"  # a step takes longer than it may
+LOOK_SECONDS = 0.05  # while draining, between two looks at calls that the engine does not write for, and at the clock
 SUSPICIOUS = 3  # steps in a row after which nobody went on: is it the requests, or the engine?
 
 
@@ -111,11 +113,16 @@ class Worker:
         def run() -> None:
             if made.set_running_or_notify_cancel():
                 try:
+                    if self.state is State.STOPPED:
+                        raise shut_down()
                     made.set_result(task(self.llm))
                 except Exception as error:
                     made.set_exception(error)
 
-        self._inbox.put(run)
+        if self.state is State.STOPPED:  # nobody carries out commands any more
+            run()
+        else:
+            self._inbox.put(run)
         return made
 
     def renew(self, make: Callable[[LLM], LLM]) -> Future[None]:
@@ -156,6 +163,7 @@ class Worker:
                 self._end_all()
             finally:  # whatever that raises: nobody may believe that the engine is alive
                 self._change(State.STOPPED)
+                self._end_all()  # what came in between
 
     def _open(self) -> None:
         self.llm = self._load()
@@ -211,7 +219,7 @@ class Worker:
     def _is_over(self) -> bool:
         if self.state is not State.DRAINING:
             return False
-        return (not self._active and self._inbox.empty()) or time.monotonic() >= self._drain_until
+        return (not self._admission.held and self._inbox.empty()) or time.monotonic() >= self._drain_until
 
     def _round(self) -> None:
         self._hear(wait=self.engine.scheduler.idle and not self._queue and self.canary.idle)
@@ -244,7 +252,7 @@ class Worker:
         """Carry out all commands; if there is nothing else to do, wait for one."""
         try:
             if wait:
-                self._inbox.get()()
+                self._inbox.get(timeout=LOOK_SECONDS if self.state is State.DRAINING else None)()
             while True:
                 self._inbox.get_nowait()()
         except Empty:
@@ -346,19 +354,20 @@ class Worker:
             self._queue.remove(active.job.client, active)
         active.meter.close(outcome)
         self._admission.written(active.job.client)
-        self.finished += self.state is State.DRAINING and outcome != "shutdown"
+        self.finished += self.state is State.DRAINING and outcome in ("stop", "length")
 
     def _end_all(self) -> None:
         """Cut what is left, also what was submitted in the last moment."""
         if not hasattr(self, "llm"):
             return
         self._hear(wait=False)
-        self.cut = len(self._active)
+        self.cut += len(self._active)
         for active in list(self._active.values()):
             try:
                 self._finish(active, "shutdown")
             except Exception:  # the others must be ended all the same
                 log.exception("a request could not be ended")
+                self._active.pop(active.request.id, None)
                 self._outbox.append((active.job, active.index, Event(active.request.id, [], [], None, "shutdown")))
         self._post()
 

@@ -14,7 +14,7 @@ class KeyRing:
     """The keys that open the server; no keys, no lock. Only their digests are kept."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._digests = [_digest(key.strip().encode()) for key in keys]  # a header has no blanks around its value
 
     def check(self, header: str | None) -> str:
         """The caller, by a name that tells nothing of the key; an error if no key fits. Without keys all are one."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from ...errors import UsageError
+from ..upkeep.request_ids import HEADER
 
 log = logging.getLogger("foredraft.serve")
 LONGEST_MESSAGE, LONGEST_PLACE = 1000, 200  # characters of what a client sent that are sent back
@@ -42,6 +43,10 @@ class ApiError(Exception):
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, code, param)
+
+
+def shut_down() -> ApiError:
+    return ApiError(503, "the server is shutting down and has cut this answer", "shutdown")
 
 
 def invalid_body(error: ValidationError) -> ApiError:
@@ -84,4 +89,5 @@ def install_handlers(app: FastAPI, count: Callable[[int], None]) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return reply(ApiError(500, "the server failed to handle this request; its log says why"))
+        message = "the server failed to handle this request; its log says why"
+        return reply(ApiError(500, message, headers={HEADER: request.state.request_id}))

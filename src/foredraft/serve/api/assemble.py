@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...engine import Request
-from ...models import Tokenizer
+from ...models import TextStream, Tokenizer
 from ...recipes.stop_strings import StreamedText
 from ...types import Event, Reason, Stats
 from .tools import CallDelta, CallParser
@@ -24,6 +24,7 @@ class TokenScore:
     text: str
     logprob: float | None
     alternatives: list[tuple[str, float]]  # the top tokens in falling order; the written one may be among them
+    added: int  # characters that it adds to the answer: none where it is special, or a character's first bytes
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class ChoiceAssembler:
         self.index, self._request, self._tokenizer = index, request, tokenizer
         self._text = StreamedText(tokenizer, request.sequence.params.stop)
         self._before = request.sequence.tokens[request.sequence.prompt_length - 1]
-        self._tracer = Tracer(tokenizer, self._before)
+        self._tracer, self._scored = Tracer(tokenizer, self._before), TextStream(tokenizer)
 
     def push(self, event: Event) -> Piece:
         text = self._text.push(event.token_ids, event.finish_reason is not None)
@@ -76,7 +77,8 @@ class ChoiceAssembler:
     def _scores(self, event: Event) -> Iterator[TokenScore]:
         top = self._request.sequence.params.logprobs
         for token, entry in zip(event.token_ids, event.logprobs or (), strict=False):
-            yield _score(self._tokenizer, self._before, token, entry, top)
+            added = len(self._scored.push([token]))
+            yield _score(self._tokenizer, self._before, token, entry, top, added)
             self._before = token
 
 
@@ -84,15 +86,21 @@ def prompt_scores(request: Request, tokenizer: Tokenizer) -> list[TokenScore]:
     """The prompt's tokens, once they are read."""
     tokens = request.sequence.tokens[: request.sequence.prompt_length]
     top, found = request.sequence.params.prompt_logprobs, request.prompt_logprobs
-    first = TokenScore(tokenizer.decode(tokens[:1], skip_special=False), None, [])
-    pairs = zip(pairwise(tokens), found, strict=True)
-    return [first, *(_score(tokenizer, before, token, entry, top) for (before, token), entry in pairs)]
+    text = TextStream(tokenizer)
+    first, *added = [len(text.push([token])) for token in tokens]
+    lines = zip(pairwise(tokens), found, added, strict=True)
+    return [
+        TokenScore(tokenizer.decode(tokens[:1], skip_special=False), None, [], first),
+        *(_score(tokenizer, before, token, entry, top, count) for (before, token), entry, count in lines),
+    ]
 
 
-def _score(tokenizer: Tokenizer, before: int, token: int, entry: dict[int, float], top: int | None) -> TokenScore:
+def _score(
+    tokenizer: Tokenizer, before: int, token: int, entry: dict[int, float], top: int | None, added: int
+) -> TokenScore:
     ranked = sorted(entry.items(), key=lambda item: -item[1])[:top]
     texts = [(token_text(tokenizer, before, other), max(value, LEAST_LOGPROB)) for other, value in ranked]
-    return TokenScore(token_text(tokenizer, before, token), max(entry[token], LEAST_LOGPROB), texts)
+    return TokenScore(token_text(tokenizer, before, token), max(entry[token], LEAST_LOGPROB), texts, added)
 
 
 def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, Any]:

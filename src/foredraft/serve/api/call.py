@@ -13,10 +13,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from ...engine import Request
+from ...engine.method_group import DAMAGED
 from ...models import Tokenizer
+from ..grammars.json_grammar import JsonConstraint
 from ..grammars.structure import wanted_schema
 from ..service import Service
-from .api_errors import ApiError, bad_request
+from .api_errors import ApiError, bad_request, shut_down
 from .assemble import ChoiceAssembler, Piece, prompt_scores, usage
 from .body import CLOSE, check_type, parse, read_body
 from .parse import build_requests, count_answers, echoes
@@ -42,8 +44,10 @@ async def answer(service: Service, http: HttpRequest, kind: Asked) -> Response:
     if schema is not None:
         try:
             await unless_gone(http.receive, service.grammars.check(schema, client), service.limits.seconds)
-        except (ClientGoneError, TimeoutError):
+        except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED)
+        except TimeoutError:
+            raise overdue(service.limits.seconds) from None
     requests = await run_in_threadpool(build_requests, service, body, client)
     call = Call(service, body, requests, client, arrived)
     seconds = call.job.seconds_left + DELIVERY
@@ -54,7 +58,7 @@ async def answer(service: Service, http: HttpRequest, kind: Asked) -> Response:
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED)
     except TimeoutError:  # the engine itself is stuck
-        raise failure(call.job.requests[0], "timeout", service.limits.seconds) from None
+        raise overdue(service.limits.seconds) from None
     finally:
         call.close()
 
@@ -177,9 +181,13 @@ def response_to(
 def failure(request: Request, reason: str | None, seconds: float) -> ApiError:
     """The error of a request that did not end by itself."""
     if reason == "timeout":
-        return ApiError(504, f"the answer was not ready within {seconds:g} s", "timeout")
+        return overdue(seconds)
     if reason in ("shutdown", "cancelled"):
-        return ApiError(503, "the server is shutting down and has cut this answer", "shutdown")
-    if request.constraint is not None:
+        return shut_down()
+    if isinstance(request.constraint, JsonConstraint) and request.error == DAMAGED:
         return bad_request("the schema leads into a dead end: no token is allowed any more", "response_format")
     return ApiError(500, request.error or "the engine failed", "engine_error")
+
+
+def overdue(seconds: float) -> ApiError:
+    return ApiError(504, f"the answer was not ready within {seconds:g} s", "timeout")

@@ -52,16 +52,17 @@ def chat_ids(service: Service, body: ChatBody) -> list[int]:
     """The conversation through the model's template; a failing template is the messages' fault, as far as we know."""
     tokenizer = service.worker.llm.tokenizer
     messages, variables = with_tools(body.messages, wanted_tools(body), tokenizer.chat_template or "")
+    variables = (body.chat_template_kwargs or {}) | variables
     going_on = bool(body.continue_final_message)
     if going_on:
         messages[-1] = marked(messages[-1])
     try:
-        text = tokenizer.chat(messages, not going_on, **variables)
+        text = tokenizer.chat(messages, not going_on and body.add_generation_prompt is not False, **variables)
     except Exception as error:
         raise bad_request(f"the conversation cannot be rendered: {error}", "messages") from None
     if going_on:
         text = unfinished(text)
-    return encode(service, text, add_special=False)  # the template writes them itself
+    return encode(service, text, bool(body.add_special_tokens))  # the template writes them itself
 
 
 def marked(message: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +81,8 @@ def unfinished(text: str) -> str:
 
 
 def completion_ids(service: Service, body: CompletionBody) -> list[list[int]]:
-    return [encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in prompts_of(body.prompt)]
+    special, prompts = body.add_special_tokens is not False, prompts_of(body.prompt)
+    return [encode(service, prompt, special) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def encode(service: Service, text: str, add_special: bool = True) -> list[int]:

@@ -64,7 +64,7 @@ class CompletionResponse:
         self._body, self._echo, self._read = body, echo, read
         self._head = _head(body.model, "cmpl", fingerprint) | {"object": "text_completion"}
         self._alternatives = body.logprobs
-        self._written: dict[int, int] = {}  # choice -> length of its scored tokens so far
+        self._written: dict[int, int] = {}  # choice -> characters of its scored tokens so far
 
     def whole(self, pieces: list[Piece], usage: Document) -> Document:
         choices = []
@@ -100,7 +100,7 @@ class CompletionResponse:
         offsets, tops = [], []
         for score in piece.scores:
             offsets.append(offset)
-            offset += len(score.text)
+            offset += score.added
             known = score.logprob is not None
             tops.append({score.text: score.logprob} | dict(reversed(score.alternatives)) if known else None)
         self._written[piece.index] = offset

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
+from .api_errors import ApiError
 from .assemble import Piece
 from .responses_body import ResponsesChat
 from .tools import whole_calls
@@ -33,10 +34,14 @@ class ResponsesResponse:
         yield self._event("response.created", response=self._document("in_progress", [], None))
         yield self._event("response.in_progress", response=self._document("in_progress", [], None))
         whole = Piece(0)
-        async for piece in pieces:
-            for said in self._said(whole, piece):
-                yield said
-            whole.add(piece)
+        try:
+            async for piece in pieces:
+                for said in self._said(whole, piece):
+                    yield said
+                whole.add(piece)
+        except ApiError as error:
+            yield self._event("response.failed", response=self._failed(whole, error, usage()))
+            return
         output = self._output(whole)
         if not whole.calls:
             if not whole.text:
@@ -51,6 +56,12 @@ class ResponsesResponse:
             yield self._event("response.output_item.done", output_index=index, item=item)
         status = _status(whole)
         yield self._event(f"response.{status}", response=self._document(status, output, usage()))
+
+    def _failed(self, piece: Piece, error: ApiError, usage: Document) -> Document:
+        """What was written until then, and what went wrong."""
+        output = [item | {"status": "incomplete"} for item in self._output(piece)] if piece.says_something else []
+        why = {"code": error.code or "server_error", "message": error.message}
+        return self._document("failed", output, usage) | {"error": why}
 
     def _said(self, before: Piece, piece: Piece) -> list[bytes]:
         """Events of one piece."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from .schema import (
     MAX_INT,
@@ -18,6 +18,7 @@ from .schema import (
 )
 
 Document = dict[str, Any]
+SCORES = "message.output_text.logprobs"
 
 
 class InputText(Body):
@@ -71,6 +72,11 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
+def refuse_scores(value: Any) -> None:
+    if isinstance(value, list) and SCORES in value:
+        raise ValueError("this server tells log-probabilities of chat and completions alone")
+
+
 class ResponsesBody(Body):
     """POST /v1/responses"""
 
@@ -78,7 +84,8 @@ class ResponsesBody(Body):
     input: (
         str
         | Annotated[
-            list[InputMessage | InputCall | InputResult], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+            list[InputMessage | InputCall | InputResult],
+            Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES - 1),  # instructions are a message too
         ]
     )
     instructions: str | None = None
@@ -97,6 +104,8 @@ class ResponsesBody(Body):
     conversation: Unsupported = None
     background: Unsupported = None
     prompt: Unsupported = None
+    top_logprobs: Unsupported = None
+    include: Annotated[Any, AfterValidator(refuse_scores)] = None
 
     def as_chat(self) -> ResponsesChat:
         """The same as a chat."""
@@ -123,7 +132,7 @@ class ResponsesBody(Body):
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
-        return [*first, *map(_message, self.input)]
+        return [*first, *_joined(self.input)]
 
 
 class ResponsesChat(ChatBody):
@@ -134,6 +143,18 @@ class ResponsesChat(ChatBody):
     @property
     def asked(self) -> ResponsesBody:
         return self._asked
+
+
+def _joined(items: list[InputMessage | InputCall | InputResult]) -> list[Document]:
+    """Messages; what an assistant says and calls in one answer is one message, as in a chat."""
+    found: list[Document] = []
+    for item in items:
+        message = _message(item)
+        if isinstance(item, InputCall) and found and found[-1]["role"] == "assistant":
+            found[-1]["tool_calls"] = found[-1].get("tool_calls", []) + message["tool_calls"]
+        else:
+            found.append(message)
+    return found
 
 
 def _message(item: InputMessage | InputCall | InputResult) -> Document:

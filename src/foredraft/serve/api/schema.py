@@ -63,6 +63,11 @@ def refuse(value: Any) -> None:
         raise ValueError("this server does not support it; leave it out")
 
 
+def refuse_special(value: Any) -> None:
+    if value is False:
+        raise ValueError("this server leaves special tokens out of texts; see return_token_ids")
+
+
 def refuse_modalities(value: Any) -> None:
     if value not in (None, ["text"]):
         raise ValueError("this server writes text alone")
@@ -100,6 +105,9 @@ class UnsupportedFields(Body):
     prompt_logprobs: Unsupported = None
     include_stop_str_in_output: Unsupported = None
     chat_template: Unsupported = None
+    documents: Unsupported = None
+    return_tokens_as_token_ids: Unsupported = None
+    skip_special_tokens: Annotated[Any, AfterValidator(refuse_special)] = None
     audio: Unsupported = None
     modalities: Annotated[Any, AfterValidator(refuse_modalities)] = None
 
@@ -164,6 +172,9 @@ class Generation(UnsupportedFields):
     speculation: Speculation | None = None
     cache_salt: str | None = Field(
         default=None, min_length=1, max_length=256, description="Share texts and prefixes within this name alone."
+    )
+    add_special_tokens: bool | None = Field(
+        default=None, description="Begin as the model expects it (default: completions; templates do so themselves)."
     )
     return_token_ids: bool | None = Field(default=None, description="Tell the ids of the tokens too, as in vLLM.")
 
@@ -236,6 +247,8 @@ class ChatBody(Generation):
     function_call: Unsupported = None
     continue_final_message: bool | None = Field(default=None, description="Write on in the last message.")
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables of the chat template.")
+    echo: Unsupported = None
 
     @property
     def new_tokens(self) -> int | None:

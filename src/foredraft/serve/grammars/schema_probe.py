@@ -61,7 +61,7 @@ class SchemaProbe:
         otherwise whoever hangs up could have the next one tried at once.
         """
         self._pending[client] -= 1
-        if asked.cancelled() or asked.exception() is not None:
+        if asked.cancelled() or asked.exception() is not None or asked.result().get("ended"):
             return
         self._known[schema] = asked.result()
         if asked.result().get("costly"):
@@ -102,11 +102,10 @@ class SchemaProbe:
             said: Outcome = json.loads(self._process.stdout.readline())
             return said
         except (OSError, ValueError):
-            self._process.kill()
-            self._process.wait()
-            return {
-                "error": "this model's tokenizer cannot be held to a schema, or the process that tries it was ended"
-            }
+            with suppress(OSError), self._process:  # which closes its pipes
+                self._process.kill()
+            why = "this model's tokenizer cannot be held to a schema, or the process that tries it was ended"
+            return {"error": why, "ended": True}  # by what may have been no fault of the schema
 
     def _start(self, tokens: dict[str, Any]) -> subprocess.Popen[str]:
         command = [sys.executable, "-P", str(SCRIPT)]

@@ -123,7 +123,7 @@ class ServedMethods:
         """The same drafter under another rule or a shorter length. Asked for again, it is the same object."""
         if rule is base.rule and length is None:
             return base
-        key = (base.name, rule.name, length)
+        key = (base.name, id(base.drafter), rule.name, length)  # one from before a reload may ask too
         with self._lock:
             made = self._variants.get(key) or replace(base, rule=rule, draft_length=length or base.draft_length)
             self._variants[key] = made

@@ -39,6 +39,9 @@ class RequestIds:
 
         try:
             await self._app(scope, receive, named)
+        except Exception:  # answered outside of this, by the handler of unknown errors
+            status[0] = status[0] or 500
+            raise
         finally:
             if self._log:
                 log_request(dict(scope), status[0], time.monotonic() - began)

@@ -11,12 +11,21 @@ from starlette.concurrency import run_in_threadpool
 from ...service import Service
 from ..api_errors import bad_request
 from ..body import check_type, parse, read_body
+from ..call import check_sense
 from ..parse import chat_ids, encode
-from ..schema import MAX_INT, MAX_MESSAGES, Body, ChatBody, Message
+from ..schema import MAX_INT, MAX_MESSAGES, MAX_TOOLS, Body, ChatBody, Message, Tool
 
 Document = dict[str, Any]
 Asked = TypeVar("Asked", bound="TokenizeBody | DetokenizeBody")
 MOST_IDS = 1 << 18
+RENDERED = (  # what of a chat decides its ids
+    "messages",
+    "tools",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
 
 
 class TokenizeBody(Body):
@@ -25,7 +34,13 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = Field(
+        default=None, description="Default: of a prompt; templates do so themselves."
+    )
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(Body):
@@ -45,9 +60,11 @@ async def tokenize(service: Service, http: HttpRequest) -> Document:
 
 def _ids(service: Service, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
-        return chat_ids(service, ChatBody(model=service.settings.model_name, messages=body.messages))
+        chat = ChatBody(model=service.settings.model_name, **{name: getattr(body, name) for name in RENDERED})
+        check_sense(chat)
+        return chat_ids(service, chat)
     assert body.prompt is not None
-    return encode(service, body.prompt, body.add_special_tokens)
+    return encode(service, body.prompt, body.add_special_tokens is not False)
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Document:
