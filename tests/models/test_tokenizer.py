@@ -193,7 +193,7 @@ def test_templates_in_the_config_and_their_errors(tmp_path: Path) -> None:
         tokenizer.chat(CHATS[2])
 
 
-def test_a_template_that_stumbles_over_messages_is_told_in_one_line() -> None:
+def test_a_template_that_stumbles_over_messages_gives_one_line() -> None:
     template = "{% for m in messages %}{{ bos_token + m['content'] }}{% endfor %}"
     tokenizer = Tokenizer(toy(), {"bos_token": "<s>"}, template)
     for content in (None, [{"type": "text", "text": "x"}], 3):
