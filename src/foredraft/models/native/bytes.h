@@ -64,7 +64,7 @@ struct alignas(64) ByteBlock {  // of 16 columns
 template <class Form> INLINED inline void spread(const Column& column, unsigned k, ByteBlock& to) {
     const uint8_t* codes = column.codes + long(k) * Form::CODES;
     each<BYTE_LINES>([&](auto line) INLINED { _mm512_store_si512(to.lines[line], fours<Form, line>(codes)); });
-    each<Form::CODES / LINE>([&](auto line) INLINED { _mm_prefetch((const char*)codes + column.ahead + line * LINE, _MM_HINT_T0); });
+    each<Form::CODES / LINE>([&](auto line) INLINED { _mm_prefetch((const char*)codes + column.codes_ahead + line * LINE, _MM_HINT_T0); });
     UNROLLED for (int group = 0; group < Form::GROUPS; group++) {
         store(to.step[group], Form::step(column.scales, k, group));
         if (Form::HAS_LEAST) store(to.least[group], Form::least(column.scales, k, group));

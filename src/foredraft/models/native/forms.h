@@ -7,10 +7,6 @@
 #include "formats.h"
 #include "vec.h"
 
-// Left to itself, a compiler keeps some of the loops and lambdas of a product, and what should be in registers in memory:
-// products of eight rows took 1.3 to 1.7 times as long.
-#define INLINED __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 64")
 // f(0), f(1), .. f(N - 1), each known when compiling.
 template <int N, class F> INLINED inline void each(F f) {
     auto all = [&]<int... i>(std::integer_sequence<int, i...>) INLINED { (f(std::integral_constant<int, i>()), ...); };
