@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,17 @@ def write(out: Path, into: Path) -> None:
     parts += [choices(out), judges(out), promise(out), speed(out, "speed"), speed(out, "cpu"), origin(out)]
     (into / "results.md").write_text("\n".join(filter(None, parts)), encoding="utf-8")
     for name in ("tables.json", "settings.json", "speed.json", "cpu.json"):
-        if (out / name).exists():
-            shutil.copyfile(out / name, into / name)
+        if (found := read(out / name)) is not None:
+            (into / name).write_text(json.dumps(shortened(found), separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def shortened(found: Any) -> Any:
+    """Numbers to five places, as many as anybody reads."""
+    if isinstance(found, dict):
+        return {key: shortened(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [shortened(value) for value in found]
+    return round(found, 5) if isinstance(found, float) else found
 
 
 def tested(out: Path) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def render(figure: Any, form: str, dpi: int = 160) -> bytes:
+def render(figure: Any, form: str, dpi: int = 120) -> bytes:
     """A figure as the bytes of a png or svg file."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if form == "svg" else {"Software": None}
