@@ -58,6 +58,35 @@ def test_echo_with_logprobs(server: Running, reference: Any) -> None:
     assert scores["token_logprobs"][-3:] == pytest.approx(without["logprobs"]["token_logprobs"], abs=1e-4)
 
 
+def test_a_prompt_can_be_read_alone(server: Running) -> None:
+    """As harnesses ask that score texts: no token of an answer is handed out or counted."""
+    asked: dict[str, Any] = {
+        "prompt": [TEXT, "a b"],
+        "echo": True,
+        "temperature": 0,
+        "logprobs": 1,
+        "return_token_ids": True,
+    }
+    longer = server.post("completions", **asked, max_tokens=1).json()
+    alone = server.post("completions", **asked, max_tokens=0).json()
+    for choice, other, text in zip(alone["choices"], longer["choices"], (TEXT, "a b"), strict=True):
+        assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (text, "length", [])
+        scores, known = choice["logprobs"], other["logprobs"]["token_logprobs"][:-1]
+        assert scores["token_logprobs"][1:] == pytest.approx(known[1:], abs=1e-4)
+        assert len(scores["tokens"]) == len(scores["text_offset"]) == len(known)
+    assert alone["usage"]["completion_tokens"] == 0
+    assert alone["usage"]["total_tokens"] == alone["usage"]["prompt_tokens"] == longer["usage"]["prompt_tokens"]
+    parts = []
+    with server.client.stream(
+        "POST", "/v1/completions", json=asked | {"model": MODEL, "stream": True, "max_tokens": 0}
+    ) as reply:
+        parts = [document["choices"][0] for document in events(reply)]
+    assert "".join(part["text"] for part in parts if part["index"] == 1) == "a b"
+    assert {part["finish_reason"] for part in parts} == {None, "length"}
+    refused = server.post("completions", prompt="a b", max_tokens=0)
+    assert refused.status_code == 400 and "needs echo" in refused.json()["error"]["message"]
+
+
 def test_offsets_are_places_in_the_text(server: Running) -> None:
     encode = server.llm.tokenizer.encode
     asked = {"prompt": [*encode("<|im_start|>"), *encode("日本語 of it")], "echo": True, "max_tokens": 3, "logprobs": 0}

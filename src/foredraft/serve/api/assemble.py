@@ -103,9 +103,9 @@ def _score(
     return TokenScore(token_text(tokenizer, before, token), max(entry[token], LEAST_LOGPROB), texts, added)
 
 
-def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, Any]:
+def usage(requests: list[Request], prompts: int, counters: bool, reads_only: bool = False) -> dict[str, Any]:
     """What a call has cost. Prompts count once, however many choices they have. Without `counters` nothing is said of
-    drafts: how many there were depends on the texts that they were drafted from.
+    drafts: how many there were depends on the texts that they were drafted from. `reads_only`: nothing was handed out.
     """
     total = Stats()
     for request in requests:
@@ -119,13 +119,13 @@ def usage(requests: list[Request], prompts: int, counters: bool) -> dict[str, An
         speculation |= {"drafted": total.drafted, "accepted": total.accepted, "judged": judged, "steps": total.steps}
         if method.rule.second_chance is not None and method.rule.second_chance.abstains:
             speculation |= {"abstained": abstained, "prompts_outside": total.strange}
-    given = [request.sequence.given for request in requests]
+    given, written = [request.sequence.given for request in requests], 0 if reads_only else total.emitted
     if counters:
         speculation["forced"] = sum(each.forced for each in given)
     return {
         "prompt_tokens": read,
-        "completion_tokens": total.emitted,
-        "total_tokens": read + total.emitted,
+        "completion_tokens": written,
+        "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": reused if counters else 0, "audio_tokens": 0},
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(each.predicted for each in given),

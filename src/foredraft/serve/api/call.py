@@ -92,6 +92,8 @@ def check_sense(body: AnyBody) -> None:
             message = "an assistant's last message can be continued, without add_generation_prompt"
             raise bad_request(message, "continue_final_message")
         return
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_request("max_tokens of 0 gives the prompt alone, which needs echo to be true", "max_tokens")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("this server does not rank answers; leave best_of out", "best_of")
 
@@ -101,6 +103,7 @@ class Call:
 
     def __init__(self, service: Service, body: AnyBody, requests: list[Request], client: str, arrived: float) -> None:
         self._service, self._body, self._requests = service, body, requests
+        self._reads_only = body.max_tokens == 0  # what is written to have the prompt read is not handed out
         tokenizer = service.ready().tokenizer
         self._response = response_to(body, requests, tokenizer, service.fingerprint)
         calls = isinstance(body, ChatBody) and bool(wanted_tools(body))
@@ -146,6 +149,8 @@ class Call:
                     failed = failure(self._requests[index], each.finish_reason, self._service.limits.seconds)
                     break
                 new = self._assemblers[index].push(each)
+                if self._reads_only:
+                    new = Piece(index, finish_reason=each.finish_reason and "length")
                 if index in pieces:
                     pieces[index].add(new)
                 else:
@@ -163,7 +168,7 @@ class Call:
 
     def _usage(self) -> dict[str, Any]:
         prompts = len(self._requests) // (self._body.n or 1)
-        return usage(self._requests, prompts, self._service.settings.traces)
+        return usage(self._requests, prompts, self._service.settings.traces, self._reads_only)
 
 
 def response_to(

@@ -269,6 +269,7 @@ class CompletionBody(Generation):
     """POST /v1/completions"""
 
     prompt: Prompts
+    max_tokens: int | None = Field(default=None, ge=0, le=MAX_INT)  # 0: the prompt alone, by echo
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None
@@ -285,7 +286,7 @@ class CompletionBody(Generation):
 
     @property
     def new_tokens(self) -> int | None:
-        return self.max_tokens or 16  # OpenAI's default here
+        return 16 if self.max_tokens is None else max(self.max_tokens, 1)  # 16 is OpenAI's default here
 
     @property
     def alternatives(self) -> int | None:
