@@ -140,3 +140,5 @@ def test_what_cannot_be_done_is_refused() -> None:
             wrong(0)
     with pytest.raises(UsageError, match="can be continued"):
         suggest(TorchExecutor(toys.target(), 1, 16), list(range(14)), 2, 8, frozenset())
+    with pytest.raises(UsageError, match="leave no room"):
+        suggest(TorchExecutor(toys.target(), 1, 16), [1, 2], 2, 16, frozenset())

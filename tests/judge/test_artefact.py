@@ -52,6 +52,22 @@ def judge(made: Path, tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_judge_that_was_cut_off_while_it_was_saved_is_none(
+    target: Loaded, judge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights must never stand beside an old spec, with its thresholds and its promise."""
+    found = load_judge(judge, target_identity(target))
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foredraft.models.judges.artefact.save_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_judge(judge, found)
+    with pytest.raises(UsageError, match="holds no judge"):
+        read_spec(judge)
+
+
 def test_what_is_saved_is_loaded(target: Loaded, judge: Path, tmp_path: Path) -> None:
     found = load_judge(judge, target_identity(target))
     save_judge(tmp_path / "again", found)

@@ -76,8 +76,9 @@ class Judge:
 
 
 def save_judge(folder: Path, judge: Judge) -> None:
-    """Write a judge in place of an older one."""
+    """Write a judge in place of an older one, whose spec goes first: cut off in between, a folder holds no judge."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPEC).unlink(missing_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in judge.head.state_dict().items()}
     known = {} if judge.prompts is None else judge.prompts.state_dict()
     tensors |= {PROMPTS + name: value.cpu().contiguous() for name, value in known.items()}

@@ -53,8 +53,11 @@ def suggest(
     slot: int = 0,
 ) -> tuple[Superposition, float]:
     """Continue a text in a slot that nobody uses; the slot is empty afterwards. Seconds do not count the prompt."""
-    if not tokens or len(tokens) + length > executor.max_length:
-        raise UsageError(f"a text of 1 to {executor.max_length - length} tokens can be continued, not of {len(tokens)}")
+    room = executor.max_length - length
+    if room < 1:
+        raise UsageError(f"{length} tokens leave no room for a text: a slot holds {executor.max_length}")
+    if not 1 <= len(tokens) <= room:
+        raise UsageError(f"a text of 1 to {room} tokens can be continued, not of {len(tokens)}")
     executor.rollback([slot], [0])
     try:
         executor.prefill([slot], [tokens[:-1]])
