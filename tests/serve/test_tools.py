@@ -69,6 +69,19 @@ def test_a_call_that_must_come_fits_its_schema(client: openai.OpenAI, choice: An
         assert message.tool_calls[0].function.name == "weather"
 
 
+def test_a_tool_that_is_named_is_called_once(client: openai.OpenAI) -> None:
+    """Several calls may come where any tool is asked for: this tiny model, which writes at random, makes some."""
+    named = {"type": "function", "function": {"name": "weather"}}
+
+    def counts(choice: Any) -> list[int]:
+        asked = {"tools": [WEATHER], "tool_choice": choice, "temperature": 1.5}
+        answers = [call(client, **asked, seed=seed) for seed in range(12)]
+        return [len(answer.choices[0].message.tool_calls) for answer in answers]
+
+    many, once = counts("required"), counts(named)
+    assert max(many) > 1 and set(once) == {1}
+
+
 def test_forced_text_is_drafted_and_counted_apart(client: openai.OpenAI) -> None:
     asked = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     drafted, plain = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .api_errors import bad_request
-from .schema import ChatBody, Message, Tool
+from .schema import ChatBody, Message, NamedTool, Tool
 
 Document = dict[str, Any]
 OPEN, CLOSE, BETWEEN = "<tool_call>", "</tool_call>", "\n"
@@ -31,7 +31,10 @@ def tool_grammar(body: ChatBody) -> str | None:
     tools = wanted_tools(body)
     if not tools:
         return None
-    more = "" if body.parallel_tool_calls is False else f" ({json.dumps(BETWEEN)} call)*"
+    alone = body.parallel_tool_calls is False or isinstance(
+        body.tool_choice, NamedTool
+    )  # who names a tool wants it once
+    more = "" if alone else f" ({json.dumps(BETWEEN)} call)*"
     text = "" if must_call(body) else " | TEXT?"
     rules = [f"start: calls{text}", f"calls: call{more}"]
     rules.append(f"call: {json.dumps(OPEN)} ({' | '.join(f'tool{i}' for i in range(len(tools)))}) {json.dumps(CLOSE)}")
