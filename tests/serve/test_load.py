@@ -60,8 +60,8 @@ def test_a_client_that_vanishes_while_its_prompt_is_read_frees_its_slot(tiny: Pa
         with raw(server, stream=True, prompt=LONG_PROMPT):
             server.wait(lambda: server.running == 1)
         server.wait(lambda: server.running == 0)
+        server.wait(lambda: server.metric("requests_total", outcome="cancelled") == 1)  # counted just after
         assert server.metric("generated_tokens_total", method="suffix") == 0
-        assert server.metric("requests_total", outcome="cancelled") == 1
 
 
 def test_requests_side_by_side_write_what_each_writes_alone(tiny: Path) -> None:
