@@ -14,7 +14,7 @@ from foredraft.models import native
 from foredraft.models.layers.linear import Linear, TiledLinear, can_tile
 from foredraft.models.native import Tiles
 from foredraft.models.native.levels import SWITCH
-from foredraft.models.native.tiles import BF16, EIGHT, GRID4, GRID8, NIBBLES
+from foredraft.models.native.tiles import BF16, CENTERED4, EIGHT, GRID4, GRID8, NIBBLES
 
 from ..kit.native_levels import NAMES, use
 
@@ -65,7 +65,19 @@ def four_bits() -> Tensor:
     return (step * codes + least).view(COLUMNS, DEPTH)
 
 
-CASES = [(rough, BF16), (eight_bits, GRID8), (eight_bits_by_row, GRID8), (four_bits, GRID4)]
+def four_bits_of_heads() -> Tensor:
+    """As in our heads' files of 4 bits: a half-precision step for every 32, of which few reach the largest code."""
+    codes = torch.randint(-8, 8, (COLUMNS, 3, 32)) // torch.randint(1, 4, (COLUMNS, 3, 1))
+    return (torch.rand(COLUMNS, 3, 1).half().float() * codes).view(COLUMNS, DEPTH)
+
+
+CASES = [
+    (rough, BF16),
+    (eight_bits, GRID8),
+    (eight_bits_by_row, GRID8),
+    (four_bits, GRID4),
+    (four_bits_of_heads, CENTERED4),
+]
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -85,7 +97,7 @@ def test_storage_loses_nothing(make: Callable[[], Tensor], form: int, words: boo
     assert torch.equal(rounding.chosen(chosen).dense(), weight.bfloat16()[chosen])
 
 
-@pytest.mark.parametrize("make", [eight_bits, eight_bits_by_row, four_bits])
+@pytest.mark.parametrize("make", [eight_bits, eight_bits_by_row, four_bits, four_bits_of_heads])
 def test_one_number_off_the_grid_is_kept(make: Callable[[], Tensor]) -> None:
     torch.manual_seed(2)
     weight = make()
@@ -118,7 +130,7 @@ def test_products_are_right_and_rows_do_not_know_each_other(
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 20])
-@pytest.mark.parametrize("make", [rough, eight_bits, four_bits])
+@pytest.mark.parametrize("make", [rough, eight_bits, four_bits, four_bits_of_heads])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_row_that_holds_no_number_gets_none(
     code: native.Compiled, make: Callable[[], Tensor], rows: int, value: float

@@ -76,10 +76,7 @@ class Tiles:
         `words`: for processors without bf16 products (words.h), which read 4-bit codes in another order.
         """
         blocks = weight.detach().to(torch.float32).reshape(len(weight), -1, DEPTH)
-        found = _grid4(blocks, words)
-        if found is None:
-            found = _grid8(blocks)
-        if found is not None:
+        if found := _grid4(blocks, words) or _grid8(blocks) or _centered4(blocks):
             return replace(found, rounds=rounds)
         plain = in_order(blocks.to(torch.bfloat16))
         none = torch.empty((*plain.shape[:2], 0, COLUMNS))
@@ -257,6 +254,33 @@ def _tiles4(blocks: Tensor, step: Tensor, least: Tensor, words: bool) -> Tiles:
     scales = torch.stack((_beside(step), _beside(least)), dim=2).half()
     form, packed = (NIBBLES, pack_lines(order, 4)) if words else (GRID4, pack_halves(order))
     return Tiles(form, len(blocks), blocks[0].numel(), packed, scales)
+
+
+def _centered4(blocks: Tensor) -> Tiles | None:
+    """step * (code - 8), codes from 0 to 15, a half-precision step for every 32 weights: what heads are stored in.
+
+    The largest weight of 32 is 1 to 8 steps long, so that there are eight steps to try.
+    """
+    step = _centered_steps(blocks[:COLUMNS])  # a look at few columns: of most weights no more is needed
+    if step is None or (step := _centered_steps(blocks)) is None:
+        return None
+    codes = ((blocks / step.clamp(min=1e-30)[..., None]).round_() + 8).to(torch.uint8)
+    packed = pack_lines(in_order(codes), LAYOUTS[CENTERED4].bits)
+    return Tiles(CENTERED4, len(blocks), blocks[0].numel(), packed, _beside(step)[:, :, None].half())
+
+
+def _centered_steps(blocks: Tensor) -> Tensor | None:
+    """[columns, k-blocks]; None where some 32 weights lie on no such grid."""
+    most = blocks.abs().amax(dim=2)
+    steps, left = torch.zeros_like(most), most > 0
+    for length in (7, 8, 6, 5, 4, 3, 2, 1):  # the most usual first
+        step = (most / length).half().float()
+        codes = (blocks / step.clamp(min=1e-30)[..., None]).round_()
+        fits = (codes * step[..., None] == blocks).all(dim=2) & (codes.amax(dim=2) < 8) & left
+        steps, left = torch.where(fits, step, steps), left & ~fits
+        if not left.any():
+            return steps
+    return None
 
 
 def _same(values: Tensor, blocks: Tensor) -> bool:
