@@ -42,7 +42,10 @@ Minutes = Annotated[
 Rows = Annotated[int, typer.Option(min=1, help="Texts per step and process.", rich_help_panel=RUN)]
 Lr = Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=RUN)]
 Length = Annotated[int | None, typer.Option(help="Drafted tokens to train for.", rich_help_panel=HEAD)]
-Layers = Annotated[int | None, typer.Option(help="Layers or blocks of the head.", rich_help_panel=HEAD)]
+Layers = Annotated[
+    int | None,
+    typer.Option(help="Layers or blocks of the head; with --begin, more may be added.", rich_help_panel=HEAD),
+]
 Ff = Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.", rich_help_panel=HEAD)]
 Vocab = Annotated[int | None, typer.Option(help="Size of the draft vocabulary.", rich_help_panel=HEAD)]
 Begin = Annotated[
@@ -55,7 +58,9 @@ TryEvery = Annotated[int, typer.Option(help="Steps between simulations.", rich_h
 Seconds = Annotated[
     float | None, typer.Option(help="Stop after so long; the same command goes on.", rich_help_panel=RUN)
 ]
-Storage = Annotated[str, typer.Option(help="int8, int4 or bf16.", rich_help_panel=HEAD)]
+Storage = Annotated[
+    str, typer.Option(help="int8, int4 (learnt towards the end of the run) or bf16.", rich_help_panel=HEAD)
+]
 Measure = Annotated[
     int, typer.Option(help="Held-out prompts that the real engine answers at the end.", rich_help_panel=TRYING)
 ]
@@ -166,8 +171,8 @@ def train(
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
     order = TrainOrder(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
-        plan=Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all), changes=given(wishes),
-        dtype=dtype, device=device, storage=storage, limit_seconds=seconds, measure=measure, drafter=drafter,
+        plan=Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all, storage=storage),
+        changes=given(wishes), dtype=dtype, device=device, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
     return _train(order, as_json)

@@ -41,7 +41,6 @@ class TrainOrder:
     changes: dict[str, Any] = field(default_factory=dict)  # of every kind's settings
     dtype: str = "auto"
     device: str = "auto"
-    storage: str = "int8"
     limit_seconds: float | None = None
     measure: int = 32  # held-out prompts that the real engine answers at the end
     drafter: Path | None = None  # of kinds that belong to another head
@@ -97,6 +96,8 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
         found[name] = Pretrained(spec, read_weights(folder))
         if (size := order.changes.get("draft_vocab_size")) is not None:
             found[name] = with_other_words(found[name], size)
+        if (layers := order.changes.get("layers")) is not None:
+            found[name] = with_more_layers(found[name], layers)
     words = [earlier.weights["ids"] for earlier in found.values() if "ids" in earlier.weights]
     if any(not torch.equal(words[0].sort().values, other.sort().values) for other in words[1:]):
         raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
@@ -110,6 +111,13 @@ def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
     if any(len(value) == len(earlier.weights["ids"]) for value in weights.values() if value.dim()):
         raise UsageError(f"a {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
     return Pretrained(replace(earlier.spec, draft_vocab_size=size), weights)
+
+
+def with_more_layers(earlier: Pretrained, layers: int) -> Pretrained:
+    """A head that goes on with further layers, which at first add nothing."""
+    if layers < earlier.spec.layers:
+        raise UsageError(f"the {earlier.spec.kind} head has {earlier.spec.layers} layers; go on with as many or more")
+    return Pretrained(replace(earlier.spec, layers=layers), earlier.weights)
 
 
 def own_device(named: str) -> str:
@@ -128,7 +136,7 @@ def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student
     result = trainer.simulations.get(name)
     card: dict[str, Any] = {"steps": trainer.loop.step, "coverage": round(trainer.coverage, 4)}
     record = provenance(seed=order.plan.seed, data={"corpus": trainer.corpus.digest}, target=order.target)
-    save_head(folder, student.head, student.spec, record, card, order.storage)  # type: ignore[arg-type]
+    save_head(folder, student.head, student.spec, record, card, order.plan.storage)  # type: ignore[arg-type]
     if result is not None:
         card["held_out"] = _figures(result)
         head, spec = load_head(folder, name, decoder_of(target), identity(target))

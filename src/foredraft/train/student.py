@@ -17,6 +17,8 @@ from .optimizer import adamw, apply_gradients, autocast, check_numbers, followed
 from .simulation.simulate import Simulation, simulate
 from .teacher import TeacherOutputs
 
+LAYERS = "layers."  # what the names of their weights begin with
+
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
@@ -58,7 +60,7 @@ class Student:
             words.weight.data = words.weight.data.float()
         own = own_parameters(head)  # type: ignore[arg-type]
         if begin is not None:
-            fill(head, begin.weights, kind.name)
+            fill(head, begin.weights | further_layers(own, begin.weights), kind.name)
         for parameter in head.parameters():
             parameter.requires_grad_(False)
         for parameter in own.values():
@@ -112,6 +114,15 @@ class Student:
 
     def follow(self, loss: float) -> None:
         self.recent = followed(self.kind.name, self.recent, loss)
+
+
+def further_layers(own: dict[str, nn.Parameter], earlier: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of layers that an earlier head lacks: as they start, but for their last products, so that they add
+    nothing to the stream before they have learnt what."""
+    known = {name.split(".")[1] for name in earlier if name.startswith(LAYERS)}
+    fresh = {name: p for name, p in own.items() if name.startswith(LAYERS) and name.split(".")[1] not in known}
+    silent = ("out.weight", "down.weight")
+    return {name: torch.zeros_like(p) if name.endswith(silent) else p.detach() for name, p in fresh.items()}
 
 
 class LossModule(nn.Module):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from ..models import Decoder
-from ..models.heads import Identity, read_weights
+from ..models.heads import Identity, as_stored, read_weights
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import ContextKind, Kind, Settings
@@ -27,6 +29,7 @@ from .teacher import Teacher, TeacherOutputs
 from .training_loop import Listener, StepTrainer, TrainingLoop, ignore
 
 CHECKPOINT = "checkpoint.pt"
+ROUND_FROM = 0.75  # of a training for 4 bits: then its last quarter sees rounded weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Plan:
     try_every: int = 200
     save_seconds: float = 60.0
     seconds: float = math.inf  # of training over all runs, after which it is done whatever the steps
+    storage: str = "int8"  # what the heads' files will hold
 
     def __post_init__(self) -> None:
         if min(self.steps, self.rows, self.held_out, self.try_length) < 1 or self.seconds <= 0:
@@ -132,19 +136,37 @@ class Trainer(StepTrainer):
 
     @any_length
     def train_step(self, step: int, progress: float) -> None:
-        """Accumulate the gradients of a step's parts, weighted by their tokens, then update every student."""
+        """Accumulate the gradients of a step's parts, weighted by their tokens, then update every student.
+
+        Towards the end of a training for 4 bits gradients are those of the weights as the file will hold them, and the
+        updates go to the full ones (a straight-through estimator): the others make up for what rounding does to one.
+        """
         losses = {student.kind.name: torch.zeros((), device=self.teacher.target.device) for student in self.students}
-        for corpus, students in self._readers(progress):
-            parts = corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
-            tokens = [int(written.sum()) for _, written in parts]
-            for (ids, written), count in zip(parts, tokens, strict=True):
-                outputs = self.outputs(ids, written)
-                for student in students:
-                    losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
+        rounding = self.plan.storage == "int4" and progress >= ROUND_FROM
+        with self._as_stored() if rounding else nullcontext():
+            for corpus, students in self._readers(progress):
+                self._accumulate(corpus, students, step, progress, losses)
         for student in self.students:
             student.update(progress)
             if step % 20 == 0:  # reading a loss waits for the device
                 student.follow(float(losses[student.kind.name]))
+
+    def _accumulate(
+        self, corpus: Corpus, students: list[Student], step: int, progress: float, losses: dict[str, Tensor]
+    ) -> None:
+        parts = corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
+        tokens = [int(written.sum()) for _, written in parts]
+        for (ids, written), count in zip(parts, tokens, strict=True):
+            outputs = self.outputs(ids, written)
+            for student in students:
+                losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
+
+    @contextmanager
+    def _as_stored(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for student in self.students:
+                stack.enter_context(as_stored(student.head, self.plan.storage))
+            yield
 
     def _readers(self, progress: float) -> list[tuple[Corpus, list[Student]]]:
         """Which students read which text now."""
@@ -156,8 +178,12 @@ class Trainer(StepTrainer):
 
     @any_length
     def evaluate(self) -> None:
-        """Simulate decoding of the held-out texts with every student."""
+        """Simulate decoding of the held-out texts with every student, as its file would hold it."""
         self.simulations = {}
+        with self._as_stored():
+            self._simulate()
+
+    def _simulate(self) -> None:
         for begin in range(0, len(self.held), self.plan.rows):
             outputs = self._held_outputs(begin, begin + self.plan.rows)
             for student in self.students:

@@ -30,7 +30,7 @@ from ...provenance import provenance
 from ...recipes.judge_rules import probe_states, target_identity
 from ...recipes.loading import Loaded
 from ...runtime import FINAL, Executor
-from ..labels.known_questions import write_known
+from ..labels.known_questions import QUESTIONS, learnt_from
 from ..labels.record import MINED, LabelledText, read_records
 from .false_accepts import Array, auc, careful, curve, ladder
 from .features import Tell, extract
@@ -169,8 +169,8 @@ def learn(order: TrainOrder, material: Material, target: Loaded, own: Executor |
     for name, other in compared(variants).items() if order.each else ():
         made[out.with_name(f"{out.name}-{name}")] = (other, measure(material, course, other))
     for folder, (variant, found) in made.items():
-        save_judge(folder, _judge(order, variant, found, target, own, material.records))
-        write_known(folder, material.records)
+        learnt = {QUESTIONS: learnt_from(material.records)}
+        save_judge(folder, _judge(order, variant, found, target, own, material.records), learnt)
     return report
 
 

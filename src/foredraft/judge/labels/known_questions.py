@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...models.config import read_json
-from ...provenance import write_json
 from ..problems.problem import Asked
 from .record import LabelledText, group_of
 
 QUESTIONS = "questions.json"
 
 
-def write_known(folder: Path, records: Iterable[LabelledText]) -> None:
-    write_json(folder / QUESTIONS, {"groups": sorted({record.group for record in records})})
+def learnt_from(records: Iterable[LabelledText]) -> dict[str, list[str]]:
+    """What the file holds."""
+    return {"groups": sorted({record.group for record in records})}
 
 
 def unseen(folder: Path, problems: Sequence[Asked]) -> list[Asked]:

@@ -1,6 +1,6 @@
 """Trained drafters' modules: what a head is, how it is stored, and the kinds that exist."""
 
-from .artefact import check_target, fill, read_spec, read_weights, save_head, weights_digest
+from .artefact import as_stored, check_target, fill, read_spec, read_weights, save_head, weights_digest
 from .base import Head, HeadSpec, Identity, own_parameters
 from .blocks.falcon import FalconHead
 from .blocks.forerunner import ForerunnerHead
@@ -39,6 +39,7 @@ __all__ = [
     "SdsatHead",
     "SortedDraft",
     "SpeculatorHead",
+    "as_stored",
     "by_frequency",
     "check_target",
     "fill",

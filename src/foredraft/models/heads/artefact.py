@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,20 @@ def stored(name: str, value: Tensor, storage: str) -> dict[str, Tensor]:
         return {name: packed, name + SCALE: scale}
     scale = value.abs().amax(dim=1).clamp(min=1e-12) / 127
     return {name: (value / scale[:, None]).round().to(torch.int8), name + SCALE: scale}
+
+
+@contextmanager
+def as_stored(head: Head, storage: str) -> Iterator[None]:
+    """A head whose matrices are for a while what a file of this storage would give back."""
+    kept = {parameter: parameter.detach().clone() for parameter in own_parameters(head).values() if parameter.dim() > 1}
+    try:
+        for parameter, value in kept.items():
+            held = stored("", value.float(), storage)
+            parameter.data.copy_(_read("", held[""], held.get(SCALE)))
+        yield
+    finally:
+        for parameter, value in kept.items():
+            parameter.data.copy_(value)
 
 
 def pack_int4(value: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ the head was trained on is checked where the model runs (`recipes.judge_rules`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,19 @@ class Judge:
     prompts: known_prompts.Prompts | None = None  # what it knows of prompts
 
 
-def save_judge(folder: Path, judge: Judge) -> None:
-    """Write a judge in place of an older one, whose spec goes first: cut off in between, a folder holds no judge."""
+def save_judge(folder: Path, judge: Judge, beside: Mapping[str, Any] | None = None) -> None:
+    """Write a judge in place of an older one, whose spec goes first: cut off in between, a folder holds no judge.
+
+    `beside`: further JSON files by name, which are there before the judge is.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SPEC).unlink(missing_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in judge.head.state_dict().items()}
     known = {} if judge.prompts is None else judge.prompts.state_dict()
     tensors |= {PROMPTS + name: value.cpu().contiguous() for name, value in known.items()}
     save_file(tensors | {PROBE: judge.states.detach().cpu().contiguous()}, folder / WEIGHTS)
+    for name, value in (beside or {}).items():
+        write_json(folder / name, value)
     write_json(folder / SPEC, judge.spec.to_json())
 
 
