@@ -165,7 +165,7 @@ class Trainer(StepTrainer):
     def _as_stored(self) -> Iterator[None]:
         with ExitStack() as stack:
             for student in self.students:
-                stack.enter_context(as_stored(student.head, self.plan.storage))
+                stack.enter_context(as_stored(student.head, self.plan.storage))  # type: ignore[arg-type]
             yield
 
     def _readers(self, progress: float) -> list[tuple[Corpus, list[Student]]]:
