@@ -7,6 +7,7 @@ known by then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,7 +18,7 @@ from torch import Tensor
 from ...errors import UsageError
 from ...types import Budget, Distribution, Distributions, DraftBatch, Kind, Topology
 from ...types.drafts import chain_batch, empty_drafts
-from ..distributions.tensors import DraftTable, MappedDistribution
+from ..distributions.tensors import DraftTable, MappedDistribution, PointMasses
 from ..host_look import may_look
 from ..rng.batched import batched_rng
 from ..rng.keyed import Purpose, Rng
@@ -101,6 +102,8 @@ class Chain:
         length = min(self.nodes, max(budget.chain for budget in budgets))
         if length <= 0:
             return empty_drafts(stepper.batch, stepper.device)
+        if (made := self._tops(stepper, length, budgets)) is not None:
+            return made
         tokens: list[Tensor] = []
         drawn_from: list[Distribution] = []
         steps = [stepper.root()]
@@ -123,6 +126,15 @@ class Chain:
             value = torch.stack([step.top(1)[0][:, 0, 0] for step in steps], dim=1).cumsum(dim=1)
             drafts = replace(drafts, value=value.exp())
         return replace(drafts, states=_states(stepper, steps, tokens[-1])) if self.states else drafts
+
+    def _tops(self, stepper: Stepper, length: int, budgets: Seq[Budget]) -> DraftBatch | None:
+        """Greedy chains of a stepper that finds them without steps, for which the loop below is the reference."""
+        quick: Callable[[int], tuple[Tensor, int] | None] | None = getattr(stepper, "top_chain", None)
+        if quick is None or self.stop is not None or self.states or self.values or (found := quick(length)) is None:
+            return None
+        drawn, words = found
+        lengths = tuple(min(length, budget.chain) for budget in budgets)
+        return chain_batch(drawn, lengths, self.kind, None if self.sure else PointMasses(drawn, words))
 
     def _distributions(
         self, stepper: Stepper, steps: Seq[Step], drawn: Tensor, drawn_from: Seq[Distribution]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import Rng
-from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ...core.shapes.eagle2_tree import Eagle2Tree
 from ...core.trees.host_builder import Found, Front, SteppedTops, Tops
 from ...errors import UsageError
@@ -30,7 +31,7 @@ from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
 from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
-from .kept_features import KeptFeatures, first_unread, unread_slots
+from .kept_features import KeptFeatures, accepted_rows, first_unread, unread_slots
 
 
 class EagleDrafter(ModelDrafter):
@@ -115,13 +116,15 @@ class EagleDrafter(ModelDrafter):
         return stepper
 
     def _levels_of(self, batch: int) -> Levels | None:
-        """For shapes that grow by levels in numpy; one for every size of a batch."""
+        """For shapes that grow by levels in numpy, and for chains; one for every size of a batch."""
         native = self.executor.compiled
         assert native is not None
-        if not isinstance(self.shape, Eagle2Tree) or self.shape.width > MOST or not native.reads_levels:
+        shape = self.shape
+        width = shape.width if isinstance(shape, Eagle2Tree) else int(isinstance(shape, Chain))
+        if not 0 < width <= MOST or not native.reads_levels:
             return None
         if batch not in self._levels:
-            self._levels[batch] = Levels(native, batch, self.shape.reads, self.shape.width, CATCH_UP)
+            self._levels[batch] = Levels(native, batch, shape.reads, width, CATCH_UP)
         return self._levels[batch]
 
     def _words(self, sequences: Seq[Sequence]) -> Vocabulary | None:
@@ -347,6 +350,17 @@ class PairedStepper(EagleStepper):
         """For growth in numpy; of the two forms one is used in a round."""
         return SteppedTops(self) if self.levels is None else LevelTops(self, self.levels)
 
+    def top_chain(self, length: int) -> tuple[Tensor, int] | None:
+        """[B, length] the top tokens of greedy chains, and how many ids there are; None where drafts are drawn."""
+        words = self.vocabulary
+        if self.levels is None or words is None or not self.block.all_greedy:
+            return None
+        tops, above = LevelTops(self, self.levels), np.zeros((self.batch, 1), dtype=np.int64)
+        tokens = [tops.root(1)[1][:, :, 0]]
+        for depth in range(length - 1):
+            tokens.append(self.levels.below(tokens[-1], above, depth, 1)[1][:, :, 0])
+        return torch.from_numpy(np.concatenate(tokens, axis=1)), len(words.index)
+
 
 class LevelTops:
     """The same in numpy, without steps."""
@@ -378,15 +392,3 @@ class InsideStepper(EagleStepper):
         out = self.executor.read(joined, self.counts, self._taps)
         self._back = self.head.back(out.hidden[self._taps[0]])[:, None]
         return self._step(out, out.index)
-
-
-def accepted_rows(round: Round) -> tuple[Tensor, list[int]]:
-    """Packed rows of each sequence's pending token and accepted nodes, one after another, and how many each has."""
-    counts = [n + 1 for n in round.accepted]
-    index, path = round.out.index, round.verdict.path[:, : max(counts) - 1]
-    if index.device.type == "cpu":
-        lines = zip(index.tolist(), path.tolist(), round.accepted, strict=True)
-        return torch.tensor([line[node + 1] for line, nodes, n in lines for node in (-1, *nodes[:n])]), counts
-    rows = torch.cat((torch.zeros_like(path[:, :1]) if path.shape[1] else path.new_zeros(len(counts), 1), path + 1), 1)
-    wanted = torch.arange(rows.shape[1], device=rows.device)[None, :] < rows.new_tensor(counts)[:, None]
-    return index.gather(1, rows.clamp(min=0))[wanted], counts

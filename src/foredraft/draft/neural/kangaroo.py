@@ -21,7 +21,7 @@ from ...types import DraftBatch, Sequence
 from ...types.drafts import Started
 from ..base import Round
 from .draft_model import CATCH_UP, ModelDrafter, draft_params
-from .eagle import accepted_rows
+from .kept_features import accepted_rows
 
 
 class KangarooDrafter(ModelDrafter):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...runtime import Executor
+from ..base import Round
 
 
 class Part(NamedTuple):
@@ -111,3 +112,15 @@ def first_unread(executor: Executor, slot: int, text: list[int], kept: int) -> i
     """The first slot that the K/V lacks, of those whose features are kept; at most the newest. Slot t goes with token
     t + 1."""
     return max(len(text) - 1 - kept, min(executor.length(slot), len(text) - 2))
+
+
+def accepted_rows(round: Round) -> tuple[Tensor, list[int]]:
+    """Packed rows of each sequence's pending token and accepted nodes, one after another, and how many each has."""
+    counts = [n + 1 for n in round.accepted]
+    index, path = round.out.index, round.verdict.path[:, : max(counts) - 1]
+    if index.device.type == "cpu":
+        lines = zip(index.tolist(), path.tolist(), round.accepted, strict=True)
+        return torch.tensor([line[node + 1] for line, nodes, n in lines for node in (-1, *nodes[:n])]), counts
+    rows = torch.cat((torch.zeros_like(path[:, :1]) if path.shape[1] else path.new_zeros(len(counts), 1), path + 1), 1)
+    wanted = torch.arange(rows.shape[1], device=rows.device)[None, :] < rows.new_tensor(counts)[:, None]
+    return index.gather(1, rows.clamp(min=0))[wanted], counts

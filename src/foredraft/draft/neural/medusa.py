@@ -14,7 +14,7 @@ from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ..base import Drafter, Round, propose_for
 from .draft_model import draft_params
-from .eagle import accepted_rows
+from .kept_features import accepted_rows
 
 
 class MedusaDrafter(Drafter):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...types import Sequence
 from ..base import Round
-from ..neural.eagle import accepted_rows
+from ..neural.kept_features import accepted_rows
 
 LONGEST = 512  # places of one text that are kept
 

@@ -25,7 +25,7 @@ from ....runtime.torch.executor import CHUNK
 from ....types import DraftBatch, Sequence
 from ...base import Round, propose_for
 from ..draft_model import ModelDrafter, draft_params
-from ..eagle import accepted_rows
+from ..kept_features import accepted_rows
 
 
 @dataclass(slots=True)
