@@ -53,11 +53,25 @@ def test_a_timing_does_not_remember_how_long_it_took_to_begin() -> None:
     """A drafter that compiles in its first round and captures in its second is not slow for good."""
     timing = DraftTiming()
     for seconds in (3.0, 0.5, 0.002, 0.002, 0.002):
-        timing.follow(seconds, 4, 4)
-    assert timing.level_seconds == pytest.approx(0.002)
+        timing.follow(4 * seconds, 4, 4)
+    assert timing.level_seconds == pytest.approx(0.002) and timing.seconds(4) == pytest.approx(0.008)
     for _ in range(60):
-        timing.follow(0.006, 4, 4)
-    assert timing.level_seconds == pytest.approx(0.006, rel=0.05)
+        timing.follow(4 * 0.006, 4, 4)
+    assert timing.seconds(4) == pytest.approx(0.024, rel=0.05)
+
+
+def test_a_timing_tells_the_first_level_from_the_others() -> None:
+    """Rounds of one level say nothing about further ones; rounds of several tell both, whatever the mixture."""
+    timing = DraftTiming(0.001)
+    for _ in range(40):
+        timing.follow(0.003, 1, 1)
+    assert timing.first_seconds == pytest.approx(0.003) and timing.level_seconds == 0.001
+    for i in range(400):
+        levels = (1, 5, 2, 3)[i % 4]
+        timing.follow(0.003 + (levels - 1) * 0.0005, levels, levels)
+    assert timing.first_seconds == pytest.approx(0.003, rel=0.02)
+    assert timing.level_seconds == pytest.approx(0.0005, rel=0.02)
+    assert timing.seconds(3) == pytest.approx(0.004, rel=0.02) and timing.seconds(0) == 0.0
 
 
 # --- the cache ------------------------------------------------------------------------------------------------------

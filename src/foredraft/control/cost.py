@@ -45,32 +45,57 @@ class CostModel:
 
 @dataclass(slots=True)
 class DraftTiming:
-    """Running means of a drafter's rounds: an EMA with rate max(0.1, 1/n), seconds clipped at twice the mean.
+    """What a drafter's rounds take: seconds = first + (levels - 1) * level, both followed by least mean squares.
 
-    Of the first rounds, which may compile or capture something, the fastest counts.
+    The first level is dearer than the others: it reads what the last round wrote, and whatever a round does once falls
+    to it. A drafter that drafts one level at a time would take all levels to be as dear, and go on so for ever. The
+    n-th round counts 1/n, a tenth at least, its seconds at most twice what was expected. Of the first rounds, which may
+    compile or capture something, the fastest counts.
     """
 
-    level_seconds: float = 0.0
+    level_seconds: float = 0.0  # of each level after the first
     nodes: float = 0.0  # of one sequence
     levels: float = 0.0
     rounds: int = 0
+    first_seconds: float = -1.0  # of the first level; as the others unless given
+
+    def __post_init__(self) -> None:
+        if self.first_seconds < 0:
+            self.first_seconds = self.level_seconds
+
+    def seconds(self, levels: float) -> float:
+        """Of a round with so many levels."""
+        return self.first_seconds + (levels - 1) * self.level_seconds if levels >= 1 else 0.0
 
     @property
     def level_nodes(self) -> float:
         """Nodes of one sequence on one level."""
         return self.nodes / self.levels if self.levels else 1.0
 
-    def follow(self, level_seconds: float, nodes: float, levels: float) -> None:
-        """A round of drafts was like this."""
+    def follow(self, seconds: float, nodes: float, levels: float, deepest: int = 0) -> None:
+        """A round of drafts was like this. `deepest`: levels that were read, where `levels` is a mean of sequences."""
         self.rounds += 1
-        pace = max(TIMING_RATE, 1 / self.rounds)
-        if 1 < self.rounds <= WARM_UP:
-            level_seconds = self.level_seconds = min(level_seconds, self.level_seconds)
-        elif self.rounds > WARM_UP:
-            level_seconds = min(level_seconds, OUTLIER * self.level_seconds)
-        self.level_seconds += pace * (level_seconds - self.level_seconds)
+        pace, expected = max(TIMING_RATE, 1 / self.rounds), self.seconds(deepest or levels)
+        more = max((deepest or levels) - 1, 0.0)
+        if self.rounds <= WARM_UP:
+            self._begin(seconds, expected, more)
+        else:
+            off = pace * (min(seconds, OUTLIER * expected) - expected) / (1 + more * more)
+            self.first_seconds = max(self.first_seconds + off, 0.0)
+            self.level_seconds = max(self.level_seconds + off * more, 0.0)
         self.nodes += pace * (nodes - self.nodes)
         self.levels += pace * (levels - self.levels)
+
+    def _begin(self, seconds: float, expected: float, more: float) -> None:
+        """A first round counts whole, a later one if it was faster. One level says nothing about others."""
+        if self.rounds > 1 and seconds >= expected:
+            return
+        if more and expected:
+            self.first_seconds *= seconds / expected
+            self.level_seconds *= seconds / expected
+        else:
+            self.first_seconds = seconds / (1 + more)
+            self.level_seconds = min(self.level_seconds, self.first_seconds) or self.first_seconds
 
 
 class Costs:

@@ -41,8 +41,8 @@ class CostAwareTree(Eagle2Tree):
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
         verify = np.array(self.costs.by_drafts(self.nodes, stepper.batch))
-        level = self.timing.level_seconds / stepper.batch
-        shape = PricedTree(self.nodes, self.width, self.depth, verify=verify, level=level)
+        first, level = self.timing.first_seconds / stepper.batch, self.timing.level_seconds / stepper.batch
+        shape = PricedTree(self.nodes, self.width, self.depth, verify=verify, first=first, level=level)
         if self.calibration is None:
             return shape.grow(stepper, budgets, rng)
         calibrated = CalibratedStepper(stepper, self.calibration.curve(stepper.ids, self.width))
@@ -60,12 +60,13 @@ class PricedTree(Eagle2Tree):
     """
 
     verify: Numbers = field(kw_only=True)  # [nodes + 1] seconds of a pass over 0 .. nodes drafts
-    level: float = field(kw_only=True)  # seconds of reading one level
+    first: float = field(kw_only=True)  # seconds of reading the first level ...
+    level: float = field(kw_only=True)  # ... and of each after it
 
     def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool:
         """Whether the next level's nodes bring more than they cost, for one sequence of the batch at least."""
         gains = self._falling(builder.values())
-        seconds = self.verify[: gains.shape[1] + 1] + (level - 1) * self.level
+        seconds = self.verify[: gains.shape[1] + 1] + self.first + (level - 2) * self.level
         best = rates(gains, seconds)[:, 1:].max(axis=1)  # [B]
         threshold = best * (self.verify[-1] - self.verify[0]) / self.nodes  # tokens that a node must bring
         hoped = np.exp(value.cpu().numpy())[:, None, :] * _CHILDREN  # [B, 2, w]
@@ -75,7 +76,7 @@ class PricedTree(Eagle2Tree):
     def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]:
         """As many of the best nodes as have the highest rate; none where plain decoding is faster."""
         gains = self._falling(builder.within(budgets))
-        seconds = self.verify[: gains.shape[1] + 1] + builder.levels * self.level
+        seconds = self.verify[: gains.shape[1] + 1] + self.first + (builder.levels - 1) * self.level
         count = rates(gains, seconds).argmax(axis=1).tolist()
         return [b._replace(nodes=min(b.nodes, n)) for b, n in zip(budgets, count, strict=True)]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .constants import DEPTH_POINTS
+from .cost import DraftTiming
 from .objective import rate
 
 
@@ -37,16 +38,16 @@ def best_depths(
     candidates: Sequence[Candidate],
     sequences: int,
     verify: Callable[[float], float],
-    level_seconds: Mapping[str, float],
+    timings: Mapping[str, DraftTiming],
     even: bool = False,
 ) -> Allocation:
     """The best depths.
 
     sequences: of the batch, those without candidates included; verify: seconds of their pass with so many drafted rows
-    in all; level_seconds: of a level of each drafter; even: the pass takes as many rows of every sequence as of the one
-    that drafts most. Drafters that do not pay their way are left out one by one.
+    in all; timings: of drafters whose drafts are not free; even: the pass takes as many rows of every sequence as of
+    the one that drafts most. Drafters that do not pay their way are left out one by one.
     """
-    search = _Search(candidates, sequences, verify, level_seconds)
+    search = _Search(candidates, sequences, verify, timings)
     within = search.even if even else search.ragged
     drafters = {candidate.drafter for candidate in candidates}
     best = within(drafters)
@@ -63,7 +64,7 @@ class _Search:
     candidates: Sequence[Candidate]
     sequences: int
     verify: Callable[[float], float]
-    level_seconds: Mapping[str, float]
+    timings: Mapping[str, DraftTiming]
     plain: Allocation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class _Search:
         object.__setattr__(self, "plain", nothing)
 
     def _rate(self, accepted: float, rows: float, deepest: Mapping[str, int]) -> float:
-        drafting = sum(levels * self.level_seconds.get(name, 0.0) for name, levels in deepest.items())
+        drafting = sum(self.timings[name].seconds(levels) for name, levels in deepest.items() if name in self.timings)
         return rate(accepted, self.verify(rows) + drafting, self.sequences)
 
     def ragged(self, drafters: set[str]) -> Allocation:

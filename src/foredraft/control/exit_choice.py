@@ -49,8 +49,8 @@ class ExitChoice:
         began = self.clock()
         yield chosen
         if chosen.drafted:
-            taken = (self.clock() - began) / chosen.drafted
-            self._timings.setdefault(chosen.exit, DraftTiming()).follow(taken, chosen.drafted, chosen.drafted)
+            timing = self._timings.setdefault(chosen.exit, DraftTiming())
+            timing.follow(self.clock() - began, chosen.drafted, chosen.drafted)
 
     def choose(self, ids: Sequence[int], limit: int) -> int:
         """The exit for these sequences, which draft at most `limit` tokens."""
@@ -76,6 +76,6 @@ class ExitChoice:
 
     def _rate(self, id: int, exit: int, limit: int) -> float:
         """Expected tokens per second."""
-        taken = self._timings.get(exit, DraftTiming()).level_seconds
+        timing = self._timings.get(exit, DraftTiming())
         gains = self.record.gains(id, exit, limit, ACCEPTANCE_PRIOR)
-        return best_count(gains, lambda k: k * taken + self.seconds(k + 1))[1]
+        return best_count(gains, lambda k: timing.seconds(k) + self.seconds(k + 1))[1]

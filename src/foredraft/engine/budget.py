@@ -159,16 +159,16 @@ class BudgetPlanner:
 
     def _revise(self, planned: Seq[Request], writing: Seq[Request]) -> None:
         batch, context = len(writing), self._host.context
-        level_seconds = {name: self._drafters[name].level_seconds for name in map(_name, planned)}
+        timings = {name: self._drafters[name] for name in map(_name, planned)}
         found = best_depths(
             [self._candidate(request) for request in planned],
             batch,
             lambda rows: self.costs.seconds(1 + rows / batch, context, batch),
-            level_seconds,
+            timings,
             self._even,
         )
         self._plan = {request.id: depth for request, depth in zip(planned, found.depths, strict=True)}
-        of_drafter = {name: [self._plan[r.id] for r in planned if _name(r) == name] for name in level_seconds}
+        of_drafter = {name: [self._plan[r.id] for r in planned if _name(r) == name] for name in timings}
         self._usual = {name: median_low(depths) for name, depths in of_drafter.items()}
         self._age, self._batch = 0, batch
 
@@ -234,7 +234,7 @@ class BudgetPlanner:
         depths = [depth for group in groups for depth in depths_of(group.drafts) if depth]
         if depths:
             nodes = sum(sum(group.drafts.lengths()) for group in groups)
-            history.follow(seconds / max(depths), nodes / len(depths), sum(depths) / len(depths))
+            history.follow(seconds, nodes / len(depths), sum(depths) / len(depths), max(depths))
             history.deepest = max(history.deepest, *depths)
             history.valued = any(group.drafts.value is not None for group in groups)
 

@@ -81,7 +81,7 @@ def test_where_nobody_may_draft_nothing_is_read() -> None:
 def test_prices_decide_alike(seed: int) -> None:
     verify = torch.tensor([COSTS.seconds(n + 1) for n in range(9)]).numpy()
     for level in (0.01, 0.1, 0.4):
-        same(*both(PricedTree(8, 3, 4, verify=verify, level=level), seed, [Budget(9, 9)] * BATCH))
+        same(*both(PricedTree(8, 3, 4, verify=verify, first=2 * level, level=level), seed, [Budget(9, 9)] * BATCH))
 
 
 def test_of_equal_values_the_first_made_goes_first() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.control.cost import DraftTiming
 from foredraft.control.depth_allocation import Candidate, best_depths
 from foredraft.core.rng.enumerating import distribution_of_outcomes
 from foredraft.core.trees.layout import trees
@@ -86,6 +87,10 @@ def test_what_cannot_be_cut_is_left_alone() -> None:
 # --- depths ---------------------------------------------------------------------------------------------------------
 
 
+def timed(levels: dict[str, float]) -> dict[str, DraftTiming]:
+    return {name: DraftTiming(seconds) for name, seconds in levels.items()}
+
+
 def rate(
     wishes: list[Candidate], depths: tuple[int, ...], writers: int, each: float, levels: dict[str, float]
 ) -> float:
@@ -116,7 +121,7 @@ def test_slow_drafters_are_left_out(seed: int) -> None:
     rng = np.random.default_rng(seed)
     wishes = [Candidate(np.cumprod(rng.uniform(0.5, 1.0, 2)).tolist(), name) for name in ("slow", "quick", "slow")]
     levels = {"slow": float(rng.uniform(0, 8)), "quick": 0.1}
-    found = best_depths(wishes, 3, lambda rows: 10 + 0.5 * (3 + rows), levels)
+    found = best_depths(wishes, 3, lambda rows: 10 + 0.5 * (3 + rows), timed(levels))
     assert found.rate == pytest.approx(rate(wishes, found.depths, 3, 0.5, levels))
     for slow, quick in product((0, 2), repeat=2):
         assert found.rate >= rate(wishes, (slow, quick, slow), 3, 0.5, levels) - 1e-12
@@ -124,7 +129,7 @@ def test_slow_drafters_are_left_out(seed: int) -> None:
 
 def test_a_drafter_that_is_too_slow_leaves_room_for_the_other() -> None:
     wishes = [Candidate([0.9, 0.8], "slow"), Candidate([0.7, 0.6], "quick")]
-    found = best_depths(wishes, 2, lambda rows: 10 + rows, {"slow": 100.0, "quick": 0.01})
+    found = best_depths(wishes, 2, lambda rows: 10 + rows, timed({"slow": 100.0, "quick": 0.01}))
     assert found.depths == (0, 2)
 
 
@@ -143,7 +148,7 @@ def test_where_rows_are_even_nobody_drafts_alone() -> None:
 def test_depths_fall_with_the_batch() -> None:
     def total(batch: int) -> int:
         wishes = [Candidate([0.8, 0.64, 0.5, 0.4], "d")] * batch
-        return sum(best_depths(wishes, batch, lambda rows: 20 + batch + rows, {"d": 0.5}).depths)
+        return sum(best_depths(wishes, batch, lambda rows: 20 + batch + rows, timed({"d": 0.5})).depths)
 
     means = [total(batch) / batch for batch in (1, 4, 16, 64, 256)]
     assert means == sorted(means, reverse=True)

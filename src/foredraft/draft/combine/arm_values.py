@@ -43,9 +43,9 @@ class ArmValues:
         """Its share of a pass over so many drafts of every sequence."""
         return self.costs.seconds(drafts + 1, len(sequence.tokens), batch) / batch
 
-    def _level_share(self, i: int, batch: int) -> float:
-        """Seconds of one sequence's part in a level of an arm with a model, if all draft together."""
-        return self.arms[i].timing.level_seconds * growth(batch) / batch
+    def _drafting(self, i: int, levels: float, batch: int) -> float:
+        """Seconds of one sequence's part in the levels of an arm with a model, if all draft together."""
+        return self.arms[i].timing.seconds(levels) * growth(batch) / batch
 
     def reading(self, i: int, tokens: int) -> float:
         """Seconds in which an arm with a model reads a prompt; short ones are not weighed."""
@@ -71,10 +71,10 @@ class ArmValues:
         length = min(arm.longest, sequence.budget.depth)
         if length <= 0 or len(sequence.tokens) >= arm.drafter.max_length:
             return None
-        each, once = self._level_share(i, batch), self.reading(i, unread) / HORIZON
+        once = self.reading(i, unread) / HORIZON
 
         def seconds(nodes: int, levels: float) -> float:
-            return self.seconds(sequence, nodes, batch) + (levels + fresh) * each + once
+            return self.seconds(sequence, nodes, batch) + self._drafting(i, levels + fresh, batch) + once
 
         if not arm.tree:
             gains = self.record.gains(sequence.id, (i, 0), length, ACCEPTANCE_PRIOR)
@@ -94,7 +94,7 @@ class ArmValues:
 
     def paying(self, i: int, sequence: Sequence, values: Seq[float], batch: int) -> int:
         """How many of a grown tree's nodes, the best first, to verify; what was read for them is spent already."""
-        spent = self._read[i] * self._level_share(i, batch)
+        spent = self._drafting(i, self._read[i], batch)
         return best_count(values[: sequence.budget.nodes], lambda n: spent + self.seconds(sequence, n, batch))[0]
 
     def drafted(self, i: int, candidates: Seq[Candidate], seconds: float, levels: int, nodes: Seq[int]) -> None:
@@ -104,15 +104,15 @@ class ArmValues:
         """
         timing, unread = self.arms[i].timing, sum(candidate.unread for candidate in candidates)
         grown, first = growth(len(candidates)), unread > 0
-        each = timing.level_seconds if first else seconds / max(levels, 1) / grown
+        round = timing.seconds(levels) if first else seconds / grown
         self._read[i] = levels
         if first and timing.rounds:
-            token = max(0.0, seconds - levels * timing.level_seconds * grown) / unread
+            token = max(0.0, seconds - timing.seconds(levels) * grown) / unread
             self._token_seconds[self.arms[i].name] += EMA_RATE * (token - self._token_seconds[self.arms[i].name])
         if timing.rounds or not first:
-            timing.follow(each, sum(nodes) / len(nodes), levels)
+            timing.follow(round, sum(nodes) / len(nodes), levels)
         for candidate, count in zip(candidates, nodes, strict=True):
-            self._sizes.setdefault(candidate.key, DraftTiming()).follow(each, count, levels)
+            self._sizes.setdefault(candidate.key, DraftTiming()).follow(round, count, levels)
 
     def learn(
         self, sequence: int, candidates: Seq[Candidate], chosen: Candidate | None, wrote: Seq[int]

@@ -230,8 +230,8 @@ class AutoDrafter(Team):
             if arm.free and self._worth.seconds(i):
                 lines.append(f"{arm.name}: a look-up takes {self._worth.seconds(i) * 1e6:.0f} us")
         for name, timing in self.values.timings.items():
-            seconds = timing.level_seconds
-            lines.append(f"{name}: {seconds * 1e3:.2f} ms a level of drafts, {seconds * plain:.1%} of a plain step")
+            first, more = 1e3 * timing.first_seconds, 1e3 * timing.level_seconds
+            lines.append(f"{name}: the first level of drafts takes {first:.2f} ms, each further one {more:.2f} ms")
         return lines
 
     def _choose(self, b: int, sequence: Sequence, found: dict[int, DraftBatch], batch: int) -> Candidate | None:

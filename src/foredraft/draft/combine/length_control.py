@@ -35,7 +35,7 @@ class TimedRound:
 
     def __call__(self, drafts: int) -> float:
         verify = self.costs.seconds(drafts + 1, self.context, self.batch)
-        return (verify + drafts * self.timing.level_seconds) / self.batch
+        return (verify + self.timing.seconds(drafts)) / self.batch
 
 
 def with_length(drafter: Drafter, name: str, costs: CostModel, **options: float) -> LengthControlDrafter:
@@ -91,7 +91,7 @@ class LengthControlDrafter(WrappedDrafter):
         drafts = self.inner.propose(sequences, rng)
         if self._seconds is not None and (depth := max(depths_of(drafts), default=0)):
             nodes = sum(drafts.lengths()) / drafts.batch
-            self._seconds.timing.follow((self._clock() - began) / depth, nodes, depth)
+            self._seconds.timing.follow(self._clock() - began, nodes, depth)
         return drafts
 
     def observe(self, round: Round) -> None:
