@@ -48,7 +48,7 @@ class DraftTiming:
     """What a drafter's rounds take: seconds = first + (levels - 1) * level, both followed by least mean squares.
 
     The first level costs more than the others: it reads what the last round wrote, and whatever a round does once falls
-    to it. A drafter that drafts one level at a time would think that every level costs as much, and go on so for ever. The
+    to it. A drafter that drafts one level at a time would think that every level costs as much, and never try two. The
     n-th round counts 1/n, a tenth at least, its seconds at most twice what was expected. Of the first rounds, which may
     compile or capture something, the fastest counts.
     """
