@@ -31,10 +31,8 @@ def tool_grammar(body: ChatBody) -> str | None:
     tools = wanted_tools(body)
     if not tools:
         return None
-    alone = body.parallel_tool_calls is False or isinstance(
-        body.tool_choice, NamedTool
-    )  # who names a tool wants it once
-    more = "" if alone else f" ({json.dumps(BETWEEN)} call)*"
+    named = isinstance(body.tool_choice, NamedTool)  # who names a tool wants it once
+    more = "" if named or body.parallel_tool_calls is False else f" ({json.dumps(BETWEEN)} call)*"
     text = "" if must_call(body) else " | TEXT?"
     rules = [f"start: calls{text}", f"calls: call{more}"]
     rules.append(f"call: {json.dumps(OPEN)} ({' | '.join(f'tool{i}' for i in range(len(tools)))}) {json.dumps(CLOSE)}")
