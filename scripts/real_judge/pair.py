@@ -92,7 +92,7 @@ def corpus(job: Job, seconds: float) -> dict[str, Any]:
     asked = [each.turns[0] for each in mine["corpus"]] + programs(a.data, job.sizes)
     prompts = write_prompts(job.out / "prompts.jsonl", asked)
     order = DataOrder((prompts,), temperatures=(0.0, 0.0, 0.7), max_new=a.corpus_tokens, row=a.room)
-    made = make_data(target.executor, target.tokenizer, target.eos_ids, order, job.out / "corpus", tell_rows)
+    made = make_data(target.executor, target.tokenizer, target.eos_ids, order, job.out / "corpus", a.target, tell_rows)
     if a.corpus is not None:
         held = [each for name in ("labels", "settings", "certify") for each in mine[name]]
         without(a.corpus, job.out / "corpus" / "general.npz", target.tokenizer, held)

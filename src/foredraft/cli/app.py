@@ -30,7 +30,8 @@ from .profile import profile
 from .retrieval.complete import complete
 from .retrieval.store import store
 from .serve import serve
-from .train import data, train
+from .training.data import data
+from .training.train import train
 
 app = typer.Typer(
     add_completion=False,

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.repetition import find_loop
 from ..errors import UsageError
 from ..models import Tokenizer
-from ..provenance import provenance, write_json
+from ..provenance import provenance, without_folders, write_json
 from ..runtime import Executor
 from .bulk_generate import Task
 from .corpus import Corpus, save_corpus
@@ -55,11 +55,12 @@ def make_data(
     ends: frozenset[int],
     order: DataOrder,
     out: Path,
+    target: str,
     tell: Callable[[int, int, int], None] = lambda done, total, tokens: None,
 ) -> Corpus:
     """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes.
 
-    As many texts are written at a time as the executor has slots; these hold a row each.
+    As many texts are written at a time as the executor has slots; these hold a row each. `target` names the model.
     """
     begun = time.monotonic()
     questions = [q for path in order.prompts for q in from_file(path)]
@@ -82,7 +83,7 @@ def make_data(
         "written_tokens": int(corpus.written.sum()),
         "prompts": len(questions),
     }
-    record = provenance(seed=order.seed, data={"corpus.npz": digest}, **figures)
+    record = provenance(seed=order.seed, data={"corpus.npz": digest}, target=without_folders(target), **figures)
     write_json(out / "provenance.json", record)
     return corpus
 

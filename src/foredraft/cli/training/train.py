@@ -1,4 +1,4 @@
-"""`foredraft train` and `foredraft data`: drafters for a model, and the text that they learn from."""
+"""`foredraft train`: drafters for a model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import UsageError
-from . import options as o
-from .bench import numbers
+from ...errors import UsageError
+from .. import options as o
+from .data import Json, Target, own_corpus
 
 if TYPE_CHECKING:
-    from ..train.pipeline import TrainOrder
-    from ..train.training_loop import Report
+    from ...train.pipeline import TrainOrder
+    from ...train.training_loop import Report
 
 TEXT, HEAD, RUN, TRYING = "What it learns from", "The head", "The run", "How it is tried"
-Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
 Kinds = Annotated[
     str,
     typer.Argument(
@@ -32,7 +31,12 @@ Kinds = Annotated[
     ),
 ]
 Data = Annotated[
-    list[Path] | None, typer.Option(help="Training text: .npz files or folders of them.", rich_help_panel=TEXT)
+    list[Path] | None,
+    typer.Option(
+        help="Training text: .npz files or folders of them. Where none is named, the target writes it first, into "
+        "OUT/corpus, for at most half as long as --minutes.",
+        rich_help_panel=TEXT,
+    ),
 ]
 Heads = Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps.", rich_help_panel=RUN)]
@@ -67,7 +71,10 @@ Measure = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of everything.", rich_help_panel=RUN)]
 Prompts = Annotated[
     list[Path] | None,
-    typer.Option(help="draft-and-verify: files of prompts, JSON lines or one a line.", rich_help_panel=TEXT),
+    typer.Option(
+        help="Files of questions that the target answers first, or (draft-and-verify) that layers are tried on.",
+        rich_help_panel=TEXT,
+    ),
 ]
 Drafter = Annotated[
     Path | None,
@@ -85,7 +92,6 @@ Extra = Annotated[
     list[str] | None,
     typer.Option("--set", help="What one kind knows: griffin top_weight=0, forerunner copy=0.", rich_help_panel=HEAD),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 class TrainingBar:
@@ -148,29 +154,29 @@ def train(
 ) -> int:
     """Train a drafter for a model, from text that the model wrote itself.
 
-    foredraft data --own 2000 --out corpus
-
-    foredraft train eagle3 --data corpus --minutes 10 --out heads
+    foredraft train eagle3 --target tinyllama --minutes 10 --out heads
 
     foredraft generate --method eagle3 --drafter heads/eagle3 "..."
 
     The bar shows the loss and how many tokens a pass of the model would yield with this drafter: 1 is no gain. A run
     that was cut off goes on by the same command. Under torchrun several GPUs share it. docs/train.md has the kinds.
     """
-    from ..models.heads.artefact import STORAGES
-    from ..train.objectives import OBJECTIVES
-    from ..train.pipeline import TrainOrder
-    from ..train.trainer import Plan
+    from ...models.heads.artefact import STORAGES
+    from ...train.objectives import OBJECTIVES
+    from ...train.pipeline import TrainOrder
+    from ...train.trainer import Plan
 
+    asked = tuple(prompts or ())
     if kinds.strip() == "draft-and-verify":
-        return _search(target, tuple(prompts or ()), out, steps, seconds, dtype, device, seed, as_json)
+        return _search(target, asked, out, steps, seconds, dtype, device, seed, as_json)
     _check("objective", objective or "kl", OBJECTIVES)
     _check("storage", storage, STORAGES)
     wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
     wishes |= {"objective": objective, "stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
+    text = data or [own_corpus(target, asked, out / "corpus", seconds_in_all / 2, dtype, device, seed)]
     order = TrainOrder(
-        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
+        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(text), out=out,
         plan=Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all, storage=storage),
         changes=given(wishes), dtype=dtype, device=device, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
@@ -184,7 +190,7 @@ def given(wishes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(order: TrainOrder, as_json: bool) -> int:
-    from ..train.pipeline import train as run_training
+    from ...train.pipeline import train as run_training
 
     bar = TrainingBar()
     with bar.progress:
@@ -206,9 +212,9 @@ def _search(
     seed: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Which halves of layers drafting may leave out."""
-    from ..recipes.loading import Place, load
-    from ..train.kinds.skip_search import SkipSearch, search
-    from ..train.prompt_sources import from_file
+    from ...recipes.loading import Place, load
+    from ...train.kinds.skip_search import SkipSearch, search
+    from ...train.prompt_sources import from_file
 
     loaded = load(target, Place(dtype, device, slots=8, max_length=2048))
     texts = [text for path in prompts for text in from_file(path)]
@@ -231,7 +237,7 @@ def _search(
 
 
 def staged(text: str | None) -> Any:
-    from ..train.kinds import read_stages
+    from ...train.kinds import read_stages
 
     return None if text is None else read_stages(text)
 
@@ -263,50 +269,3 @@ def _show(result: dict[str, Any], out: Path) -> None:
                 f"{engine['tokens_per_step']:.2f} (simulated on the same texts: {simulated:.2f})"
             )
         print(f"{name}: {out / name}")
-
-
-def data(
-    target: Target = o.DEFAULT_MODEL,
-    prompts: Annotated[list[Path] | None, typer.Option(help="Files of questions, JSON lines or one a line.")] = None,
-    texts: Annotated[list[Path] | None, typer.Option(help="Text files whose passages go into templates.")] = None,
-    per_text: Annotated[int, typer.Option(help="Prompts to make of each text file.")] = 1000,
-    longest: Annotated[int, typer.Option(help="Characters of a passage at most.")] = 1200,
-    own: Annotated[int, typer.Option(help="Prompts that the target writes itself.")] = 0,
-    documents: Annotated[int, typer.Option(help="Documents that the target writes, to be asked about.")] = 0,
-    temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
-    max_new_tokens: o.MaxNewTokens = 256,
-    row: Annotated[int, typer.Option(min=2, help="Tokens of a row, prompt included.")] = 640,
-    batch_size: Annotated[int, typer.Option(help="Texts at a time; 0 = 16 on a CPU, 256 on a GPU.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for corpus.npz and its provenance.")] = Path("data"),
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    seconds: Annotated[float, typer.Option(help="Keep what is written by then; 0 = until all is written.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
-    as_json: Json = False,
-) -> int:
-    """Let a model write the text that its drafters learn from."""
-    from ..recipes.loading import Place, load
-    from ..train.make_data import DataOrder, make_data
-
-    order = DataOrder(
-        prompts=tuple(prompts or ()), texts=tuple(texts or ()), per_text=per_text, longest=longest, own=own,
-        documents=documents, max_new=max_new_tokens,
-        temperatures=numbers(temperatures, float, "--temperatures"), row=row, seed=seed,
-        seconds=seconds or math.inf,
-    )  # fmt: skip
-    # Hundreds of rows at a time: on a GPU packed weights would be widened in every pass.
-    on_cpu = Place(device=device).torch_device().type == "cpu"
-    loaded = load(target, Place(dtype, device, batch_size or (16 if on_cpu else 256), row, packed=on_cpu))
-    columns = (TextColumn("writing"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
-    with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("writing", total=None, news="")
-
-        def tell(done: int, total: int, tokens: int) -> None:
-            progress.update(task, completed=done, total=total, news=f"{tokens:,} tokens")
-
-        corpus = make_data(loaded.executor, loaded.tokenizer, loaded.eos_ids, order, out, tell)
-    figures = {"rows": len(corpus), "written_tokens": int(corpus.written.sum()), "out": str(out)}
-    if not as_json:
-        print(f"{figures['rows']:,} rows with {figures['written_tokens']:,} written tokens: {out / 'corpus.npz'}")
-    print(json.dumps(figures))
-    return 0
