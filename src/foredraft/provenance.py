@@ -100,6 +100,12 @@ def device() -> dict[str, Any]:
     return found
 
 
+def processor() -> str:
+    """What does the work, in a word or two: the GPU if torch sees one."""
+    found = device()
+    return str(found.get("gpu", found["cpu"]))
+
+
 def cpu_model() -> str:
     """What the processor calls itself."""
     try:

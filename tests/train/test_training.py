@@ -226,3 +226,14 @@ def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
     save_file({name: value.contiguous() for name, value in other.items()}, save)
     with pytest.raises(UsageError, match="different draft vocabularies"):
         pretrained_heads(order, toys.identity(decoder))
+
+
+def test_too_little_memory_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = toys.trainer(toys.target(), tmp_path, ("mlp-speculator",), steps=4)
+
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "train_step", full)
+    with pytest.raises(ForedraftError, match=r"too small for step 1; give fewer --rows"):
+        trainer.run()

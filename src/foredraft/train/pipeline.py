@@ -15,7 +15,7 @@ from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
 from ..models.heads import Identity, load_head, read_spec, save_head
 from ..models.heads.artefact import CARD, CONFIG, check_target, read_weights
-from ..provenance import provenance, write_json
+from ..provenance import processor, provenance, without_folders, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
@@ -135,6 +135,13 @@ def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student
     folder = order.out / name
     result = trainer.simulations.get(name)
     card: dict[str, Any] = {"steps": trainer.loop.step, "coverage": round(trainer.coverage, 4)}
+    card["training"] = {
+        "target": without_folders(order.target),
+        "tokens": int(trainer.corpus.written.sum()),
+        "rows": order.plan.rows,
+        "seconds": round(trainer.loop.spent, 1),
+        "device": processor(),
+    }
     record = provenance(seed=order.plan.seed, data={"corpus": trainer.corpus.digest}, target=order.target)
     save_head(folder, student.head, student.spec, record, card, order.plan.storage)  # type: ignore[arg-type]
     if result is not None:

@@ -114,7 +114,12 @@ class TrainingLoop:
     def advance(self, listen: Listener = ignore) -> None:
         """One step with all that belongs to it."""
         begun = time.monotonic()
-        self.trainer.train_step(self.step, self.progress)
+        try:
+            self.trainer.train_step(self.step, self.progress)
+        except torch.OutOfMemoryError:
+            raise ForedraftError(
+                f"the device's memory is too small for step {self.step + 1}; give fewer --rows, or free what others hold"
+            ) from None
         self.step += 1
         last = self.step == self.steps and self.eval_at_end
         if last or (self.eval_every and self.step % self.eval_every == 0):
