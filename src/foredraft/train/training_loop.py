@@ -118,7 +118,7 @@ class TrainingLoop:
             self.trainer.train_step(self.step, self.progress)
         except torch.OutOfMemoryError:
             raise ForedraftError(
-                f"the device's memory is too small for step {self.step + 1}; give fewer --rows, or free what others hold"
+                f"the device's memory is too small for step {self.step + 1}; give fewer --rows, or free some"
             ) from None
         self.step += 1
         last = self.step == self.steps and self.eval_at_end
