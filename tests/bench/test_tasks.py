@@ -106,6 +106,15 @@ def test_long_texts_are_continued_without_a_template() -> None:
     assert len({q.turns for q in questions}) == formats.TEXT_PIECES
 
 
+def test_long_texts_of_several_lengths_end_alike() -> None:
+    file = DataFile("x.txt", " ".join(f"word{i}" for i in range(20_000)), "0")
+    short, long = (formats.long_reading(file, "context", size) for size in (1_000, 60_000))
+    before = {q.id: q.turns[0] for q in long}
+    assert len(short) == formats.LONG_PIECES and 0 < len(long) < len(short)  # the first pieces have too little before
+    assert all(text.endswith(q.turns[0]) for q in short if (text := before.get(q.id)))
+    assert {len(text) > 20 * 1_000 for text in before.values()} == {True}
+
+
 def test_a_limit_is_spread_over_the_file() -> None:
     questions = load(TASKS["own-chat"], None).questions
     assert spread(questions, 2) == [questions[0], questions[len(questions) // 2]]

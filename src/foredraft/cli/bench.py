@@ -39,7 +39,7 @@ bench = typer.Typer(
 
 Data = Annotated[Path | None, typer.Option(envvar="FOREDRAFT_DATA", help="Folder with published tasks.")]
 Tasks = Annotated[
-    str, typer.Option(help="Tasks or groups: own, spec-bench, eagle, quality, arc, agentic, text, or names.")
+    str, typer.Option(help="Tasks or groups: own, spec-bench, eagle, quality, arc, agentic, text, context, or names.")
 ]
 Methods = Annotated[
     str,

@@ -13,6 +13,8 @@ from .questions import Question
 LETTERS = "ABCDEFGH"
 CHOOSE = "Answer with the letter of the right choice."
 TEXT_CHARACTERS, TEXT_PIECES = 1200, 80
+LONG_PIECES = 8
+LONG_QUESTION = "What is the last part of this text about? Answer in a few sentences."
 MBPP_TEST, MBPP_TRAIN = range(11, 511), range(601, 975)
 # Spec-Bench carries MT-Bench's own eight categories in place of one name for the task.
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -128,6 +130,16 @@ def continuation(file: DataFile, task: str) -> list[Question]:
         if cut:
             found.append(Question(task, str(k), (cut,), raw=True))
     return found
+
+
+def long_reading(file: DataFile, task: str, characters: int) -> list[Question]:
+    """A question about the last of `characters` of a long text. Pieces of all sizes end at the same places, so that
+    tasks of several sizes ask the same and differ in what stands before it."""
+    ends = [(k + 1) * len(file.text) // LONG_PIECES for k in range(LONG_PIECES)]
+    found = [(k, file.text[max(0, end - characters) : end].strip()) for k, end in enumerate(ends)]
+    return [
+        Question(task, str(k), (f"{piece}\n\n{LONG_QUESTION}",)) for k, piece in found if len(piece) > characters // 2
+    ]
 
 
 def _choice(task: str, name: str, question: str, choices: list[str], right: str) -> Question:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...errors import UsageError, unknown_name
@@ -45,6 +46,12 @@ def _eagle(name: str) -> Task:
     return Task(f"eagle-{name}", "eagle", f"eagle_eval/{name}_question.jsonl", f.turns)
 
 
+def _context(name: str, characters: int) -> Task:
+    """Of about as many tokens as its name says, 3.5 characters each, and a little less."""
+    read = partial(f.long_reading, characters=characters)
+    return Task(f"context-{name}", "context", "text_wikitext2/test.txt", read)
+
+
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -73,6 +80,7 @@ TASKS: dict[str, Task] = {
         Task("text-tolstoy", "text", "text_war_and_peace/war_and_peace.txt", f.continuation),
         Task("text-wiki", "text", "text_wiki/wiki_demo.txt", f.continuation),
         Task("text-wikitext", "text", "text_wikitext2/test.txt", f.continuation),
+        *(_context(name, int(3500 * size)) for name, size in (("0.5k", 0.5), ("2k", 2), ("8k", 8), ("32k", 32))),
     )
 }
 GROUPS = tuple(dict.fromkeys(task.group for task in TASKS.values()))
