@@ -10,12 +10,13 @@
 constexpr float MOST_WORD = 32512;  // 127 * 256: with 8-bit codes, a sum of 32 products stays below 2^31
 
 #if defined(__AVX512F__)
-constexpr int MANY = 8;  // rows at a time, and whether by two blocks of columns: as many sums as registers hold
+constexpr int MANY = 8;  // rows at a time (a panel), and whether by two blocks of columns: as many sums as registers hold
 constexpr bool WIDE = true;
 #else
 constexpr int MANY = 4;
 constexpr bool WIDE = false;
 #endif
+constexpr int LEAST_TALL = 3 * MANY, MOST_TALL = 3 * ROWS;  // rows of several panels that share codes, widened once
 
 // Keep what `at` points to in memory: a compiler that tries to hold it in registers runs out of them.
 template <class T> inline void in_memory(T& at) { asm volatile("" ::"r"(&at) : "memory"); }
@@ -131,6 +132,32 @@ struct Column {
     long codes_ahead, scales_ahead;
 };
 
+// Ask memory for what the next columns to come have at this k-block.
+template <class Form> INLINED inline void ask_ahead(const Column& column, int k, bool scales) {
+    asm volatile("");  // GCC 12 takes a function that does nothing but prefetch for one that does nothing, and leaves it out
+    const uint8_t* codes = column.codes + column.codes_ahead + long(k) * Form::CODES;
+    for (int line = 0; line < Form::CODES; line += 64) prefetch(codes + line);
+    if (scales) prefetch(column.scales + column.scales_ahead + k * Form::scale_bytes(8) / 8);
+}
+
+template <class Form, int N> struct Scales {  // of a k-block of N blocks of columns, as they lie
+    const Column (&column)[N];
+    int k;
+    template <int GROUP> INLINED Floats step(int n) const { return Form::step(column[n].scales, k, GROUP); }
+    template <int GROUP> INLINED Floats least(int n) const { return Form::least(column[n].scales, k, GROUP); }
+};
+template <class Form, int N> struct WideScales {  // worked out
+    Floats steps[Form::GROUPS][N], leasts[Form::GROUPS][N];
+    INLINED explicit WideScales(const Scales<Form, N>& from) {
+        each<Form::GROUPS>([&](auto group) INLINED {
+            UNROLLED for (int n = 0; n < N; n++)
+                steps[group][n] = from.template step<group>(n), leasts[group][n] = from.template least<group>(n);
+        });
+    }
+    template <int GROUP> INLINED Floats step(int n) const { return steps[GROUP][n]; }
+    template <int GROUP> INLINED Floats least(int n) const { return leasts[GROUP][n]; }
+};
+
 // CENTER times the number at `minus`: where a sum begins whose weights are widened from 0 on.
 template <int CENTER> inline Ints beginning(const int32_t* minus) {
     static_assert((CENTER & (CENTER - 1)) == 0, "centers are powers of two");
@@ -138,54 +165,77 @@ template <int CENTER> inline Ints beginning(const int32_t* minus) {
     else return doubled<__builtin_ctz(CENTER)>(all_ints(*minus));
 }
 
-// Sums [N][R][16] of the first R rows of a panel against N blocks of columns, over the whole depth. A row's pair of numbers is
-// fetched once for all N, and the sums of whole k-blocks wait in memory: registers are for the products.
-template <class Form, int R, int N>
-void add_words(const WordRows& x, int panel, int blocks, const Column (&column)[N], float* sums) {
+// One k-block of the first R rows of a panel, added to their sums [N][R][16] for N blocks of columns. word(n, pair) are codes of 16 bits.
+// A row's pair of numbers is fetched once for all N, and the sums of whole k-blocks wait in memory: registers are for the products.
+template <class Form, int R, int N, class Word, class Scale>
+INLINED inline void add_block(const int32_t* pairs, const Block& block, const Word& word, const Scale& scales, float* sums) {
     constexpr int CHAINS = R * N <= 2 ? 4 : R * N <= 4 ? 2 : 1;  // sums that run side by side, to hide the latency of a product
     constexpr int PAIRS = WordRows::PAIRS / Form::GROUPS;
-    const int32_t* pairs = &x.pairs[size_t(panel) * blocks * WordRows::PAIRS * MANY];
-    const Block* block = &x.blocks[size_t(panel) * blocks];
-    UNROLLED for (int i = 0; i < N * R; i++) store(sums + 16 * i, all(0.0f));
-    for (int k = 0; k < blocks; k++, block++) {
-        const uint8_t* codes[N];
-        UNROLLED for (int n = 0; n < N; n++) {
-            codes[n] = column[n].codes + long(k) * Form::CODES;
-            for (int line = 0; line < Form::CODES; line += 64) prefetch(codes[n] + column[n].codes_ahead + line);
-            if (R > 2) prefetch(column[n].scales + column[n].scales_ahead + k * Form::scale_bytes(8) / 8);
-        }
-        each<Form::GROUPS>([&](auto group) INLINED {
-            constexpr int PART = Form::GROUPS == 1 ? 0 : 1 + group;
-            Ints whole[R * N * CHAINS];
-            UNROLLED for (int i = 0; i < R * N * CHAINS; i++)
-                whole[i] = i % CHAINS ? no_ints() : beginning<Form::CENTER>(&block->minus[PART][i / CHAINS / N]);
-            each<PAIRS>([&](auto p) INLINED {
-                Words w[N];
-                UNROLLED for (int n = 0; n < N; n++) w[n] = Form::template word<group * PAIRS + p>(codes[n]);
-                UNROLLED for (int r = 0; r < R; r++) {
-                    const Pair both = all_pairs(pairs[p * MANY + r]);
-                    UNROLLED for (int n = 0; n < N; n++) {
-                        Ints& sum = whole[(r * N + n) * CHAINS + p % CHAINS];
-                        sum = add_pairs(sum, w[n], both);
-                    }
-                }
-            });
-            pairs += PAIRS * MANY;
-            Floats step[N], least[N];
-            UNROLLED for (int n = 0; n < N; n++)
-                step[n] = Form::step(column[n].scales, k, group), least[n] = Form::least(column[n].scales, k, group);
+    each<Form::GROUPS>([&](auto group) INLINED {
+        constexpr int PART = Form::GROUPS == 1 ? 0 : 1 + group;
+        Ints whole[R * N * CHAINS];
+        UNROLLED for (int i = 0; i < R * N * CHAINS; i++)
+            whole[i] = i % CHAINS ? no_ints() : beginning<Form::CENTER>(&block.minus[PART][i / CHAINS / N]);
+        each<PAIRS>([&](auto p) INLINED {
+            constexpr int PAIR = group * PAIRS + p;
+            Words w[N];
+            UNROLLED for (int n = 0; n < N; n++) w[n] = word(n, std::integral_constant<int, PAIR>());
             UNROLLED for (int r = 0; r < R; r++) {
-                const Floats unit = all(block->step[r]), total = all(block->total[PART][r]);
+                const Pair both = all_pairs(pairs[PAIR * MANY + r]);
                 UNROLLED for (int n = 0; n < N; n++) {
-                    Ints* own = &whole[(r * N + n) * CHAINS];
-                    UNROLLED for (int c = 1; c < CHAINS; c++) own[0] = plus(own[0], own[c]);
-                    float* at = sums + (n * R + r) * 16;
-                    const Floats sum = fma(to_floats(own[0]), mul(step[n], unit), load(at));
-                    store(at, Form::HAS_LEAST ? fma(least[n], total, sum) : sum);
+                    Ints& sum = whole[(r * N + n) * CHAINS + p % CHAINS];
+                    sum = add_pairs(sum, w[n], both);
                 }
             }
         });
-        if (R * N > 8) in_memory(*sums);
+        Floats step[N], least[N];
+        UNROLLED for (int n = 0; n < N; n++)
+            step[n] = scales.template step<group>(n), least[n] = scales.template least<group>(n);
+        UNROLLED for (int r = 0; r < R; r++) {
+            const Floats unit = all(block.step[r]), total = all(block.total[PART][r]);
+            UNROLLED for (int n = 0; n < N; n++) {
+                Ints* own = &whole[(r * N + n) * CHAINS];
+                UNROLLED for (int c = 1; c < CHAINS; c++) own[0] = plus(own[0], own[c]);
+                float* at = sums + (n * R + r) * 16;
+                const Floats sum = fma(to_floats(own[0]), mul(step[n], unit), load(at));
+                store(at, Form::HAS_LEAST ? fma(least[n], total, sum) : sum);
+            }
+        }
+    });
+    if (R * N > 8) in_memory(*sums);
+}
+
+// Sums of the first R rows of a panel over the whole depth.
+template <class Form, int R, int N>
+void add_words(const WordRows& x, int panel, int blocks, const Column (&column)[N], float* sums) {
+    UNROLLED for (int i = 0; i < N * R; i++) store(sums + 16 * i, all(0.0f));
+    for (int k = 0; k < blocks; k++) {
+        UNROLLED for (int n = 0; n < N; n++) ask_ahead<Form>(column[n], k, R > 2);
+        auto word = [&](int n, auto pair) INLINED { return Form::template word<pair>(column[n].codes + long(k) * Form::CODES); };
+        const size_t at = size_t(panel) * blocks + k;
+        add_block<Form, R, N>(&x.pairs[at * WordRows::PAIRS * MANY], x.blocks[at], word, Scales<Form, N>{column, k}, sums);
+    }
+}
+
+// The same for several panels, one after another: sums [panels][N][MANY][16]. Codes are widened once for all of them.
+template <class Form, int N>
+void add_words_to_many(const WordRows& x, int first, int panels, int blocks, const Column (&column)[N], float* sums) {
+    constexpr int SIZE = N * MANY * 16;
+    alignas(64) int16_t wide[N][WordRows::PAIRS][32];
+    std::memset(sums, 0, sizeof(float) * panels * SIZE);
+    for (int k = 0; k < blocks; k++) {
+        UNROLLED for (int n = 0; n < N; n++) {
+            ask_ahead<Form>(column[n], k, true);
+            const uint8_t* codes = column[n].codes + long(k) * Form::CODES;
+            each<WordRows::PAIRS>([&](auto pair) INLINED { keep_words(wide[n][pair], Form::template word<pair>(codes)); });
+        }
+        in_memory(wide);
+        const WideScales<Form, N> scales(Scales<Form, N>{column, k});
+        auto word = [&](int n, int pair) INLINED { return load_words(wide[n][pair]); };
+        for (int panel = 0; panel < panels; panel++) {
+            const size_t at = size_t(first + panel) * blocks + k;
+            add_block<Form, MANY, N>(&x.pairs[at * WordRows::PAIRS * MANY], x.blocks[at], word, scales, sums + panel * SIZE);
+        }
     }
 }
 
@@ -215,6 +265,15 @@ void panel_by_words(const WordRows& x, int panel, int rows, int blocks, const Co
     }
 }
 
+// The same of several panels.
+template <class Form, int N, class Emit>
+void many_by_words(const WordRows& x, int first, int rows, int blocks, const Column (&column)[N], Emit emit) {
+    alignas(64) float sums[MOST_TALL * N * 16];
+    add_words_to_many<Form, N>(x, first, int(WordRows::panels(rows)), blocks, column, sums);
+    for (int r = 0; r < rows; r++)  // row by row: whoever takes sums may want two blocks of a row soon
+        for (int n = 0; n < N; n++) emit(r, n, load(sums + ((r / MANY * N + n) * MANY + r % MANY) * 16));
+}
+
 // Somebody's functions by their addresses: products of all forms are compiled once, not for every place that calls them.
 struct Which {
     const void* self;
@@ -241,11 +300,14 @@ void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, i
         return Column{w.codes + at * blocks * Form::CODES, w.scales + at * scales, ahead * blocks * Form::CODES, ahead * scales};
     };
     for (int j = begin; j < end; j += 2)  // whoever takes sums may want two blocks of a row soon
-        for (int row = 0; row < rows; row += MANY) {
-            const int here = rows - row < MANY ? rows - row : MANY;
+        for (int row = 0, here; row < rows; row += here) {
             auto each = [&](int first) { return [&, first](int r, int n, Floats sums) { emit(row + r, first + n, sums); }; };
+            here = rows - row < MANY ? rows - row : MANY;
             if (WIDE && !FEW<Form> && here > 3 && j + 1 < end) {
-                panel_by_words<Form, 2>(x, row / MANY, here, blocks, {column(j, !row), column(j + 1, !row)}, each(j));
+                const Column both[] = {column(j, !row), column(j + 1, !row)};
+                const int tall = (rows - row < MOST_TALL ? rows - row : MOST_TALL) / MANY * MANY;
+                if (tall < LEAST_TALL) panel_by_words<Form, 2>(x, row / MANY, here, blocks, both, each(j));
+                else many_by_words<Form, 2>(x, row / MANY, here = tall, blocks, both, each(j));
                 continue;
             }
             for (int one = j; one < end && one < j + 2; one++)
