@@ -132,14 +132,6 @@ struct Column {
     long codes_ahead, scales_ahead;
 };
 
-// Ask memory for what the next columns to come have at this k-block.
-template <class Form> INLINED inline void ask_ahead(const Column& column, int k, bool scales) {
-    asm volatile("");  // GCC 12 takes a function that does nothing but prefetch for one that does nothing, and leaves it out
-    const uint8_t* codes = column.codes + column.codes_ahead + long(k) * Form::CODES;
-    for (int line = 0; line < Form::CODES; line += 64) prefetch(codes + line);
-    if (scales) prefetch(column.scales + column.scales_ahead + k * Form::scale_bytes(8) / 8);
-}
-
 template <class Form, int N> struct Scales {  // of a k-block of N blocks of columns, as they lie
     const Column (&column)[N];
     int k;
@@ -209,11 +201,17 @@ INLINED inline void add_block(const int32_t* pairs, const Block& block, const Wo
 template <class Form, int R, int N>
 void add_words(const WordRows& x, int panel, int blocks, const Column (&column)[N], float* sums) {
     UNROLLED for (int i = 0; i < N * R; i++) store(sums + 16 * i, all(0.0f));
-    for (int k = 0; k < blocks; k++) {
-        UNROLLED for (int n = 0; n < N; n++) ask_ahead<Form>(column[n], k, R > 2);
-        auto word = [&](int n, auto pair) INLINED { return Form::template word<pair>(column[n].codes + long(k) * Form::CODES); };
-        const size_t at = size_t(panel) * blocks + k;
-        add_block<Form, R, N>(&x.pairs[at * WordRows::PAIRS * MANY], x.blocks[at], word, Scales<Form, N>{column, k}, sums);
+    const int32_t* pairs = &x.pairs[size_t(panel) * blocks * WordRows::PAIRS * MANY];
+    const Block* block = &x.blocks[size_t(panel) * blocks];
+    for (int k = 0; k < blocks; k++, block++, pairs += WordRows::PAIRS * MANY) {
+        const uint8_t* codes[N];
+        UNROLLED for (int n = 0; n < N; n++) {
+            codes[n] = column[n].codes + long(k) * Form::CODES;
+            for (int line = 0; line < Form::CODES; line += LINE) prefetch(codes[n] + column[n].codes_ahead + line);
+            if (R > 2) prefetch(column[n].scales + column[n].scales_ahead + k * Form::scale_bytes(8) / 8);
+        }
+        auto word = [&](int n, auto pair) INLINED { return Form::template word<pair>(codes[n]); };
+        add_block<Form, R, N>(pairs, *block, word, Scales<Form, N>{column, k}, sums);
     }
 }
 
@@ -225,8 +223,9 @@ void add_words_to_many(const WordRows& x, int first, int panels, int blocks, con
     std::memset(sums, 0, sizeof(float) * panels * SIZE);
     for (int k = 0; k < blocks; k++) {
         UNROLLED for (int n = 0; n < N; n++) {
-            ask_ahead<Form>(column[n], k, true);
             const uint8_t* codes = column[n].codes + long(k) * Form::CODES;
+            for (int line = 0; line < Form::CODES; line += LINE) prefetch(codes + column[n].codes_ahead + line);
+            prefetch(column[n].scales + column[n].scales_ahead + k * Form::scale_bytes(8) / 8);
             each<WordRows::PAIRS>([&](auto pair) INLINED { keep_words(wide[n][pair], Form::template word<pair>(codes)); });
         }
         in_memory(wide);
