@@ -17,6 +17,7 @@ from foredraft.core.rng.keyed import KeyedRng, Rng
 from foredraft.core.shapes.base import Chain, StaticTree
 from foredraft.core.verify import RULES
 from foredraft.draft import Drafter, Round
+from foredraft.draft.combine.arm_values import ArmValues
 from foredraft.draft.combine.auto import Arm, AutoDrafter
 from foredraft.draft.combine.given import GivenDrafter
 from foredraft.draft.neural.draft_model import ModelDrafter
@@ -52,6 +53,18 @@ def arm(kind: str, table: TableModel, costs: CostModel, slots: int = 1, depth: i
 def auto(kind: str, costs: CostModel = FLAT) -> AutoDrafter:
     arms = [Arm(PromptLookup(2)), Arm(SuffixDrafter(2)), arm(kind, NEAR, costs)]
     return AutoDrafter(arms, costs, clock=lambda: 0.0)
+
+
+def test_a_tree_that_was_never_drafted_is_taken_for_the_chain_that_it_begins_with() -> None:
+    """Its greatest size would be out of the question, and the first text would wait for it."""
+    costs = CostModel((1, 4, 64), (64,), (1,), (((1.0, 1.1, 60.0),),))
+    timing, calibration = DraftTiming(0.02), Calibration()
+    shape = CostAwareTree(32, 4, 8, costs=Costs(costs), timing=timing, calibration=calibration)
+    head = Arm(ModelDrafter(TableExecutor(NEAR), shape), 8, timing, calibration)
+    values, sequence = ArmValues([head], Costs(costs)), request([0, 1], Method("m", RULES["greedy"])).sequence
+    sequence.budget = Budget(32, 8)
+    found = values.of_model(0, sequence, (), False, 1)
+    assert found is not None and found.rate > 1.5, "a plain pass takes a second"
 
 
 @pytest.mark.parametrize("costs", [FLAT, COSTLY], ids=["flat", "costly"])

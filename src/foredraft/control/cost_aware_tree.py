@@ -65,21 +65,24 @@ class PricedTree(Eagle2Tree):
 
     def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool:
         """Whether the next level's nodes bring more than they cost, for one sequence of the batch at least."""
-        gains = self._falling(builder.values())
-        seconds = self.verify[: gains.shape[1] + 1] + self.first + (level - 2) * self.level
-        best = rates(gains, seconds)[:, 1:].max(axis=1)  # [B]
-        threshold = best * (self.verify[-1] - self.verify[0]) / self.nodes  # tokens that a node must bring
-        hoped = np.exp(value.cpu().numpy())[:, None, :] * _CHILDREN  # [B, 2, w]
-        gain = np.maximum(hoped - threshold[:, None, None], 0).sum(axis=(1, 2))
-        return bool((gain > best * self.level).any())
+        found = np.exp(builder.values().cpu().numpy())
+        hoped = np.exp(value.cpu().numpy())[:, None, :] * _CHILDREN  # [B, 2, w]: none is likelier than its parent
+        more = np.concatenate((found, hoped.reshape(len(found), -1)), axis=1)
+        return bool((self._best(more, level) > self._best(found, level - 1)).any())
+
+    def _best(self, gains: Numbers, levels: int) -> Numbers:
+        """[B] the highest rate of some of these nodes, once `levels` levels have been read."""
+        gains = -np.sort(-gains, axis=1)[:, : self.nodes]
+        best: Numbers = rates(gains, self._seconds(gains.shape[1], levels))[:, 1:].max(axis=1)
+        return best
+
+    def _seconds(self, nodes: int, levels: int) -> Numbers:
+        """[nodes + 1] of a round that verifies 0 .. nodes drafts."""
+        seconds: Numbers = self.verify[: nodes + 1] + self.first + (levels - 1) * self.level
+        return seconds
 
     def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]:
         """As many of the best nodes as have the highest rate; none where plain decoding is faster."""
-        gains = self._falling(builder.within(budgets))
-        seconds = self.verify[: gains.shape[1] + 1] + self.first + (builder.levels - 1) * self.level
-        count = rates(gains, seconds).argmax(axis=1).tolist()
+        gains = np.exp(-np.sort(-builder.within(budgets).cpu().numpy(), axis=1)[:, : self.nodes])
+        count = rates(gains, self._seconds(gains.shape[1], builder.levels)).argmax(axis=1).tolist()
         return [b._replace(nodes=min(b.nodes, n)) for b, n in zip(budgets, count, strict=True)]
-
-    def _falling(self, value: Tensor) -> Numbers:
-        """The largest probabilities of each sequence, as many as it may have nodes."""
-        return np.exp(-np.sort(-value.cpu().numpy(), axis=1)[:, : self.nodes])

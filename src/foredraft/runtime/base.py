@@ -54,6 +54,8 @@ class Rows:
     def trees(cls, slots: Sequence[int], root: Tensor, drafts: DraftBatch) -> Rows:
         """Each sequence's pending token with its drafts below: scratch row 0 is the root, row i + 1 is node i."""
         counts = tuple(n + 1 for n in drafts.lengths())
+        if not drafts.width:
+            return cls(tuple(slots), counts, root, torch.zeros_like(root))
         token = torch.cat((root[:, None], drafts.token), dim=1)
         depth = torch.cat((torch.zeros_like(root)[:, None], drafts.depth), dim=1)
         parent = torch.cat((torch.full_like(root, -1)[:, None], drafts.parent + 1), dim=1)

@@ -8,6 +8,7 @@ from itertools import takewhile
 from ...control.acceptance import AcceptanceRecord
 from ...control.constants import (
     ACCEPTANCE_PRIOR,
+    CHILD_PRIORS,
     EMA_RATE,
     GRAFT_FACTORS,
     GRAFT_MOST,
@@ -22,6 +23,8 @@ from ...control.cost import Costs, DraftTiming
 from ...control.objective import best_count, rate
 from ...types import Sequence
 from .arms import Arm, Candidate
+
+CHAIN_GAINS = [CHILD_PRIORS[0] ** n for n in range(1, 17)]  # P(accepted) along a head's chain before any was drafted
 
 
 def growth(batch: int) -> float:
@@ -82,7 +85,10 @@ class ArmValues:
             return Candidate(i, (i, 0), count, best, unread=unread)
         key = (i, 1 + max((c.confidence for c in lookups), default=-1) if arm.calibration is not None else 0)
         usual = self._sizes.get(key) or arm.timing
-        nodes, levels = (usual.nodes, usual.levels) if usual.rounds else (arm.drafter.nodes // 2, length)
+        if not usual.rounds:  # a tree grows while that pays: at first it is taken for the chain that it begins with
+            count, best = best_count(CHAIN_GAINS[:length], lambda n: seconds(n, n), least=1)
+            return Candidate(i, key, length, best, unread=unread)
+        nodes, levels = usual.nodes, usual.levels
         expected = self.record.accepted_of_tree(sequence.id, key)
         return Candidate(i, key, length, rate(expected, seconds(round(nodes), min(levels, length))), unread=unread)
 

@@ -334,6 +334,7 @@ def _round(
         if asked.sampled is not None:
             lines[1:3].add_(1)  # rounds and positions
     if key.tree:
+        assert made.keep is not None
         executor.move_rows(slot, known, made.verdict.accepted + 1, made.keep)
     return out, made.verdict, made.summary
 

@@ -21,11 +21,11 @@ from .summary import layout, summarise
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict and its summary, and the scratch rows [B, D + 1] of the accepted path: the root's, then the nodes'."""
+    """A verdict, its summary, and the scratch rows [B, D + 1] of the accepted path: the root's, then the nodes'."""
 
     verdict: Verdict
     summary: Tensor
-    keep: Tensor
+    keep: Tensor | None = None  # None where the host decides: it knows which rows to move
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,8 @@ def draw_on_host(group: MethodGroup, sampler: Sampler) -> Decision | None:
     depths = group.drafts.depth.tolist()
     drawn = [Drawn(code, r, _rows(group, b, sampler), depths[b]) for b, r in enumerate(group.requests)]
     lines = lines_of(group.drafts, drawn)
-    damaged = torch.zeros(group.out.index.shape, dtype=torch.int64)
-    for b, each in enumerate(drawn):
-        damaged[b, each.damaged] = 1
+    rows = range(group.out.index.shape[1])
+    damaged = [[int(row in each.damaged) for row in rows] for each in drawn]
     return decision_of(group.drafts, lines, damaged)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,7 +23,7 @@ def decide_on_host(
 ) -> Decision:
     """As `device.decide`."""
     lines = lines_of(drafts, choice.tolist(), None if scores is None else scores.tolist(), reason)
-    return decision_of(drafts, lines, (~torch.isfinite(best)).to(torch.int64))
+    return decision_of(drafts, lines, [[int(not isfinite(value)) for value in row] for row in best.tolist()])
 
 
 def lines_of(
@@ -30,20 +31,18 @@ def lines_of(
     choice: Seq[Choices],
     scores: list[list[float]] | None = None,
     reason: Reason = Reason.RELAXED,
-) -> Tensor:
-    """[B, columns] of a summary, without the flags of its rows."""
+) -> list[list[int]]:
+    """The lines of a summary, without the flags of its rows."""
     columns = (x.tolist() for x in (drafts.token, drafts.parent, drafts.depth, drafts.order))
     scored = [None] * drafts.batch if scores is None else scores
     trees = zip(*columns, drafts.length.tolist(), choice, scored, strict=True)
-    found = [_line(_Tree(*tree), drafts.levels, int(reason)) for tree in trees]
-    return torch.tensor(found, dtype=torch.int64)
+    return [_line(_Tree(*tree), drafts.levels, int(reason)) for tree in trees]
 
 
-def decision_of(drafts: DraftBatch, lines: Tensor, damaged: Tensor) -> Decision:
-    """damaged [B, rows]: those without a distribution."""
-    verdict = unpack_verdict(lines, drafts.levels)
-    keep = torch.cat((torch.zeros_like(lines[:, :1]), verdict.path + 1), dim=1)
-    return Decision(verdict, torch.cat((lines, damaged), dim=1), keep)
+def decision_of(drafts: DraftBatch, lines: list[list[int]], damaged: list[list[int]]) -> Decision:
+    """damaged: a flag for every row of a sequence, 1 = it has no distribution."""
+    summary = torch.tensor([line + flags for line, flags in zip(lines, damaged, strict=True)], dtype=torch.int64)
+    return Decision(unpack_verdict(summary, drafts.levels), summary)
 
 
 class Choices(Protocol):

@@ -58,7 +58,7 @@ def pack_line(
 
 
 def unpack_verdict(lines: Tensor, levels: int) -> Verdict:
-    """The verdict that lines [B, columns without flags] tell."""
+    """The verdict that lines [B, columns] tell."""
     at = layout(levels)
     path, reasons = lines[:, at.path : at.tokens], lines[:, at.reasons : at.damaged]
     return Verdict(path, lines[:, at.accepted], lines[:, at.token], reasons)
