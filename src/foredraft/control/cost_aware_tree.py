@@ -66,7 +66,7 @@ class PricedTree(Eagle2Tree):
     def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool:
         """Whether the next level's nodes bring more than they cost, for one sequence of the batch at least."""
         found = np.exp(builder.values().cpu().numpy())
-        hoped = np.exp(value.cpu().numpy())[:, None, :] * _CHILDREN  # [B, 2, w]: none is likelier than its parent
+        hoped = np.exp(value.cpu().numpy())[:, None, :] * _CHILDREN  # [B, 2, w]: none exceeds its parent
         more = np.concatenate((found, hoped.reshape(len(found), -1)), axis=1)
         return bool((self._best(more, level) > self._best(found, level - 1)).any())
 
