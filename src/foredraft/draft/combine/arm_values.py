@@ -85,10 +85,10 @@ class ArmValues:
             return Candidate(i, (i, 0), count, best, unread=unread)
         key = (i, 1 + max((c.confidence for c in lookups), default=-1) if arm.calibration is not None else 0)
         usual = self._sizes.get(key) or arm.timing
-        if not usual.rounds:  # a tree grows while that pays: at first it is taken for the chain that it begins with
+        if not usual.rounds and arm.calibration is not None:  # it grows while that pays
             count, best = best_count(CHAIN_GAINS[:length], lambda n: seconds(n, n), least=1)
             return Candidate(i, key, length, best, unread=unread)
-        nodes, levels = usual.nodes, usual.levels
+        nodes, levels = (usual.nodes, usual.levels) if usual.rounds else (arm.drafter.nodes // 2, length)
         expected = self.record.accepted_of_tree(sequence.id, key)
         return Candidate(i, key, length, rate(expected, seconds(round(nodes), min(levels, length))), unread=unread)
 
