@@ -66,7 +66,7 @@ class RowStepper(Stepper, Protocol):
     tracks: bool  # whether those rows will be needed
 
     @property
-    def row_of(self) -> Tensor:
+    def row_of(self) -> Tensor | None:
         """[B, numbered], -1 = not read."""
 
 
@@ -79,14 +79,14 @@ class CapturedDrafts:
     rows: int  # scratch rows of every sequence
 
 
-def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence]) -> bool:
-    """Whether a round of these sequences may be captured."""
+def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence], words: int) -> bool:
+    """Whether a round of these sequences may be captured; words: those that may be drafted."""
     if executor.capturing is None or len(sequences) > MOST:
         return False
     if type(shape) is Chain:
         return shape.stop is None and not shape.values and any(s.budget.chain > 0 for s in sequences)
     # A tree has all its nodes where the vocabulary has enough tokens.
-    sure = type(shape) is Eagle2Tree and shape.numbered >= shape.nodes and executor.vocab_size >= shape.width
+    sure = type(shape) is Eagle2Tree and shape.numbered >= shape.nodes and words >= shape.width
     return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)
 
 
@@ -113,27 +113,39 @@ def capture_round(
     features: Seq[Tensor] | Tensor | None = None,
     draws: Draws | None = None,
 ) -> CapturedDrafts | None:
-    """A round, valid until the next one; None where too much is unread.
+    """A round that reads what is new for good, valid until the next one; None where too much is unread.
 
     The slots hold the text before `unread`; features [n, d] of each sequence, or [B, most, d] of all, go with its
     unread tokens. draws: for drafts that are drawn.
     """
-    most, batch = max(map(len, unread)), fitting(len(slots), BATCHES)  # batches that shrink and grow share graphs
-    width = next((size for size in READS if size >= most), 0)
     counts = [len(run) for run in unread]
-    lengths = [executor.length(slot) for slot in slots]
-    if not width or max(n + c for n, c in zip(lengths, counts, strict=True)) > executor.max_length:
+    ends = [executor.length(slot) + count for slot, count in zip(slots, counts, strict=True)]
+    if max(counts) > READS[-1] or max(ends) > executor.max_length:
         return None
     executor.kv_cache.take(slots, [count + shape.reads for count in counts])
+    return settled(executor, run_round(executor, shape, slots, unread, make, owner, features, draws), slots, unread)
+
+
+def run_round(
+    executor: GraphExecutor,
+    shape: Shape,
+    slots: Seq[int],
+    unread: Seq[Seq[int]],
+    make: MakeStepper,
+    owner: Hashable,
+    features: Seq[Tensor] | Tensor | None = None,
+    draws: Draws | None = None,
+) -> CapturedDrafts:
+    """The round alone, with what fills the batch up; its rows have their places, and no length changes."""
+    batch, width = fitting(len(slots), BATCHES), fitting(max(map(len, unread)), READS)  # sizes that share graphs
+    counts, lengths = [len(run) for run in unread], [executor.length(slot) for slot in slots]
 
     def body(table: Tensor, features: Tensor | None = None) -> CapturedDrafts:
         slot, length, fresh = table[:3].unbind(0)
         inside = CapturedPasses(executor, slot, length)
         keys, given = table[3 : len(table) - width], table[len(table) - width :].T
-        if features is not None:
-            given = given[:, : features.shape[1]]
-            if len(features) < batch:  # an eager call: the inputs are not padded
-                features = F.pad(features, (0, 0, 0, 0, 0, batch - len(features)))
+        if features is not None and features.shape[:2] != (batch, width):  # an eager call: the inputs are not padded
+            features = F.pad(features, (0, 0, 0, width - features.shape[1], 0, batch - len(features)))
         block = sure_block(batch, executor.device) if draws is None else block_of(draws.form, keys[3:])
         rng = _no_rng(fresh) if draws is None else KeyedRng(keys[0], keys[1], keys[2])
         stepper = make(inside, given.contiguous(), fresh, features, block)
@@ -150,8 +162,7 @@ def capture_round(
     if features is not None:
         inputs.append(_padded(features))
         rooms.append((batch, width, inputs[1].shape[2]))
-    made = executor.graphs.run(key_of(owner, shape, batch, width, draws), body, inputs, rooms, AFTER)
-    return settled(executor, made, slots, unread)
+    return executor.graphs.run(key_of(owner, shape, batch, width, draws), body, inputs, rooms, AFTER)
 
 
 def key_of(owner: Hashable, shape: Shape, batch: int, width: int, draws: Draws | None) -> Hashable:

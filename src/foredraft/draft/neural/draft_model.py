@@ -104,7 +104,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
         self._last = None
-        if can_capture(self.executor, self.shape, sequences):
+        if can_capture(self.executor, self.shape, sequences, self.executor.vocab_size):
             drafts = self._captured(sequences)
             if drafts is not None:
                 return drafts

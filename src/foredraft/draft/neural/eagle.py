@@ -23,7 +23,6 @@ from ...models.heads import DraftVocab, FeatureHead
 from ...models.native import MOST
 from ...runtime import Output, Rows, TorchExecutor, executor_for
 from ...runtime.cuda.captured_passes import CapturedPasses
-from ...runtime.cuda.graphs import GraphCache
 from ...runtime.native.executor import NativeExecutor
 from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
@@ -31,7 +30,7 @@ from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
 from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
-from .kept_features import KeptFeatures, accepted_rows, first_unread, unread_slots
+from .kept_features import KeptFeatures, RoundStates, accepted_rows, first_unread, path_rows, unread_slots
 
 
 class EagleDrafter(ModelDrafter):
@@ -60,7 +59,7 @@ class EagleDrafter(ModelDrafter):
         self.head = head
         self.taps = frozenset(head.taps)
         self._features = KeptFeatures(head.feature)
-        self._prefetched: list[tuple[Output, Tensor]] = []  # features of rounds that are not observed yet
+        self._round_states = RoundStates(self._owner, head.taps, path_rows, lambda states: self.head.feature(states))
         self._levels: dict[int, Levels] = {}
 
     @staticmethod
@@ -86,7 +85,7 @@ class EagleDrafter(ModelDrafter):
         return propose_for([s.id in self._features for s in sequences], sequences, rng, self._propose)
 
     def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        if can_capture(self.executor, self.shape, sequences):
+        if can_capture(self.executor, self.shape, sequences, self.executor.vocab_size):
             made = self._captured(sequences)
             if made is not None:
                 return made
@@ -189,8 +188,7 @@ class EagleDrafter(ModelDrafter):
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
-        if self._prefetches(round.out):
-            padded = self._padded_features(round)
+        if (padded := self._round_states.take(self.executor, round)) is not None:
             self._features.keep_round([s.id for s in round.sequences], padded, [n + 1 for n in round.accepted])
             return
         rows, counts = accepted_rows(round)
@@ -201,14 +199,7 @@ class EagleDrafter(ModelDrafter):
     @torch.no_grad()
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
         """The features of accepted paths before the host knows them; for outputs that stay where they are."""
-        executor = self.executor.capturing
-        if self._prefetches(out) and executor is not None:
-            features = self._captured_features(executor.graphs, out, verdict)
-            self._prefetched = [*self._others(out), (out, features)]
-
-    def _prefetches(self, out: Output) -> bool:
-        """Whether features are taken from a captured round on this very device."""
-        return out.lasting and self.executor.capturing is not None and out.index.device == self.executor.device
+        self._round_states.begin(self.executor, out, verdict)
 
     def _here(self, states: Tensor) -> Tensor:
         """Target states on the head's device and in its precision; counts what came from another device."""
@@ -216,30 +207,6 @@ class EagleDrafter(ModelDrafter):
             states = states.to(self.executor.device, self.executor.dtype)
             self.moved += states.nbytes
         return states
-
-    def _padded_features(self, round: Round) -> Tensor:
-        out = round.out
-        if len(self._others(out)) == len(self._prefetched):  # whoever runs the round does not let drafters prefetch
-            self.prefetch(round.sequences, out, round.verdict)
-        found = next(features for seen, features in self._prefetched if seen is out)
-        self._prefetched = self._others(out)
-        return found
-
-    def _others(self, out: Output) -> list[tuple[Output, Tensor]]:
-        return [entry for entry in self._prefetched if entry[0] is not out]
-
-    def _captured_features(self, graphs: GraphCache, out: Output, verdict: Verdict) -> Tensor:
-        """[B, D + 1, d] features along the accepted paths, padded; a copy, which later rounds do not overwrite."""
-        path, index = verdict.path, out.index
-        states = [out.hidden[tap] for tap in self.head.taps]
-
-        def body() -> Tensor:
-            rows = torch.cat((torch.zeros_like(index[:, :1]), path.clamp(min=-1) + 1), dim=1)
-            packed = index.gather(1, rows)
-            return self.head.feature([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
-
-        key = ("features", self._owner, len(index), path.shape[1], *(x.data_ptr() for x in (path, index, *states)))
-        return graphs.run(key, body, (), after=1).clone()
 
 
 class EagleStepper(ModelStepper):

@@ -7,13 +7,15 @@ tensor and taken apart only for those who need more than their last round: with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...runtime import Executor
+from ...runtime import Executor, Output
+from ...runtime.cuda.graphs import GraphCache
+from ...types import Verdict
 from ..base import Round
 
 
@@ -95,6 +97,68 @@ class KeptFeatures:
             states = waiting[0] if len(waiting) == 1 else [torch.cat(tap) for tap in zip(*waiting, strict=True)]
             made = self._make(states)
             self._parts.setdefault(text, []).append(Part(made[None], 0, 0, len(made)))
+
+
+class RoundStates:
+    """What is made of the target's states of a captured round, begun before the host knows the verdict."""
+
+    def __init__(
+        self,
+        owner: Hashable,
+        taps: Sequence[int],
+        rows: Callable[[Tensor, Verdict], Tensor],
+        make: Callable[[list[Tensor]], Tensor],
+    ) -> None:
+        """rows: the output's index and a verdict -> packed rows [B, W]; make: [n, d] for each tap -> [n, d']."""
+        self._owner, self._taps, self._rows, self._make = owner, taps, rows, make
+        self._begun: list[tuple[Output, Tensor]] = []  # of rounds that are not observed yet
+
+    def fits(self, executor: Executor, out: Output) -> bool:
+        """Whether an output is that of a captured round, on this very device."""
+        return out.lasting and executor.capturing is not None and out.index.device == executor.device
+
+    def begin(self, executor: Executor, out: Output, verdict: Verdict) -> None:
+        """No value is read here."""
+        capturing = executor.capturing
+        if capturing is not None and self.fits(executor, out):
+            self._begun = [*self._others(out), (out, self._run(capturing.graphs, out, verdict))]
+
+    def take(self, executor: Executor, round: Round) -> Tensor | None:
+        """[B, W, d'] of a round; None where it was not captured."""
+        out = round.out
+        if not self.fits(executor, out):
+            return None
+        if len(self._others(out)) == len(self._begun):  # whoever runs the round does not let drafters prefetch
+            self.begin(executor, out, round.verdict)
+        found = next(made for seen, made in self._begun if seen is out)
+        self._begun = self._others(out)
+        return found
+
+    def _others(self, out: Output) -> list[tuple[Output, Tensor]]:
+        return [entry for entry in self._begun if entry[0] is not out]
+
+    def _run(self, graphs: GraphCache, out: Output, verdict: Verdict) -> Tensor:
+        """A copy, which later rounds do not overwrite."""
+        states = [out.hidden[tap] for tap in self._taps]
+
+        def body() -> Tensor:
+            packed = self._rows(out.index, verdict)
+            return self._make([state[packed.flatten()] for state in states]).view(*packed.shape, -1)
+
+        read = (verdict.path, verdict.accepted, out.index, *states)
+        key = ("features", self._owner, len(out.index), verdict.path.shape[1], *(x.data_ptr() for x in read))
+        return graphs.run(key, body, (), after=1).clone()
+
+
+def path_rows(index: Tensor, verdict: Verdict) -> Tensor:
+    """[B, D + 1] packed rows of the pending token and the accepted path, padded."""
+    rows = torch.cat((torch.zeros_like(index[:, :1]), verdict.path.clamp(min=-1) + 1), dim=1)
+    return index.gather(1, rows)
+
+
+def last_row(index: Tensor, verdict: Verdict) -> Tensor:
+    """[B, 1] packed row of the last accepted node, or of the pending token where none was accepted."""
+    return path_rows(index, verdict).gather(1, verdict.accepted[:, None])
 
 
 def unread_slots(
