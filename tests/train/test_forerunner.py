@@ -71,7 +71,7 @@ def test_levels_of_training_are_real_drafts(off: tuple[str, ...]) -> None:
         sequence = Sequence(0, text[: t + 2], 2, SamplingParams(), 0, slot=0)
         drafter.observe_prefill([sequence], [0], [states])
         assert drafter.ready([sequence]) == [True]
-        stepper = ForerunnerStepper(drafter, [sequence], block, words())
+        stepper = ForerunnerStepper(drafter, (0,), drafter.blocks([sequence]), block, words())
         found = [stepper.root().logits[0]]
         for j, token in enumerate(text[t + 2 : t + 1 + STEPS]):
             one = torch.tensor([[token]])
@@ -183,7 +183,9 @@ def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
     states = target.prefill([0, 1], [text[:-1] for text in texts], head.taps)
     drafter.observe_prefill(sequences, [0, 0], states)
     block = ParamBlock.of([SamplingParams()] * 2, 64, torch.device("cpu"))
-    quick, slow = (ForerunnerStepper(drafter, sequences, block, drafter.vocabulary) for _ in range(2))
+    quick, slow = (
+        ForerunnerStepper(drafter, (0, 1), drafter.blocks(sequences), block, drafter.vocabulary) for _ in range(2)
+    )
     tops, reference = quick.tops(), SteppedTops(slow)
     assert isinstance(tops, BlockTops)
     found, wanted = tops.root(4), reference.root(4)

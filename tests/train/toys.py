@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from foredraft.models import Decoder, ModelConfig, random_decoder
-from foredraft.models.heads import HeadSpec, Identity
+from foredraft.models.heads import ForerunnerHead, HeadSpec, Identity
 from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus
 from foredraft.train.kinds import KINDS, ContextKind, Settings
@@ -75,6 +75,14 @@ def head(
         if not name.startswith(made.borrowed) and parameter.dim() > 1:  # type: ignore[arg-type]
             parameter.data += noise * torch.randn_like(parameter)
     return made.requires_grad_(False), spec
+
+
+def forerunner(decoder: Decoder, words: int = 40, length: int = 5) -> ForerunnerHead:
+    """One that copies aloud."""
+    made, _ = head(decoder, "forerunner", words, length)
+    assert isinstance(made, ForerunnerHead)
+    made.pointer.matched += 8.0
+    return made
 
 
 _WRITTEN: dict[object, Corpus] = {}

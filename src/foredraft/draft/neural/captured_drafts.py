@@ -135,9 +135,13 @@ def run_round(
     owner: Hashable,
     features: Seq[Tensor] | Tensor | None = None,
     draws: Draws | None = None,
+    reads: Seq[int] = READS,
 ) -> CapturedDrafts:
-    """The round alone, with what fills the batch up; its rows have their places, and no length changes."""
-    batch, width = fitting(len(slots), BATCHES), fitting(max(map(len, unread)), READS)  # sizes that share graphs
+    """The round alone, with what fills the batch up; its rows have their places, and no length changes.
+
+    reads: for how many unread tokens it is captured; one size, where they cost nothing.
+    """
+    batch, width = fitting(len(slots), BATCHES), fitting(max(map(len, unread)), reads)  # sizes that share graphs
     counts, lengths = [len(run) for run in unread], [executor.length(slot) for slot in slots]
 
     def body(table: Tensor, features: Tensor | None = None) -> CapturedDrafts:

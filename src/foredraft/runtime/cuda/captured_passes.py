@@ -6,14 +6,16 @@ K/V cache's lengths with `GraphExecutor.settle`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from ...models.decoder import Layer
 from ..base import Output, Rows
 from ..row_layout import SlotTable
-from .executor import GraphExecutor
+from .executor import GraphExecutor, TreeAttention
+from .pad_rows import pad_rows
 
 
 class CapturedPasses:
@@ -46,15 +48,36 @@ class CapturedPasses:
     def forward_embeds(self, rows: Rows, embeds: Tensor, taps: Collection[int] = (), logits: bool = True) -> Output:
         return self._place(rows, embeds, taps)
 
+    def read_beside(self, streams: Tensor, layers: Sequence[tuple[int, Layer]]) -> Tensor:
+        """As `TorchExecutor.read_beside`: chains after the texts, streams [B, W, d]; their rows are dropped."""
+        (batch, width, _), executor = streams.shape, self.executor
+        depth = self._numbers(width).expand(batch, width).reshape(-1)
+        given = self._scratch(batch, width), width, streams.flatten(0, 1), depth, None
+        layout, laid = pad_rows(*given, executor.seen, executor.limits)
+        attend = TreeAttention(executor.kv_cache, executor.decoder.rotations, layout)
+        for index, layer in layers:
+            laid = layer(laid, laid, laid, attend, index)  # it turns heads by itself: nobody looks at cos and sin
+        return laid.view_as(streams)
+
+    def keys(self, layer: int, rows: int) -> Tensor:
+        """[B, P, Hkv, rows of a page, D] a layer's keys of each text, the first `rows` of them at least, by page.
+
+        What lies beyond a text's end means nothing."""
+        kv_cache = self.executor.kv_cache
+        table = kv_cache.pages.table[:, : kv_cache.sizes.holding(rows)][self.slot]
+        return kv_cache.in_layer(layer).pages_of_keys(table, kv_cache.wide)
+
     def _place(self, rows: Rows, given: Tensor, taps: Collection[int]) -> Output:
         batch, width = len(rows.slots), rows.counts[0]
-        numbers = self._numbers(batch * width)
-        slot_table = SlotTable(
-            self.slot, self.length, self._same(self.first, batch), self._count(width), numbers[::width]
-        )
+        slot_table = self._scratch(batch, width)
         logits, hidden = self.executor.run_cells(slot_table, width, given, rows.depth, rows.parent, taps)
         self.first += width
-        return Output(logits, hidden, numbers.view(batch, width))
+        return Output(logits, hidden, self._numbers(batch * width).view(batch, width))
+
+    def _scratch(self, batch: int, width: int) -> SlotTable:
+        """The slot table of the next scratch rows, as many for every sequence."""
+        first, begin = self._same(self.first, batch), self._numbers(batch * width)[::width]
+        return SlotTable(self.slot, self.length, first, self._count(width), begin)
 
     def _count(self, width: int) -> Tensor:
         """[B] width, and 0 for padding, of which a batch of one has none."""

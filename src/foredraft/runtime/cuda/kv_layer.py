@@ -49,10 +49,16 @@ class KVLayer(NamedTuple):
     def texts(self, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values by table [.., P] of pages: [.., Hkv, P * rows, D] each."""
         index = table.to(torch.int64)
-        if self.key_scales is None or self.value_scales is None:
-            return in_order(self.keys[index]), in_order(self.values[index])
-        keys = widened(self.keys[index], self.key_scales[index], dtype)
-        return in_order(keys), in_order(widened(self.values[index], self.value_scales[index], dtype))
+        values = self.values[index]
+        if self.value_scales is not None:
+            values = widened(values, self.value_scales[index], dtype)
+        return in_order(self.pages_of_keys(index, dtype)), in_order(values)
+
+    def pages_of_keys(self, table: Tensor, dtype: torch.dtype) -> Tensor:
+        """Keys by table [.., P] of pages: [.., P, Hkv, rows, D]."""
+        index = table.to(torch.int64)
+        keys = self.keys[index]
+        return keys if self.key_scales is None else widened(keys, self.key_scales[index], dtype)
 
 
 def in_order(pages: Tensor) -> Tensor:

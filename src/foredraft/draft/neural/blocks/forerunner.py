@@ -10,26 +10,33 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ....core.distributions.sampling import ParamBlock
 from ....core.rng.keyed import Rng
 from ....core.shapes.base import Frontier, Shape, Step, Vocabulary
 from ....core.shapes.eagle2_tree import Eagle2Tree
+from ....core.trees.editing import part
 from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops
 from ....errors import UsageError
 from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
-from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, matched_tokens, point
+from ....models.heads.blocks.forerunner import Pointers
 from ....models.layers.linear import TiledLinear
 from ....models.native import MOST
-from ....runtime import Rows, TorchExecutor
+from ....runtime import Output, TorchExecutor
+from ....runtime.cuda.captured_passes import CapturedPasses
+from ....runtime.cuda.executor import GraphExecutor
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
-from ....types import DraftBatch, Kind, Sequence
+from ....types import DraftBatch, Kind, Sequence, Verdict
+from ...base import Round
+from ..captured_drafts import OWNERS, READS, Draws, can_capture, cut_to_budgets, run_round, shape_for
 from ..draft_model import draft_params
+from ..kept_features import RoundStates, last_row
 from ..medusa import MedusaDrafter
+from .target_texts import DeviceTexts, InsideTexts, KnownTexts, fits_round, read_block
 
+Block = tuple[Tensor, Pointers | None]  # the backbone's rows [B, k, d], and where they may copy from
 NEGLIGIBLE = -9.0  # pointers with less, a ten-thousandth of the words' probability, are not worth following
 
 
@@ -53,6 +60,9 @@ class ForerunnerDrafter(MedusaDrafter):
         super().__init__(head, shape, vocabulary, name)  # type: ignore[arg-type]
         self.target, self.draft_vocab = target, draft_vocab
         self._levels: dict[int, CorrectedLevels] = {}
+        self._owner = next(OWNERS)
+        self._texts: DeviceTexts | None = None  # None = no round was captured yet
+        self._round_states = RoundStates(self._owner, head.taps, last_row, self.kept)
 
     def kept(self, states: list[Tensor]) -> Tensor:
         return torch.cat(states, dim=-1)
@@ -63,19 +73,25 @@ class ForerunnerDrafter(MedusaDrafter):
 
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
+        if self._texts is not None:
+            self._texts.forget(sequences)
         for sequence in sequences:
             if self.draft_vocab is not None:
                 self.draft_vocab.forget(sequence.id)
 
     def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        words = self.vocabulary
+        words, executor = self.vocabulary, self.target.capturing
+        if executor is not None and can_capture(executor, self.shape, sequences, len(words.ids)):
+            made = self._captured(executor, sequences) if self.draft_vocab is None else None
+            if made is not None:
+                return made
         if self.draft_vocab is not None:
             for s in sequences:
                 self.draft_vocab.follow(s.id, s.tokens)
             words = self.draft_vocab.vocabulary
         params = [draft_params(s.params, self.shape) for s in sequences]
         block = ParamBlock.of(params, len(words.ids), self.target.device)
-        stepper = ForerunnerStepper(self, sequences, block, words)
+        stepper = ForerunnerStepper(self, tuple(s.id for s in sequences), self.blocks(sequences), block, words)
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
 
     def levels(self, batch: int) -> CorrectedLevels | None:
@@ -88,70 +104,63 @@ class ForerunnerDrafter(MedusaDrafter):
             self._levels[batch] = CorrectedLevels(native, self.head, words, batch, self.shape.width)  # type: ignore[attr-defined]
         return self._levels[batch]
 
-    def blocks(self, sequences: Seq[Sequence]) -> tuple[Tensor, Pointers | None]:
+    def blocks(self, sequences: Seq[Sequence]) -> Block:
         """The backbone's rows after each sequence, [B, k, d], and where they may copy from."""
-        head, device = self.head, self.target.device
-        pending = torch.tensor([s.tokens[-1] for s in sequences], device=device)
-        position = torch.tensor([len(s.tokens) - 1 for s in sequences], device=device)
-        states = torch.split(self.states_of(sequences), head.hidden_size, dim=-1)
-        rows = head.stream(pending, states)
-        if head.context:
-            tokens = [[s.tokens[-1]] * head.length for s in sequences]
-            beside = list(zip(head.context_layers, head.layers, strict=True))
-            chains = Rows.chains([s.slot for s in sequences], tokens, device)
-            rows = self.target.read_beside(chains, rows.flatten(0, 1), beside).view_as(rows)  # type: ignore[arg-type]
+        return read_block(self.head, self.states_of(sequences), KnownTexts(self.head, self.target, sequences))
+
+    def _captured(self, executor: GraphExecutor, sequences: Seq[Sequence]) -> DraftBatch | None:
+        """The whole round as one CUDA graph; None where it must go step by step."""
+        if self._texts is None:
+            self._texts = DeviceTexts(executor)
+        texts, head, slots, reach = self._texts, self.head, [s.slot for s in sequences], self._texts.reach(sequences)
+        if not fits_round(executor, len(slots), reach):
+            return None
+        shape, ids = shape_for(self.shape, sequences), tuple(s.id for s in sequences)
+        executor.kv_cache.take(slots, [head.length] * len(slots))
+
+        def make(
+            inside: CapturedPasses, tokens: Tensor, counts: Tensor, states: Tensor | None, block: ParamBlock
+        ) -> InsideStepper:
+            assert states is not None
+            read = InsideTexts(head, inside, texts.tokens, (tokens, counts), reach)
+            return InsideStepper(self, ids, read_block(head, states[:, 0], read), block, self.vocabulary)
+
+        params = [draft_params(s.params, self.shape) for s in sequences]
+        draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
+        unread, states = texts.unread(sequences), self.states_of(sequences)[:, None]
+        made = run_round(executor, shape, slots, unread, make, (self._owner, reach), states, draws, READS[-1:])
+        texts.enter(sequences)
+        return cut_to_budgets(part(made.drafts, range(len(slots))), sequences)
+
+    @torch.no_grad()
+    def observe(self, round: Round) -> None:
+        newest = self._round_states.take(self.target, round)
+        if newest is None:
+            super().observe(round)
         else:
-            rows = head.backbone(rows, position, OwnRows(len(sequences)))
-        return rows, self._pointers(sequences, rows[:, 0], position) if head.copies else None
+            self._state |= {s.id: states[0] for s, states in zip(round.sequences, newest, strict=False)}
 
-    def _pointers(self, sequences: Seq[Sequence], first: Tensor, position: Tensor) -> Pointers:
-        head = self.head
-        cos, sin = head.rotations[position.clamp(max=len(head.rotations) - 1)].chunk(2, dim=1)
-        asked = head.pointer.asked(head.features(first), cos, sin)
-        parts = len(head.context_layers), -1, head.pointer.dim
-        found = []
-        for s, query in zip(sequences, asked, strict=True):
-            text = torch.tensor([s.tokens], device=first.device)
-            likeness = torch.zeros(len(s.tokens), device=first.device)  # nothing follows the pending token
-            for layer, part in zip(head.context_layers, query.view(parts), strict=True):
-                keys, _ = self.target.context(layer, s.slot)
-                likeness[:-1] += (keys @ part[:, :, None].to(keys.dtype)).sum(0)[:, 0].float()
-            end = torch.tensor([[len(s.tokens) - 1]], device=first.device)
-            scores = head.pointer.scores(likeness[None, None], matched_tokens(text, end))
-            found.append(point(scores, text, end, head.length))
-        score = torch.cat([F.pad(p.score, (0, POINTERS - p.score.shape[1]), value=NOWHERE) for p in found])
-        token = torch.cat([F.pad(p.token, (0, 0, 0, POINTERS - p.token.shape[1]), value=-1) for p in found])
-        return Pointers(score, token)
-
-
-class OwnRows:
-    """Attention of k rows a sequence over themselves alone, for heads without context."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = (x.view(self.batch, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).reshape(len(q), -1)
+    @torch.no_grad()
+    def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
+        self._round_states.begin(self.target, out, verdict)
 
 
 class ForerunnerStepper:
     """One round. Shapes read level by level; a level is the backbone's row of its depth, corrected node by node."""
 
     def __init__(
-        self, drafter: ForerunnerDrafter, sequences: Seq[Sequence], block: ParamBlock, words: Vocabulary
+        self, drafter: ForerunnerDrafter, ids: tuple[int, ...], read: Block, block: ParamBlock, words: Vocabulary
     ) -> None:
         self.head, self.block, self.vocabulary = drafter.head, block, words
         self.words = drafter.head.head if drafter.draft_vocab is None else drafter.draft_vocab
-        self.batch, self.ids, self.device = len(sequences), tuple(s.id for s in sequences), drafter.target.device
-        self.rows, self.pointers = drafter.blocks(sequences)
+        self.rows, self.pointers = read
+        self.batch, self.ids, self.device = len(self.rows), ids, drafter.target.device
         self._shares = self.head.shares(self.rows.flatten(0, 1)).view(*self.rows.shape[:2], -1)
         rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
         self._states = self.rows.new_zeros((*rooms, self.head.hidden_size))
         if self.pointers is not None:
             self._scores = self.pointers.score.new_zeros((*rooms, self.pointers.score.shape[1]))
-        self._depth, self._levels = 0, drafter.levels(len(sequences))
+        self._depth, self._levels = 0, drafter.levels(self.batch)
 
     def root(self) -> Step:
         self._states[:, 0] = self.rows[:, 0]
@@ -189,6 +198,13 @@ class ForerunnerStepper:
             logits = self.head.pointer.mixed(logits.float(), features, score.flatten(0, 1), column, self._depth)
         rows = torch.arange(batch * width, device=self.device).view(batch, width)
         return Step(logits, rows, self.block, features, self.vocabulary)
+
+
+class InsideStepper(ForerunnerStepper):
+    """The same inside a captured round."""
+
+    captured = True  # shapes must do all in tensors
+    tracks, row_of = False, None  # nothing that it reads stays
 
 
 class BlockTops:

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ....core.distributions.top_k import find_top_k
 from ....kernels.activation import gated
 from ....kernels.norm import norm
 from ...decoder import Decoder, Layer
@@ -89,6 +91,11 @@ class ForerunnerHead(nn.Module):
                     smaller = self.scales[-1] if name in ("out.weight", "down.weight") else 1.0
                     own.copy_(source / smaller)
         self.norm.copy_(target.norm)
+
+    @property
+    def beside(self) -> list[tuple[int, Layer]]:
+        """Its layers, each with the target's layer whose keys and values it reads."""
+        return list(zip(self.context_layers, (cast(Layer, layer) for layer in self.layers), strict=True))
 
     def stream(self, token: Tensor, states: Sequence[Tensor]) -> Tensor:
         """Pending tokens [N] and the target's states before them by tap, [N, d] each -> rows [N, k, d]."""
@@ -200,6 +207,12 @@ class Pointer(nn.Module):
         return logits.scatter_add(1, column, gain.to(logits.dtype))
 
 
+def likeness(keys: Tensor, asked: Tensor) -> Tensor:
+    """Keys of texts by page, [B, P, Hkv, rows, D], times what is asked for, [B, Hkv, D] -> [B, P * rows] float32."""
+    found = keys @ asked[:, None, :, :, None].to(keys.dtype)
+    return found.sum(2)[..., 0].flatten(1).float()
+
+
 def matched_tokens(text: Tensor, end: Tensor) -> Tensor:
     """[.., T] int64: how many tokens up to each place of texts agree with those up to `end`, 0 to MATCHES.
 
@@ -223,9 +236,11 @@ def point(scores: Tensor, text: Tensor, end: Tensor, size: int) -> Pointers:
     """
     groups, length = scores.shape[1:]
     place = torch.arange(length, device=scores.device)
-    best = scores.masked_fill(place >= end[:, :, None], NOWHERE).topk(min(POINTERS, length), dim=-1)
-    after = best.indices[..., None] + 1 + torch.arange(size, device=scores.device)
-    known = (after <= end[:, :, None, None]) & (best.values > NOWHERE / 2)[..., None]
+    scores = scores.masked_fill(place >= end[:, :, None], NOWHERE)
+    best = find_top_k(scores.detach().flatten(0, 1), min(POINTERS, length))[1].view(*scores.shape[:2], -1)
+    score = scores.gather(2, best)  # with its gradient
+    after = best[..., None] + 1 + torch.arange(size, device=scores.device)
+    known = (after <= end[:, :, None, None]) & (score > NOWHERE / 2)[..., None]
     token = text[:, None, :].expand(-1, groups, -1).gather(2, after.clamp(max=length - 1).flatten(2))
     token = torch.where(known, token.view_as(after), -1)
-    return Pointers(best.values.flatten(0, 1), token.flatten(0, 1))
+    return Pointers(score.flatten(0, 1), token.flatten(0, 1))
