@@ -16,7 +16,7 @@ from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import ForerunnerHead, HeadSpec, Identity, own_parameters, settle
-from foredraft.models.heads.blocks.forerunner import MATCHES, matched_tokens, point
+from foredraft.models.heads.blocks.forerunner import MATCHES, Copied, matched_tokens, point
 from foredraft.runtime import TorchExecutor, executor_for
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
@@ -89,7 +89,7 @@ def test_a_copy_is_a_share_of_the_probability() -> None:
     torch.manual_seed(0)
     logits, feature = torch.randn(2, 6), torch.randn(2, 32)
     score, token = torch.tensor([[0.3, -1.0, 0.5], [0.0, 2.0, 1.0]]), torch.tensor([[4, 2, 4], [1, -1, 5]])
-    mixed = head.pointer.mixed(logits, feature, score, token, 1).softmax(-1)
+    mixed = head.pointer.mixed(logits, feature, score, Copied.of(token), 1).softmax(-1)
     gate = feature @ head.pointer.gate + head.pointer.level[1]
     weight = logits.softmax(-1)
     for row in range(2):
@@ -205,7 +205,7 @@ def test_copies_by_hand_are_the_heads_own() -> None:
     logits, feature = torch.randn(3, 40), torch.randn(3, 32)
     score, token = 2 * torch.randn(3, 5), torch.tensor([[4, 2, 4, -1, 50], [39, 1, 1, 1, 0], [-1] * 5])
     column = words().index[token.clamp(min=0)].where(token >= 0, -1)
-    wanted = head.pointer.mixed(logits, feature, score, column, 1).log_softmax(-1).topk(6)
+    wanted = head.pointer.mixed(logits, feature, score, Copied.of(column), 1).log_softmax(-1).topk(6)
     gate = feature @ head.pointer.gate + head.pointer.level[1]
     plain = logits.log_softmax(-1).topk(6)
     values, ids = with_copies(

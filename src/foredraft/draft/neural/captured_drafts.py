@@ -103,46 +103,43 @@ def cut_to_budgets(drafts: DraftBatch, sequences: Seq[Sequence]) -> DraftBatch:
     return cut(drafts, [s.budget.chain for s in sequences]) if drafts.branching <= 1 else drafts
 
 
-def capture_round(
-    executor: GraphExecutor,
-    shape: Shape,
-    slots: Seq[int],
-    unread: Seq[Seq[int]],
-    make: MakeStepper,
-    owner: Hashable,
-    features: Seq[Tensor] | Tensor | None = None,
-    draws: Draws | None = None,
-) -> CapturedDrafts | None:
-    """A round that reads what is new for good, valid until the next one; None where too much is unread.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One round: what is new of which texts, and who drafts after it. The slots hold the texts before `unread`."""
 
-    The slots hold the text before `unread`; features [n, d] of each sequence, or [B, most, d] of all, go with its
-    unread tokens. draws: for drafts that are drawn.
-    """
-    counts = [len(run) for run in unread]
-    ends = [executor.length(slot) + count for slot, count in zip(slots, counts, strict=True)]
+    shape: Shape
+    slots: Seq[int]
+    unread: Seq[Seq[int]]
+    make: MakeStepper
+    owner: Hashable
+    features: Seq[Tensor] | Tensor | None = None  # that go with unread tokens: [n, d] of each sequence, or [B, most, d]
+    draws: Draws | None = None  # for drafts that are drawn
+    reads: Seq[int] = READS  # unread tokens that rounds are captured for; one size, where they cost nothing
+
+    def table(self, executor: GraphExecutor, batch: int, width: int) -> Tensor:
+        """[.., batch]: slots, lengths, counts of unread tokens, the draws' lines, the tokens."""
+        fill = [0] * (batch - len(self.slots))
+        counts, lengths = [len(run) for run in self.unread], [executor.length(slot) for slot in self.slots]
+        tokens = [[run[min(i, len(run) - 1)] for run in self.unread] + fill for i in range(width)]
+        lines = [] if self.draws is None else [line + fill for line in self.draws.lines]
+        return pinned([filled(self.slots, batch), lengths + fill, counts + fill, *lines, *tokens], executor.device)
+
+
+def capture_round(executor: GraphExecutor, asked: Asked) -> CapturedDrafts | None:
+    """A round that reads what is new for good, valid until the next one; None where too much is unread."""
+    counts = [len(run) for run in asked.unread]
+    ends = [executor.length(slot) + count for slot, count in zip(asked.slots, counts, strict=True)]
     if max(counts) > READS[-1] or max(ends) > executor.max_length:
         return None
-    executor.kv_cache.take(slots, [count + shape.reads for count in counts])
-    return settled(executor, run_round(executor, shape, slots, unread, make, owner, features, draws), slots, unread)
+    executor.kv_cache.take(asked.slots, [count + asked.shape.reads for count in counts])
+    return settled(executor, run_round(executor, asked), asked.slots, asked.unread)
 
 
-def run_round(
-    executor: GraphExecutor,
-    shape: Shape,
-    slots: Seq[int],
-    unread: Seq[Seq[int]],
-    make: MakeStepper,
-    owner: Hashable,
-    features: Seq[Tensor] | Tensor | None = None,
-    draws: Draws | None = None,
-    reads: Seq[int] = READS,
-) -> CapturedDrafts:
-    """The round alone, with what fills the batch up; its rows have their places, and no length changes.
-
-    reads: for how many unread tokens it is captured; one size, where they cost nothing.
-    """
-    batch, width = fitting(len(slots), BATCHES), fitting(max(map(len, unread)), reads)  # sizes that share graphs
-    counts, lengths = [len(run) for run in unread], [executor.length(slot) for slot in slots]
+def run_round(executor: GraphExecutor, asked: Asked) -> CapturedDrafts:
+    """The round alone, with what fills the batch up: its rows have their places already, and no length changes."""
+    shape, draws, make = asked.shape, asked.draws, asked.make
+    batch = fitting(len(asked.slots), BATCHES)  # batches that shrink and grow share graphs
+    width = fitting(max(map(len, asked.unread)), asked.reads)
 
     def body(table: Tensor, features: Tensor | None = None) -> CapturedDrafts:
         slot, length, fresh = table[:3].unbind(0)
@@ -157,16 +154,12 @@ def run_round(
         rows = stepper.row_of if stepper.tracks else None
         return CapturedDrafts(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
-    fill = [0] * (batch - len(slots))
-    tokens = [[run[min(i, len(run) - 1)] for run in unread] + fill for i in range(width)]
-    lines = [] if draws is None else [line + fill for line in draws.lines]
-    table = [filled(slots, batch), lengths + fill, counts + fill, *lines, *tokens]
-    inputs = [pinned(table, executor.device)]
+    inputs = [asked.table(executor, batch, width)]
     rooms: list[Seq[int]] = [inputs[0].shape]
-    if features is not None:
-        inputs.append(_padded(features))
+    if asked.features is not None:
+        inputs.append(_padded(asked.features))
         rooms.append((batch, width, inputs[1].shape[2]))
-    return executor.graphs.run(key_of(owner, shape, batch, width, draws), body, inputs, rooms, AFTER)
+    return executor.graphs.run(key_of(asked.owner, shape, batch, width, draws), body, inputs, rooms, AFTER)
 
 
 def key_of(owner: Hashable, shape: Shape, batch: int, width: int, draws: Draws | None) -> Hashable:

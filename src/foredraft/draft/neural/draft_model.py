@@ -20,6 +20,7 @@ from ..base import Drafter, Round
 from .captured_drafts import (
     OWNERS,
     READS,
+    Asked,
     CapturedDrafts,
     Draws,
     can_capture,
@@ -152,7 +153,7 @@ class ModelDrafter(Drafter):
         if begun is not None and begun.holds(who, shape, known, unread):
             made: CapturedDrafts | None = settled(executor, begun.made, slots, unread)
         else:
-            made = capture_round(executor, shape, slots, unread, make, self._owner, draws=draws)
+            made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, draws=draws))
         if made is None:
             return None
         assert made.row_of is not None

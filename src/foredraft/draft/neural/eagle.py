@@ -28,7 +28,7 @@ from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
-from .captured_drafts import Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
+from .captured_drafts import Asked, Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
 from .kept_features import KeptFeatures, RoundStates, accepted_rows, first_unread, path_rows, unread_slots
 
@@ -179,7 +179,7 @@ class EagleDrafter(ModelDrafter):
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
-        made = capture_round(executor, shape, slots, unread, make, self._owner, features, draws)
+        made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, features, draws))
         if made is None:
             return None
         self._cut(sequences)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ...models import Decoder
 from ...models.heads import ForerunnerHead, HeadSpec, Identity
-from ...models.heads.blocks.forerunner import Pointers, matched_tokens, point
+from ...models.heads.blocks.forerunner import Copied, Pointers, matched_tokens, point
 from ..batch_attention import Anchored
 from ..objectives import kl_and_acceptance
 from ..teacher import TeacherOutputs
@@ -189,5 +189,5 @@ def level_logits(
     logits = head.logits(features)
     if pointers is None:
         return logits
-    column = outputs.columns(pointers.token[:, :, level])
-    return head.pointer.mixed(logits, features, pointers.score, column, level)
+    copied = Copied.of(outputs.columns(pointers.token[:, :, level]))
+    return head.pointer.mixed(logits, features, pointers.score, copied, level)

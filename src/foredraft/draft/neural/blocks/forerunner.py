@@ -21,7 +21,7 @@ from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops
 from ....errors import UsageError
 from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
-from ....models.heads.blocks.forerunner import Pointers
+from ....models.heads.blocks.forerunner import Copied, Pointers
 from ....models.layers.linear import TiledLinear
 from ....models.native import MOST
 from ....runtime import Output, TorchExecutor
@@ -30,7 +30,7 @@ from ....runtime.cuda.executor import GraphExecutor
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
 from ....types import DraftBatch, Kind, Sequence, Verdict
 from ...base import Round
-from ..captured_drafts import OWNERS, READS, Draws, can_capture, cut_to_budgets, run_round, shape_for
+from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_budgets, run_round, shape_for
 from ..draft_model import draft_params
 from ..kept_features import RoundStates, last_row
 from ..medusa import MedusaDrafter
@@ -128,7 +128,8 @@ class ForerunnerDrafter(MedusaDrafter):
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
         unread, states = texts.unread(sequences), self.states_of(sequences)[:, None]
-        made = run_round(executor, shape, slots, unread, make, (self._owner, reach), states, draws, READS[-1:])
+        asked = Asked(shape, slots, unread, make, (self._owner, reach), states, draws, READS[-1:])
+        made = run_round(executor, asked)
         texts.enter(sequences)
         return cut_to_budgets(part(made.drafts, range(len(slots))), sequences)
 
@@ -165,6 +166,8 @@ class ForerunnerStepper:
     def root(self) -> Step:
         self._states[:, 0] = self.rows[:, 0]
         if self.pointers is not None:
+            token, index = self.pointers.token.transpose(1, 2), self.vocabulary.index  # [B, k, M]
+            self._copied = Copied.of(torch.where(token >= 0, index[token.clamp(min=0)], -1))
             self._scores[:, 0] = self.pointers.score
         return self._step(self._states[:, :1], None if self.pointers is None else self._scores[:, :1])
 
@@ -193,9 +196,8 @@ class ForerunnerStepper:
         features = self.head.features(state.flatten(0, 1))
         logits: Tensor = self.words(features)
         if score is not None and self.pointers is not None:
-            token = self.pointers.token[:, None, :, self._depth].expand(-1, width, -1).flatten(0, 1)
-            column = torch.where(token >= 0, self.vocabulary.index[token.clamp(min=0)], -1)
-            logits = self.head.pointer.mixed(logits.float(), features, score.flatten(0, 1), column, self._depth)
+            given = logits.view(batch, width, -1), features.view(batch, width, -1), score
+            logits = self.head.pointer.mixed(*given, self._copied.at(self._depth), self._depth).flatten(0, 1)
         rows = torch.arange(batch * width, device=self.device).view(batch, width)
         return Step(logits, rows, self.block, features, self.vocabulary)
 

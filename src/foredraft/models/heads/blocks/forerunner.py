@@ -189,22 +189,41 @@ class Pointer(nn.Module):
         left, kept = self.followed[level].float()
         return score + torch.where(token == drafted[..., None], kept, left)
 
-    def mixed(self, logits: Tensor, feature: Tensor, score: Tensor, token: Tensor, level: int) -> Tensor:
-        """Logits [N, V] with the pointers' shares. score and token: [N, M], tokens as columns of the logits, -1 none.
+    def mixed(self, logits: Tensor, feature: Tensor, score: Tensor, copied: Copied, level: int) -> Tensor:
+        """Logits [.., V] with the shares of pointers, scores [.., M], in float32.
 
         A pointer has exp(score + gate) as much probability as all words together before: a word that pointers name
-        gets log(exp z + sum exp(Z + c)), Z the logarithm of the sum over all words.
+        gets log(q + sum exp c), q being its probability among the words.
         """
         gate = (feature.float() * self.gate.float()).sum(-1) + self.level[level].float()
-        share = torch.where(token >= 0, score + gate[:, None], NOWHERE)
-        same = token[:, :, None] == token[:, None, :]
-        mass = torch.where(same, share[:, None, :], NOWHERE).logsumexp(-1)
-        first = ~(same & torch.ones_like(same).tril(-1)).any(-1) & (token >= 0)
-        column = token.clamp(min=0)
-        plain = logits.gather(1, column).float()
-        total = logits.float().logsumexp(-1, keepdim=True)
-        gain = torch.where(first, torch.logaddexp(plain, total + mass) - plain, 0.0)
-        return logits.scatter_add(1, column, gain.to(logits.dtype))
+        share = torch.where(copied.there, score + gate[..., None], NOWHERE)
+        mass = torch.where(copied.same, share[..., None, :], NOWHERE).logsumexp(-1)
+        known = logits.log_softmax(-1, dtype=torch.float32)
+        column = copied.column.expand_as(share)
+        plain = known.gather(-1, column)
+        return known.scatter_add(-1, column, torch.where(copied.first, torch.logaddexp(plain, mass) - plain, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The tokens that pointers name, as columns of the logits: what `Pointer.mixed` needs to know of them."""
+
+    column: Tensor  # [.., M]; 0 where there is none
+    there: Tensor  # [.., M] bool
+    same: Tensor  # [.., M, M] bool: which pointers name the same
+    first: Tensor  # [.., M] bool: the first of those
+
+    @classmethod
+    def of(cls, column: Tensor) -> Copied:
+        """Of [.., M] columns, -1 = none."""
+        there, same = column >= 0, column[..., :, None] == column[..., None, :]
+        first = ~(same & torch.ones_like(same).tril(-1)).any(-1) & there
+        return cls(column.clamp(min=0), there, same, first)
+
+    def at(self, level: int) -> Copied:
+        """Of [B, k, M]: those of one level, [B, 1, M], whatever its nodes are."""
+        own = slice(level, level + 1)
+        return Copied(self.column[:, own], self.there[:, own], self.same[:, own], self.first[:, own])
 
 
 def likeness(keys: Tensor, asked: Tensor) -> Tensor:
