@@ -139,7 +139,7 @@ class ForerunnerDrafter(MedusaDrafter):
         if newest is None:
             super().observe(round)
         else:
-            self._state |= {s.id: states[0] for s, states in zip(round.sequences, newest, strict=False)}
+            self._state |= {s.id: states[0] for s, states in zip(round.sequences, newest, strict=True)}
 
     @torch.no_grad()
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
