@@ -17,6 +17,7 @@ from foredraft.engine import Engine, Method
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models.heads import FeatureHead, load_head, save_head
 from foredraft.models.heads.draft_length import LengthHead
+from foredraft.recipes.trained import two_folders
 from foredraft.runtime import FINAL, TorchExecutor
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.draft_length import accepted_lengths
@@ -86,6 +87,11 @@ def test_it_learns_and_resumes(eagle: Path, tmp_path: Path) -> None:
     decoder = toys.target()
     head, spec = load_head(tmp_path / "adaeagle", "adaeagle", decoder, toys.identity(decoder))
     assert isinstance(head, LengthHead) and spec.extra["drafter_kind"] == "eagle"
+    length = str(tmp_path / "adaeagle")
+    assert two_folders(length, "adaeagle") == (None, length)  # a folder alone: that of the head which it holds
+    assert two_folders(str(eagle), "adaeagle") == (str(eagle), None)
+    assert two_folders(f"{eagle},{length}", "adaeagle") == (str(eagle), length)
+    assert two_folders(f",{length}", "adaeagle") == (None, length) and two_folders(None, "adaeagle") == (None, None)
 
 
 def test_lengths_from_states_change_no_text() -> None:

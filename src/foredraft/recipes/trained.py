@@ -247,12 +247,21 @@ def attach(
     return Trained(head, spec, Vocabulary(ids, index), executor, lender or decoder_of(target), words)
 
 
+def two_folders(named: str | None, kind: str) -> tuple[str | None, str | None]:
+    """FIRST,SECOND of a drafter and a head of this kind beside it, None = what comes with the package; a folder alone
+    is the head's where it holds one."""
+    first, _, second = (named or "").partition(",")
+    if first and not second and (Path(first) / CONFIG).exists() and read_spec(Path(first)).kind == kind:
+        return None, first
+    return first or None, second or None
+
+
 def with_length_head(target: Loaded, named: str | None) -> tuple[Trained, LengthHead]:
     """A head of the EAGLE family and the head that predicts how much of its drafts is accepted; EAGLE,LENGTH."""
-    first, _, second = (named or "").partition(",")
-    folder = find_head("adaeagle", target, second or None)
+    first, second = two_folders(named, "adaeagle")
+    folder = find_head("adaeagle", target, second)
     head, spec = load_head(folder, "adaeagle", decoder_of(target), identity(target))
-    drafter = find_head(spec.extra["drafter_kind"], target, first or None)
+    drafter = find_head(spec.extra["drafter_kind"], target, first)
     if spec.extra["drafter"] != weights_digest(drafter):
         raise UsageError(f"{folder} predicts for another drafter than {drafter}; train one: foredraft train adaeagle")
     return trained(spec.extra["drafter_kind"], target, str(drafter)), cast(LengthHead, head)
@@ -260,16 +269,16 @@ def with_length_head(target: Loaded, named: str | None) -> tuple[Trained, Length
 
 def with_accept_head(target: Loaded, named: str | None) -> tuple[Trained, nn.Module]:
     """A fastdraft head and the head that predicts acceptance of its tokens; `named` is FASTDRAFT,ACCEPT."""
-    first, _, second = (named or "").partition(",")
-    folder = find_head("fastdraft", target, first or None)
+    first, second = two_folders(named, "accept-head")
+    folder = find_head("fastdraft", target, first)
     head, spec = load_head(
-        find_head("accept-head", target, second or None), "accept-head", decoder_of(target), identity(target)
+        find_head("accept-head", target, second), "accept-head", decoder_of(target), identity(target)
     )
     if spec.extra["drafter"] != weights_digest(folder):
         raise UsageError(
             f"the accept-head belongs to another drafter than {folder}; train one: foredraft train accept-head"
         )
-    return trained("fastdraft", target, first or None), head
+    return trained("fastdraft", target, first), head
 
 
 def decision_model(target: Loaded, named: str | None) -> Decide:
