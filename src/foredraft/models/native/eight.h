@@ -9,73 +9,110 @@
 
 // weight [columns, depth] by blocks of 16 columns; in a block, k-block after k-block of 32; in a k-block, 8 lines of 16
 // columns of 4 numbers each, as code + 128; scales [16] float32.
-struct Rounded {  // rows [rows, depth] by k-blocks
-    Line<int8_t> codes;
-    Line<float> step;
-    Line<int32_t> begin;  // -128 times the sum of a k-block's codes: what the weights' 128 adds to a sum
+constexpr int FOURS = DEPTH / 4;  // lines of a k-block
 
-    void take(const act* a, long lda, int rows, int depth) {
-        const int blocks = depth / DEPTH;
-        const size_t whole = (rows + 7) / 8 * 8;  // rows go by eights; those beyond may be anything
-        codes.reserve(whole * depth), step.reserve(whole * blocks), begin.reserve(whole * blocks);
-        for (int r = 0; r < rows; r++)
-            for (int k = 0; k < blocks; k++) {
-                const __m512 low = get16(a + r * lda + k * DEPTH), high = get16(a + r * lda + k * DEPTH + 16);
-                const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-                const __m512 by = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
-                const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, by)), second = _mm512_cvtps_epi32(_mm512_mul_ps(high, by));
-                int8_t* to = &codes[size_t(r) * depth + k * DEPTH];
-                _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8(first));
-                _mm_storeu_si128((__m128i*)(to + 16), _mm512_cvtsepi32_epi8(second));
-                step[r * blocks + k] = most / 127.0f;
-                begin[r * blocks + k] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
-            }
+template <int R> struct Rounds {  // a k-block of R rows
+    int32_t four[FOURS][R];       // codes
+    float step[R];
+    int32_t begin[R];  // -128 times the sum of a row's codes: what the weights' 128 adds to a sum
+};
+
+struct Rounded {  // rows [rows, depth] in panels of 1, 2, 4 or 8, k-block by k-block: a product finds all it needs next at one address
+    int panel = 0;
+    Line<Rounds<1>> blocks;  // those of a panel of R rows: a Rounds<R> for every k-block
+
+    // f(R) for the rows of a panel.
+    template <class F> static void by_panel(int panel, F f) {
+        using std::integral_constant;
+        panel == 8   ? f(integral_constant<int, 8>())
+        : panel == 4 ? f(integral_constant<int, 4>())
+        : panel == 2 ? f(integral_constant<int, 2>())
+                     : f(integral_constant<int, 1>());
+    }
+    template <int R> const Rounds<R>* at(int row, int depth) const {
+        return (const Rounds<R>*)&blocks[size_t(row) * (depth / DEPTH)];
+    }
+
+    void take(const act* a, long lda, int rows, int depth) {  // rows that a last panel lacks may be anything
+        panel = rows > 4 ? 8 : rows > 2 ? 4 : rows > 1 ? 2 : 1;
+        blocks.reserve(size_t(rows + panel - 1) / panel * panel * (depth / DEPTH));
+        by_panel(panel, [&](auto r) {
+            for (int row = 0; row < rows; row++) take_row<r()>(a + row * lda, row, depth);
+        });
+    }
+
+  private:
+    template <int R> void take_row(const act* a, int row, int depth) {
+        const int r = row % R;
+        Rounds<R>* to = (Rounds<R>*)at<R>(row - r, depth);
+        for (int k = 0; k < depth; k += DEPTH, to++) {
+            const __m512 low = get16(a + k), high = get16(a + k + 16);
+            const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+            const __m512 by = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+            const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, by)), second = _mm512_cvtps_epi32(_mm512_mul_ps(high, by));
+            alignas(DEPTH) int8_t codes[DEPTH];
+            _mm_store_si128((__m128i*)codes, _mm512_cvtsepi32_epi8(first));
+            _mm_store_si128((__m128i*)(codes + 16), _mm512_cvtsepi32_epi8(second));
+            for (int g = 0; g < FOURS; g++) std::memcpy(&to->four[g][r], codes + 4 * g, 4);
+            to->step[r] = most / 127.0f;
+            to->begin[r] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+        }
     }
 };
 
-// Sums of R rows against a block of columns, over the whole depth; asks memory for the block that will be wanted next.
-template <int R>
-void add_eight(const Rounded& x, int row, int depth, const uint8_t* codes, const float* scales, long ahead, __m512* sums) {
-    const int blocks = depth / DEPTH;
-    for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
-    for (int k = 0; k < blocks; k++, codes += TILE, scales += COLUMNS) {
-        __m512i line[DEPTH / 4];
-        for (int g = 0; g < DEPTH / 4; g++) {
-            line[g] = _mm512_loadu_si512(codes + 64 * g);
-            _mm_prefetch((const char*)codes + ahead * TILE + 64 * g, _MM_HINT_T0);
-        }
-        _mm_prefetch((const char*)(scales + ahead * COLUMNS), _MM_HINT_T0);
-        const __m512 scale = _mm512_loadu_ps(scales);
-        for (int r = 0; r < R; r++) {
-            const long at = long(row + r) * blocks + k;
-            __m512i sum = _mm512_set1_epi32(x.begin[at]);
-            for (int g = 0; g < DEPTH / 4; g++) {
-                int32_t four;
-                std::memcpy(&four, &x.codes[at * DEPTH + 4 * g], 4);
-                sum = _mm512_dpbusd_epi32(sum, line[g], _mm512_set1_epi32(four));
+struct Eights {  // where the codes and scales of a block of columns lie, and how far on those that will be wanted next
+    const uint8_t* codes;
+    const float* scales;
+    long ahead;
+};
+
+// Sums of R rows of a panel against N blocks of columns, over the whole depth.
+template <int R, int N> void add_eight(const Rounds<R>* x, int blocks, Eights (&column)[N], __m512 (&sums)[R][N]) {
+    UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int n = 0; n < N; n++) sums[r][n] = _mm512_setzero_ps();
+    for (int k = 0; k < blocks; k++, x++) {
+        __m512i sum[R][N];
+        UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int n = 0; n < N; n++) sum[r][n] = _mm512_set1_epi32(x->begin[r]);
+        UNROLLED for (int g = 0; g < FOURS; g++) {
+            __m512i line[N];
+            UNROLLED for (int n = 0; n < N; n++) {
+                line[n] = _mm512_loadu_si512(column[n].codes + 64 * g);
+                _mm_prefetch((const char*)column[n].codes + column[n].ahead * TILE + 64 * g, _MM_HINT_T0);
             }
-            sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(x.step[at])), sums[r]);
+            UNROLLED for (int r = 0; r < R; r++) {
+                const __m512i four = _mm512_set1_epi32(x->four[g][r]);
+                UNROLLED for (int n = 0; n < N; n++) sum[r][n] = _mm512_dpbusd_epi32(sum[r][n], line[n], four);
+            }
         }
+        UNROLLED for (int n = 0; n < N; n++) {
+            _mm_prefetch((const char*)(column[n].scales + column[n].ahead * COLUMNS), _MM_HINT_T0);
+            const __m512 scale = _mm512_loadu_ps(column[n].scales);
+            UNROLLED for (int r = 0; r < R; r++)
+                sums[r][n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][n]), _mm512_mul_ps(scale, _mm512_set1_ps(x->step[r])), sums[r][n]);
+            column[n].codes += TILE, column[n].scales += COLUMNS;
+        }
+        if (R * N > 8) in_memory(sums);
     }
 }
 
 // As `product`, for weights of this kind. Column blocks go by twos: whoever takes sums may want both for a row soon.
 template <class Block, class Emit>
 void product_eight(const Rounded& x, int rows, int depth, const uint8_t* codes, const float* scales, int begin, int end, Block block, Emit emit) {
-    constexpr int MANY = 8;
     const int blocks = depth / DEPTH;
-    for (int pair = begin; pair < end; pair += 2)
-        for (int row = 0; row < rows; row += MANY)
-            for (int j = pair; j < end && j < pair + 2; j++) {
-                __m512 sums[MANY];
-                const long from = long(block(j)) * blocks, ahead = j + 2 < end ? long(block(j + 2)) * blocks - from : 0;
-                const uint8_t* code = codes + from * TILE;
-                const float* scale = scales + from * COLUMNS;
-                const int left = rows - row < MANY ? rows - row : MANY;
-                left > 4 ? add_eight<8>(x, row, depth, code, scale, ahead, sums)
-                : left > 2 ? add_eight<4>(x, row, depth, code, scale, ahead, sums)
-                : left > 1 ? add_eight<2>(x, row, depth, code, scale, ahead, sums)
-                           : add_eight<1>(x, row, depth, code, scale, ahead, sums);
-                for (int r = 0; r < left; r++) emit(row + r, j, sums[r]);
-            }
+    auto some = [&](auto r, auto n, int row, int j) {
+        constexpr int R = decltype(r)::value, N = decltype(n)::value;
+        Eights column[N];
+        for (int i = 0; i < N; i++) {
+            const long from = long(block(j + i)) * blocks, next = j + i + 2 < end ? long(block(j + i + 2)) * blocks : from;
+            column[i] = {codes + from * TILE, scales + from * COLUMNS, next - from};
+        }
+        __m512 sums[R][N];
+        add_eight<R, N>(x.at<R>(row, depth), blocks, column, sums);
+        for (int i = 0; i < R && row + i < rows; i++)
+            for (int c = 0; c < N; c++) emit(row + i, j + c, sums[i][c]);
+    };
+    Rounded::by_panel(x.panel, [&](auto r) {
+        for (int j = begin; j < end; j += 2)
+            for (int row = 0; row < rows; row += r())
+                j + 1 < end ? some(r, std::integral_constant<int, 2>(), row, j) : some(r, std::integral_constant<int, 1>(), row, j);
+    });
 }

@@ -27,6 +27,9 @@ constexpr bool BYTE_TILES = false;
 #define INLINED __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 64")
 
+// Keep what `at` points to in memory: a compiler that tries to hold it in registers runs out of them.
+template <class T> inline void in_memory(T& at) { asm volatile("" ::"r"(&at) : "memory"); }
+
 using bf16 = uint16_t;
 
 inline float widen(bf16 x) {

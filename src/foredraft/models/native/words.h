@@ -18,9 +18,6 @@ constexpr bool WIDE = false;
 #endif
 constexpr int LEAST_TALL = 3 * MANY, MOST_TALL = 3 * ROWS;  // rows of several panels that share codes, widened once
 
-// Keep what `at` points to in memory: a compiler that tries to hold it in registers runs out of them.
-template <class T> inline void in_memory(T& at) { asm volatile("" ::"r"(&at) : "memory"); }
-
 struct Block {  // of MANY rows: x = step * code; sums of x over the whole block and over its halves; those of codes, below zero
     float step[MANY], total[3][MANY];
     int32_t minus[3][MANY];
