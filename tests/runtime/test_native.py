@@ -278,6 +278,20 @@ def test_heads_agree_with_torch(kind: str) -> None:
         assert near(got, true)
 
 
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_pass_that_nobody_listens_to_stores_the_same(bits: int | None) -> None:
+    """Of its last layer it works out keys and values alone; whoever asks for a state after that layer gets it."""
+    executor, rows = pair(LLAMA, bits=bits)[0], Rows.chains([0, 1], [text(33), text(7, 1)], CPU)
+    kept = []
+    for logits in (True, False):
+        executor.kv_cache.data.zero_()
+        out = executor.forward(rows, (1,), logits)
+        kept.append((executor.kv_cache.data.clone(), out.hidden[1]))
+        executor.rollback([0, 1], [0, 0])
+    assert torch.equal(kept[0][0], kept[1][0]) and torch.equal(kept[0][1], kept[1][1])
+    assert FINAL not in out.hidden and FINAL in executor.forward(rows, (FINAL,), logits=False).hidden
+
+
 def paired(slots: int = 1) -> tuple[Eagle3Head, NativeExecutor]:
     target = loud(LLAMA)
     pack(target, torch.bfloat16)

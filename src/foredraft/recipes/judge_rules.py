@@ -41,7 +41,7 @@ def probe_states(executor: Executor, tokens: tuple[int, ...]) -> Tensor:
     """[n, d] float32 final states of a text; the contents of slot 0 are saved and restored."""
     held = executor.snapshot(0)
     executor.rollback([0], [0])
-    out = executor.forward(Rows.chains([0], [tokens], executor.device), logits=False)
+    out = executor.forward(Rows.chains([0], [tokens], executor.device), (FINAL,), logits=False)
     executor.rollback([0], [0])
     executor.restore(0, held)
     return out.hidden[FINAL].to("cpu", torch.float32)

@@ -106,7 +106,7 @@ class Output:
     """What a pass over rows yields. `index[b, r]` is the packed row of new row r of sequence b."""
 
     logits: Tensor  # [T, V]; empty where no logits were asked for
-    hidden: dict[int, Tensor]  # tap -> [T, d]; FINAL is always there
+    hidden: dict[int, Tensor]  # tap -> [T, d]; FINAL is always there beside logits
     index: Tensor  # [B, max count]
     lasting: bool = False  # True = it has memory of its own, which the next replay of its CUDA graph overwrites
 

@@ -98,7 +98,7 @@ class GuidedExecutor(WithoutAdapters):
     def forward(self, rows: Rows, taps: Collection[int] = (), logits: bool = True) -> Output:
         without = torch.where(rows.token < self.guidance.codes, rows.token, self.guidance.none)
         second = replace(rows, slots=tuple(slot + self.max_slots for slot in rows.slots), token=without)
-        out = self.inner.forward(Rows.join([rows, second]), taps, logits=False)
+        out = self.inner.forward(Rows.join([rows, second]), {*taps, FINAL}, logits=False)
         known, unknown = out.index.chunk(2)
         hidden = {
             tap: self.guidance.blend(states[known.flatten()], states[unknown.flatten()])

@@ -272,7 +272,7 @@ class EagleStepper(ModelStepper):
     def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:
         """A pass over pairs of tokens and features [T, d]."""
         joined = self.head.look_up(rows.token[None], features[None])
-        return self.executor.forward_embeds(rows, joined, self._taps, logits)
+        return self.executor.forward_embeds(rows, joined, self._taps if logits else (), logits)
 
     def _unread(self) -> tuple[list[Tensor], list[list[int]]]:
         return unread_slots(self.executor, self.slots, self.tokens, self.features)
@@ -311,7 +311,7 @@ class PairedStepper(EagleStepper):
         return self._step(out, out.index)
 
     def _read(self, rows: Rows, features: Tensor, logits: bool = True) -> Output:
-        return self.executor.forward_pairs(rows, features, None, self._taps, logits)
+        return self.executor.forward_pairs(rows, features, None, self._taps if logits else (), logits)
 
     def tops(self) -> Tops:
         """For growth in numpy; of the two forms one is used in a round."""

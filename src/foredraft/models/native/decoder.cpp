@@ -77,26 +77,28 @@ struct Runner {
         });
     }
 
-    void project(const Layer& layer) {
-        const int n = layer.qkv.columns;
+    // Queries, keys and values of all rows; keys and values alone where nobody attends.
+    void project(const Layer& layer, bool attends) {
+        const int n = layer.qkv.columns, first = attends ? 0 : p.heads * p.dim / COLUMNS;
         auto emit = [&](int row, int j, Floats sum) {
-            if (layer.qkv_bias) sum = add(sum, widen16(layer.qkv_bias + 16 * j));
-            put16(&b.qkv[row * n + 16 * j], sum);
+            const int at = 16 * (first + j);
+            if (layer.qkv_bias) sum = add(sum, widen16(layer.qkv_bias + at));
+            put16(&b.qkv[row * n + at], sum);
         };
-        multiply(b.normed.data, p.rows, layer.qkv, emit);
+        multiply(b.normed.data, p.rows, layer.qkv, n / COLUMNS - first, [first](int j) { return first + j; }, emit);
     }
 
     bf16* stored(int layer, int which, int slot, int head) const {
         return p.store + (((long(layer) * 2 + which) * p.slots + slot) * p.kv_heads + head) * p.capacity * p.dim;
     }
 
-    void turn_and_store(const Layer& layer, int index) {
+    void turn_and_store(const Layer& layer, int index, bool attends) {
         const int n = layer.qkv.columns;
         each_row(p.rows, [&](int row) {
             const Span* span = p.span;
             while (row >= span->begin + span->count) span++;
             const int at = span->length + span->first + row - span->begin;
-            for (int h = 0; h < p.heads + 2 * p.kv_heads; h++) {
+            for (int h = attends ? 0 : p.heads; h < p.heads + 2 * p.kv_heads; h++) {
                 act* x = &b.qkv[row * n + h * p.dim];
                 const bf16* gain = h < p.heads ? layer.q_norm : layer.k_norm;
                 const int kv = h - p.heads, head = kv % p.kv_heads;
@@ -274,15 +276,17 @@ struct Runner {
     }
 
     void run() {
-        room.rounds = !p.tail || p.tail->words.columns;
+        room.rounds = p.tail ? p.tail->words.columns : !p.stores_only;
         for (int index = p.first_layer; index < p.last_layer; index++) {
             const Layer& layer = p.layers[index];
+            const bool attends = !p.stores_only || index + 1 < p.last_layer;
             if (layer.enter == SKIPPED) hand_out(p.taps[index]);
             if (layer.enter != SKIPPED) {
                 enter(layer, p.taps[index]);
                 begin_tiles(p.rows);
-                project(layer);
-                turn_and_store(layer, index);
+                project(layer, attends);
+                turn_and_store(layer, index, attends);
+                if (!attends) return;
                 begin_tiles(p.rows * (p.heads / p.kv_heads));
                 attention(layer, index);
             }

@@ -44,7 +44,7 @@ struct Tail {  // what comes behind the last layer
 struct Pass {
     int32_t rows, hidden, heads, kv_heads, dim, inner, first_layer, last_layer, slots, capacity, spans, threads;
     float eps;
-    int32_t none;
+    int32_t stores_only;  // whether nothing leaves the last layer but the keys and values that it stores
     const Layer* layers;
     const Tail* tail;     // null = none
     Source stream, token;  // what enters the first layer; the tokens beside it where that is PAIRED

@@ -70,7 +70,7 @@ class Pass(ctypes.Structure):
     _fields_ = [
         *_fields("rows hidden heads kv_heads dim inner first_layer last_layer slots capacity spans threads"),
         ("eps", _float),
-        *_fields("none", "layers tail"),
+        *_fields("stores_only", "layers tail"),
         ("stream", Source),
         ("token", Source),
         *_fields("", "output taps position rotations store span"),

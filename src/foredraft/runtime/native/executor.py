@@ -202,6 +202,9 @@ class NativeExecutor(TorchExecutor):
     ) -> Output:
         """A pass from some layer on to the end: one call, where the library knows what the end is."""
         rows, layers = placement.rows, range(layer, self.num_layers)
+        if not logits and layers and not {FINAL, self.num_layers}.intersection(taps):  # its last layer stores, no more
+            tapped = self._run(placement, stream, token, layers, taps, stores_only=True)[1]
+            return Output(torch.empty((0, self.vocab_size)), tapped, rows.index())
         if self._tail is None:
             hidden, tapped = self._run(placement, stream, token, layers, taps)
             features = self.decoder.finish(hidden)
@@ -229,6 +232,7 @@ class NativeExecutor(TorchExecutor):
         tail: native.Tail | None = None,
         skip: Skip = None,
         own: Layer | None = None,
+        stores_only: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         given = token.data or token.weight
         assert given or layers.start or not self._paired, "a head of pairs reads tokens beside its features"
@@ -241,7 +245,7 @@ class NativeExecutor(TorchExecutor):
         order = native.Pass.from_buffer_copy(self._order)
         order.rows, order.first_layer, order.last_layer = len(out), layers.start, layers.stop
         order.spans, order.threads = len(spans.array), torch.get_num_threads()
-        order.stream, order.token = stream, token
+        order.stream, order.token, order.stores_only = stream, token, stores_only
         order.output, order.taps = out.data_ptr(), ctypes.addressof(addresses)
         order.position, order.span = spans.position.data_ptr(), ctypes.addressof(spans.array)
         order.tail = None if tail is None else ctypes.addressof(tail)
