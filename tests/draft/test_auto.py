@@ -20,12 +20,12 @@ from foredraft.draft import Drafter, Round
 from foredraft.draft.combine.arm_values import ArmValues
 from foredraft.draft.combine.auto import Arm, AutoDrafter
 from foredraft.draft.combine.given import GivenDrafter
+from foredraft.draft.lookup import Looked, Lookup
 from foredraft.draft.neural.draft_model import ModelDrafter
 from foredraft.draft.retrieval.prompt_lookup import PromptLookup
 from foredraft.draft.retrieval.suffix import SuffixDrafter
 from foredraft.engine import Engine, Method, Request
-from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence, Topology
-from foredraft.types.drafts import chains
+from foredraft.types import Budget, DraftBatch, Kind, SamplingParams, Sequence
 from tests.engine.runs import finish, request
 from tests.engine.test_joint_distribution import NEAR, TARGET, distribution_of_texts
 from tests.kit.executor import TableExecutor
@@ -91,15 +91,14 @@ def test_a_greedy_batch_writes_what_plain_decoding_writes(kind: str) -> None:
     assert trust is None or not (trust.pending or trust.own)
 
 
-class Scripted(Drafter):
+class Scripted(Lookup):
     """Drafts what follows in a known text, each token right with a set regularity; for a price of its own."""
 
     def __init__(self, name: str, text: list[int], wrong_every: int) -> None:
         self.name, self.text, self.wrong_every, self.nodes = name, text, wrong_every, 8
-        self.kinds, self.topology = frozenset({Kind.CHOSEN}), Topology.CHAIN
 
-    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        return chains([self._go_on(len(s.tokens), s.budget.chain) for s in sequences])
+    def look_up(self, sequence: Sequence) -> Looked:
+        return self._go_on(len(sequence.tokens), sequence.budget.chain), []
 
     def _go_on(self, at: int, count: int) -> list[int]:
         true = self.text[at : at + count]
@@ -258,9 +257,9 @@ def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bo
     class Slow(PromptLookup):
         asked, time = 0, 0.0
 
-        def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        def look_up(self, sequence: Sequence) -> Looked:
             self.asked, self.time = self.asked + 1, self.time + took
-            return super().propose(sequences, rng)
+            return super().look_up(sequence)
 
     lookup = Slow(2)
     drafter = AutoDrafter([Arm(lookup)], FLAT, clock=lambda: lookup.time)
@@ -272,13 +271,13 @@ def test_looking_rests_where_a_pass_is_as_quick_as_a_look(took: float, rests: bo
 
 
 class Heard(Scripted):
-    """Counts what it is asked, and the rounds that it observes."""
+    """Counts the texts that it is asked about, and the rounds that it observes."""
 
     asked, observed = 0, 0
 
-    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+    def look_up(self, sequence: Sequence) -> Looked:
         self.asked += 1
-        return super().propose(sequences, rng)
+        return super().look_up(sequence)
 
     def observe(self, round: Round) -> None:
         self.observed += 1
@@ -297,7 +296,8 @@ def test_a_large_batch_for_which_nothing_pays_is_asked_seldom(costs: CostModel, 
     assert finish(Engine(TableExecutor(TARGET, batch, 256)), *asked) == [text.sequence.output] * batch
     steps = asked[0].stats.steps
     assert lookup.observed == head.observed == steps
-    assert (lookup.asked < 0.3 * steps) is rests and (lookup.asked > 0.9 * steps) is not rests
+    asked_of = lookup.asked / batch
+    assert (asked_of < 0.3 * steps) is rests and (asked_of > 0.9 * steps) is not rests
     counted, rounds = sum(tally.rounds for tally in drafter.tallies.values()), sum(r.stats.steps for r in asked)
     assert rounds - batch <= counted <= rounds  # the last token of a text needs no drafts, and is not asked about
 

@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from .constants import CONTEXT_STEP, COST_FADE, COST_WEIGHT, HOLD, LEVELS_PER_STEP, OUTLIER, TIMING_RATE, WARM_UP
+from .objective import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class Costs:
         self.profile = profile
         self._all, self._sizes = _Drift(), dict[int, _Drift]()
         self._cache: dict[tuple[float, int, float], float] = {}
+        self._by_drafts: dict[tuple[int, int], Numbers] = {}
         self._timed = 0
 
     def seconds(self, rows: float, context: float = 512, batch: float = 1) -> float:
@@ -118,9 +122,12 @@ class Costs:
             self._cache[key] = self._corrected(rows, context, batch)
         return self._cache[key]
 
-    def by_drafts(self, most: int, batch: int) -> list[float]:
+    def by_drafts(self, most: int, batch: int) -> Numbers:
         """Seconds per sequence of a pass over 0 .. most drafts, and the pending token, of each of `batch` sequences."""
-        return [self.seconds(n + 1, batch=batch) / batch for n in range(most + 1)]
+        if (most, batch) not in self._by_drafts:
+            seconds = [self.seconds(n + 1, batch=batch) / batch for n in range(most + 1)]
+            self._by_drafts[most, batch] = np.array(seconds)
+        return self._by_drafts[most, batch]
 
     def untimed(self) -> DraftTiming:
         """Of a drafter with a model before any round was timed."""
@@ -135,6 +142,7 @@ class Costs:
         self._timed += 1
         if self._timed % HOLD == 0:
             self._cache.clear()
+            self._by_drafts.clear()
 
     def _corrected(self, rows: float, context: float, batch: float) -> float:
         own = self._sizes.get(_size(rows * batch), _Drift())

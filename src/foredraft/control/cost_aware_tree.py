@@ -40,7 +40,7 @@ class CostAwareTree(Eagle2Tree):
     calibration: Calibration | None = field(default=None, kw_only=True)  # None = draft probabilities are right
 
     def grow(self, stepper: Stepper, budgets: Seq[Budget], rng: Rng) -> DraftBatch:
-        verify = np.array(self.costs.by_drafts(self.nodes, stepper.batch))
+        verify = self.costs.by_drafts(self.nodes, stepper.batch)
         first, level = self.timing.first_seconds / stepper.batch, self.timing.level_seconds / stepper.batch
         shape = PricedTree(self.nodes, self.width, self.depth, verify=verify, first=first, level=level)
         if self.calibration is None:
@@ -73,7 +73,7 @@ class PricedTree(Eagle2Tree):
     def _best(self, gains: Numbers, levels: int) -> Numbers:
         """[B] the highest rate of some of these nodes, once `levels` levels have been read."""
         gains = -np.sort(-gains, axis=1)[:, : self.nodes]
-        best: Numbers = rates(gains, self._seconds(gains.shape[1], levels))[:, 1:].max(axis=1)
+        best: Numbers = ((1 + gains.cumsum(axis=1)) / self._seconds(gains.shape[1], levels)[1:]).max(axis=1)
         return best
 
     def _seconds(self, nodes: int, levels: int) -> Numbers:

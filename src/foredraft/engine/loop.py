@@ -197,7 +197,7 @@ class Engine:
     def commit(self, groups: list[MethodGroup]) -> None:
         for group in groups:
             keep = None
-            if group.drafts.branching > 1 and not group.moved:  # scratch row 0 is the root, node i lies in row i + 1
+            if group.scattered:  # scratch row 0 is the root, node i lies in row i + 1
                 keep = torch.cat((torch.zeros_like(group.verdict.path[:, :1]), group.verdict.path + 1), dim=1)
             self.executor.commit([s.slot for s in group.sequences], [len(v.path) + 1 for v in group.decided], keep)
 

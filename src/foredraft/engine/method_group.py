@@ -53,6 +53,12 @@ class MethodGroup:
         """The verdict on the host."""
         return [summary.verdict for summary in self.summaries]
 
+    @property
+    def scattered(self) -> bool:
+        """Whether accepted nodes lie elsewhere than at the front of the scratch rows, one after another."""
+        tree = self.drafts.branching > 1 and not self.moved
+        return tree and any(verdict.path != list(range(len(verdict.path))) for verdict in self.decided)
+
     def read_back(self) -> None:
         """The one small copy to the host."""
         if self.summary is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from itertools import takewhile
 
@@ -54,13 +55,9 @@ class ArmValues:
         """Seconds in which an arm with a model reads a prompt; short ones are not weighed."""
         return max(0, tokens - SHORT_PROMPT) * self._token_seconds[self.arms[i].name]
 
-    def of_lookup(
-        self, i: int, sequence: Sequence, tokens: list[int], confidence: float, batch: int
-    ) -> Candidate | None:
-        """A lookup that has found these tokens, with this confidence in the first."""
-        if not tokens:
-            return None
-        level = sum(confidence >= limit for limit in LOOKUP_CONFIDENCE)
+    def of_lookup(self, i: int, sequence: Sequence, tokens: list[int], chances: list[float], batch: int) -> Candidate:
+        """A lookup that has found these tokens; the chance of the first is how confident it is."""
+        level = bisect_right(LOOKUP_CONFIDENCE, chances[0]) if chances else 0
         gains = self.record.gains(sequence.id, (i, level), len(tokens), LOOKUP_PRIORS[level])
         count, best = best_count(gains, lambda n: self.seconds(sequence, n, batch))
         return Candidate(i, (i, level), count, best, tokens, level, gains)

@@ -16,7 +16,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter among others. `longest` = 0: a lookup, which costs nothing. A tree finds its size itself."""
+    """A drafter among others. `longest` = 0: a `Lookup`, which costs next to nothing. A tree finds its size itself."""
 
     drafter: Drafter
     longest: int = 0  # tokens ahead that a drafter with a model may draft

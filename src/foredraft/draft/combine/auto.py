@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -23,12 +24,13 @@ from ...control.objective import best_counts, rate
 from ...control.throughput_probe import LookupRest, QuietLoad, ThroughputProbe
 from ...core.rng.keyed import Rng
 from ...core.trees.builder import tightened
-from ...core.trees.editing import among, cut, join, part
+from ...core.trees.editing import join
 from ...core.trees.graft import NOBODY, Graft
 from ...core.trees.layout import trees
 from ...types import DraftBatch, Kind, Sequence, Topology
-from ...types.drafts import empty_drafts
+from ...types.drafts import chains, empty_drafts
 from ..base import Round
+from ..lookup import Looked, Lookup
 from .arm_values import ArmValues
 from .arms import PLAIN, Arm, Candidate, SequenceState, Tally
 from .team import Team, mean_length
@@ -51,6 +53,7 @@ class AutoDrafter(Team):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.arms, self.name, self._clock = list(arms), name, clock
+        self._free = {i: cast(Lookup, arm.drafter) for i, arm in enumerate(self.arms) if arm.free}
         self.costs = costs if isinstance(costs, Costs) else Costs(costs)
         drafters = [arm.drafter for arm in self.arms]
         super().__init__(drafters)
@@ -97,52 +100,47 @@ class AutoDrafter(Team):
         rests = batch < SMALL_BATCH and self._lookups.rests(batch)
         for sequence in sequences:
             self._learn(sequence)
-        free = [] if rests else [i for i, arm in enumerate(self.arms) if arm.free]
-        looked = {i: self._look_up(i, sequences, rng) for i in free}
-        found = {i: drafts for i, drafts in looked.items() if drafts is not None}
+        found = [{} if rests else self._look_up(sequence, batch) for sequence in sequences]
         took = self._clock() - began
-        chosen = [self._choose(b, sequence, found, batch) for b, sequence in enumerate(sequences)]
+        chosen = [self._choose(*each, batch) for each in zip(sequences, found, strict=True)]
         if batch >= SMALL_BATCH:
             self._share(sequences, chosen, began)
         elif not rests:
             self._weigh(sequences, chosen, took)
         self._calls, self._batch = self._calls + 1, batch
         self._last_call |= {candidate.arm: self._calls for candidate in chosen if candidate is not None}
-        drafts = self._draft(sequences, chosen, found, rng)
+        drafts = self._draft(sequences, chosen, rng)
         self._drafted = self._clock(), tuple(sequence.id for sequence in sequences)
         self._host += EMA_RATE * (self._drafted[0] - began - self._models - self._host)
         return drafts
 
-    def _look_up(self, i: int, sequences: Seq[Sequence], rng: Rng) -> DraftBatch | None:
-        """An arm's drafts for those sequences for which asking it is worth its time; None = for none."""
-        batch = self._pass_of(sequences)
-        who = [b for b, s in enumerate(sequences) if self._worth.asks(s.id, i, self.values.seconds(s, 0, batch))]
-        if not who:
-            return None
-        began = self._clock()
-        drafts = self.arms[i].drafter.propose([sequences[b] for b in who], rng)
-        self._worth.took(i, (self._clock() - began) / len(who))
-        for b in who:
-            self._states[sequences[b].id].asked.append(i)
-        return among(drafts, who, len(sequences))
+    def _look_up(self, sequence: Sequence, batch: int) -> dict[int, Looked]:
+        """What each lookup that is worth its time has found: arm -> tokens and chances."""
+        found, state, plain = {}, self._states[sequence.id], self.values.seconds(sequence, 0, batch)
+        for i, lookup in self._free.items():
+            if self._worth.asks(sequence.id, i, plain):
+                began = self._clock()
+                found[i] = lookup.look_up(sequence)
+                self._worth.took(i, self._clock() - began)
+                state.asked.append(i)
+        return found
 
-    def _draft(
-        self, sequences: Seq[Sequence], chosen: list[Candidate | None], found: dict[int, DraftBatch], rng: Rng
-    ) -> DraftBatch:
-        """What was chosen, arm by arm, joined in one batch."""
+    def _draft(self, sequences: Seq[Sequence], chosen: list[Candidate | None], rng: Rng) -> DraftBatch:
+        """What was chosen, lookups' drafts and then arm by arm, joined in one batch."""
         parts: list[tuple[list[int], DraftBatch]] = []
+        if any(candidate is not None and candidate.tokens for candidate in chosen):
+            copies = [[] if candidate is None else candidate.tokens[: candidate.count] for candidate in chosen]
+            who = [b for b, tokens in enumerate(copies) if tokens]
+            parts.append((who, chains([copies[b] for b in who])))
         for i, arm in enumerate(self.arms):
-            own = [(b, candidate) for b, candidate in enumerate(chosen) if candidate is not None and candidate.arm == i]
+            own = [(b, c) for b, c in enumerate(chosen) if c is not None and c.arm == i and not arm.free]
             if not own:
                 continue
             who, candidates = [b for b, _ in own], [candidate for _, candidate in own]
-            if arm.free:
-                drafts = cut(part(found[i], who), [candidate.count for candidate in candidates])
-            else:
-                texts = [sequences[b] for b in who]
-                drafts = self._timed(i, texts, candidates, rng.choose(torch.tensor(who)))
-                if arm.calibration is not None:
-                    drafts = self._grafted(i, texts, candidates, drafts)
+            texts = [sequences[b] for b in who]
+            drafts = self._timed(i, texts, candidates, rng.choose(torch.tensor(who)))
+            if arm.calibration is not None:
+                drafts = self._grafted(i, texts, candidates, drafts)
             parts.append((who, drafts))
         return _joined(parts, len(sequences))
 
@@ -234,14 +232,10 @@ class AutoDrafter(Team):
             lines.append(f"{name}: the first level of drafts takes {first:.2f} ms, each further one {more:.2f} ms")
         return lines
 
-    def _choose(self, b: int, sequence: Sequence, found: dict[int, DraftBatch], batch: int) -> Candidate | None:
+    def _choose(self, sequence: Sequence, found: dict[int, Looked], batch: int) -> Candidate | None:
         """The candidate with the highest rate; None = plain decoding."""
         state = self._states[sequence.id]
-        candidates = [
-            candidate
-            for i, drafts in found.items()
-            if (candidate := self.values.of_lookup(i, sequence, *_chain(drafts, b), batch)) is not None
-        ]
+        candidates = [self.values.of_lookup(i, sequence, *each, batch) for i, each in found.items() if each[0]]
         lookups = tuple(candidates)
         for i, arm in enumerate(self.arms):
             fresh = state.last_try.get(i) != state.rounds
@@ -341,13 +335,6 @@ class AutoDrafter(Team):
 def _only_lookups(chosen: Seq[Candidate | None]) -> bool:
     """Whether all drafts of a round are known when they are chosen; a head's are not, and may carry lookups."""
     return all(candidate is None or candidate.tokens for candidate in chosen)
-
-
-def _chain(drafts: DraftBatch, b: int) -> tuple[list[int], float]:
-    """What was looked up for a sequence, and its drafter's confidence in the first token."""
-    length = drafts.lengths()[b]
-    confidence = float(drafts.value[b, 0]) if length and drafts.value is not None else 0.0
-    return drafts.token[b, :length].tolist(), confidence
 
 
 def _on_host(drafts: DraftBatch) -> list[Graft]:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from ...core.rng.keyed import Rng
-from ...types import DraftBatch, Kind, Sequence, Topology
-from ...types.drafts import chains
-from ..base import Drafter
+from ...types import Sequence
+from ..lookup import Looked, Lookup
 
 LONGEST_MATCH = 32  # tokens; what matches longer is no more certain
 
 
-class PromptLookup(Drafter):
+class PromptLookup(Lookup):
     """Tries the longest n-gram first; the most recent occurrence wins. A miss drafts nothing."""
 
     def __init__(self, max_nodes: int = 10, max_ngram: int = 3, name: str = "prompt-lookup") -> None:
         self.name, self.nodes, self.max_ngram = name, max_nodes, max_ngram
-        self.kinds = frozenset({Kind.CHOSEN})
-        self.topology = Topology.CHAIN
         # Sequence id -> (tokens indexed so far, n-gram -> position after its latest occurrence).
         self._seen: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
 
@@ -30,11 +26,10 @@ class PromptLookup(Drafter):
         for sequence in sequences:
             self._seen.pop(sequence.id, None)
 
-    def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        found = [self._look(s, s.tokens, s.budget.chain) for s in sequences]
+    def look_up(self, sequence: Sequence) -> Looked:
+        copy, n = self._look(sequence, sequence.tokens, sequence.budget.chain)
         # An estimate without statistics: a match of n tokens continues correctly n times in n + 1.
-        values = [[(n / (n + 1)) ** (i + 1) for i in range(len(copy))] for copy, n in found]
-        return chains([copy for copy, _ in found], values=values)
+        return copy, [(n / (n + 1)) ** (i + 1) for i in range(len(copy))]
 
     def continue_from(self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], limits: Seq[int]) -> list[list[int]]:
         """Looked up in the committed text only; see `Continuing`."""

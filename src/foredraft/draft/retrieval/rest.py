@@ -10,9 +10,8 @@ from collections.abc import Sequence as Seq
 
 from ...core.rng.keyed import Rng
 from ...core.trees.layout import trees
-from ...types import Budget, DraftBatch, Kind, Sequence, Topology
-from ...types.drafts import chains
-from ..base import Drafter
+from ...types import Budget, DraftBatch, Sequence, Topology
+from ..lookup import Looked, Lookup
 from ..store import Stores, Texts
 from ..store.stores import look_up
 from .hit_trie import NO_HITS, HitTrie, hit_trie
@@ -20,7 +19,7 @@ from .hit_trie import NO_HITS, HitTrie, hit_trie
 MOST_PLACES = 512  # of a match that are counted, evenly spaced
 
 
-class RestDrafter(Drafter):
+class RestDrafter(Lookup):
     """At most `max_nodes` nodes, none deeper than `depth`, none that fewer than `min_share` of the places have."""
 
     def __init__(
@@ -34,15 +33,16 @@ class RestDrafter(Drafter):
     ) -> None:
         self.name, self.nodes, self.depth, self.min_share, self.tree = name, max_nodes, depth, min_share, tree
         self.stores = stores
-        self.kinds = frozenset({Kind.CHOSEN})
         self.topology = Topology.TREE if tree else Topology.CHAIN
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
+        if not self.tree:
+            return super().propose(sequences, rng)
         found = [self.continuations(sequence, sequence.budget) for sequence in sequences]
-        if self.tree:
-            return trees([(t.tokens, t.parents) for t in found], value=[t.shares for t in found])
-        paths = [trie.path(self.min_share) for trie in found]
-        return chains([tokens for tokens, _ in paths], values=[shares for _, shares in paths])
+        return trees([(t.tokens, t.parents) for t in found], value=[t.shares for t in found])
+
+    def look_up(self, sequence: Sequence) -> Looked:
+        return self.continuations(sequence, sequence.budget).path(self.min_share)
 
     def continuations(self, sequence: Sequence, budget: Budget) -> HitTrie:
         """What followed the end of a text, within a budget."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from ...core.rng.keyed import Rng
 from ...core.trees.layout import trees
-from ...types import Budget, DraftBatch, Kind, Sequence, Topology
-from ...types.drafts import chains
-from ..base import Drafter
+from ...types import Budget, DraftBatch, Sequence, Topology
+from ..lookup import Looked, Lookup
 from .namespaces import Namespaces
 from .output_pool import END, OutputPool, PoolMatch
 from .suffix_automaton import ROOT, SuffixAutomaton
@@ -48,7 +47,7 @@ class _Request:
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(Lookup):
     """Frequency-scored suffix matches, as a chain or as a tree."""
 
     def __init__(
@@ -63,7 +62,6 @@ class SuffixDrafter(Drafter):
     ) -> None:
         self.name, self.nodes = name, max_nodes
         self.per_match, self.min_match, self.min_chance, self.tree = per_match, min_match, min_chance, tree
-        self.kinds = frozenset({Kind.CHOSEN})
         self.topology = Topology.TREE if tree else Topology.CHAIN
         self._requests: dict[int, _Request] = {}
         self._shared_tokens = shared_tokens  # of all namespaces together
@@ -82,10 +80,14 @@ class SuffixDrafter(Drafter):
                 request.pool.add(sequence.output)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        guesses = [self._guess(s) for s in sequences]
         if not self.tree:
-            return chains([g.tokens for g in guesses], values=[g.chances for g in guesses])
+            return super().propose(sequences, rng)
+        guesses = [self._guess(s) for s in sequences]
         return trees([(g.tokens, g.parents) for g in guesses], value=[g.chances for g in guesses])
+
+    def look_up(self, sequence: Sequence) -> Looked:
+        guess = self._guess(sequence)
+        return guess.tokens, guess.chances
 
     def _guess(self, sequence: Sequence) -> Guess:
         request = self._requests[sequence.id]
