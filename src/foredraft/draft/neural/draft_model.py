@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -111,8 +112,7 @@ class ModelDrafter(Drafter):
                 return drafts
         self._begun = None
         slots = [self._slots[s.id] for s in sequences]
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
+        block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         stepper = self.new_stepper(False, self.executor, slots, sequences, block, self.shape)
         stepper.vocabulary, stepper.vocab_size = self._vocabulary, self.vocab_size
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))
@@ -200,6 +200,17 @@ def draft_params(params: SamplingParams, shape: Shape) -> SamplingParams:
     if shape.topology is Topology.TREE:
         return SamplingParams(temperature=params.temperature or TREE_TEMPERATURE)
     return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+def draft_block(sequences: Seq[Sequence], shape: Shape, vocab_size: int, device: torch.device) -> ParamBlock:
+    """The options of drafts. They are never written to, so rounds share them."""
+    params = [draft_params(s.params, shape) for s in sequences]
+    return _block(tuple((p.temperature, p.top_k, p.top_p, p.min_p) for p in params), vocab_size, device)
+
+
+@lru_cache(maxsize=64)
+def _block(options: tuple[tuple[float, int, float, float], ...], vocab_size: int, device: torch.device) -> ParamBlock:
+    return ParamBlock.of([SamplingParams(*each) for each in options], vocab_size, device)
 
 
 def _shared_ids(executor: Executor, vocab_size: int) -> Vocabulary | None:

@@ -29,7 +29,7 @@ from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
 from .captured_drafts import Asked, Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
-from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_params
+from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_block, draft_params
 from .kept_features import KeptFeatures, RoundStates, accepted_rows, first_unread, path_rows, unread_slots
 
 
@@ -90,8 +90,7 @@ class EagleDrafter(ModelDrafter):
             if made is not None:
                 return made
         slots = [self._slots[s.id] for s in sequences]
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
+        block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
         stepper = self.new_round(slots, sequences, block)
         stepper.vocabulary, stepper.features = self._words(sequences), features

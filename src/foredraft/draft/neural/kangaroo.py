@@ -20,7 +20,7 @@ from ...runtime import Output, Rows, TorchExecutor, executor_for
 from ...types import DraftBatch, Sequence
 from ...types.drafts import Started
 from ..base import Round
-from .draft_model import CATCH_UP, ModelDrafter, draft_params
+from .draft_model import CATCH_UP, ModelDrafter, draft_block
 from .kept_features import accepted_rows
 
 
@@ -50,9 +50,7 @@ class KangarooDrafter(ModelDrafter):
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        block = ParamBlock.of(
-            [draft_params(s.params, self.shape) for s in sequences], self.executor.vocab_size, self.executor.device
-        )
+        block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         stepper = KangarooStepper(self, sequences, block)
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng)
         if drafts.width == 0:  # nothing was read

@@ -13,7 +13,7 @@ from ...core.shapes.base import Frontier, Shape, Step, Vocabulary, most_siblings
 from ...models.heads import RecurrentHead
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ..base import Drafter, Round, propose_for
-from .draft_model import draft_params
+from .draft_model import draft_block
 from .kept_features import accepted_rows
 
 
@@ -56,8 +56,7 @@ class MedusaDrafter(Drafter):
     def grow(self, head: RecurrentHead, sequences: Seq[Sequence], state: Tensor, rng: Rng) -> DraftBatch:
         """Drafts of a head that starts from these features."""
         pending = torch.tensor([s.tokens[-1] for s in sequences], device=state.device)
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, len(self.vocabulary.ids), state.device)
+        block = draft_block(sequences, self.shape, len(self.vocabulary.ids), state.device)
         ids = tuple(s.id for s in sequences)
         stepper = MedusaStepper(head, ids, state, pending, block, self.vocabulary, self.shape.numbered)
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(state.device))

@@ -23,7 +23,7 @@ from ...models.layers.skip_set import SkipSet
 from ...runtime import FINAL, Executor, Output, Rows, TorchExecutor
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ..base import Drafter
-from .draft_model import ModelStepper, draft_params
+from .draft_model import ModelStepper, draft_block
 
 
 class SelfDrafter(Drafter):
@@ -37,7 +37,7 @@ class SelfDrafter(Drafter):
         self._device, self._vocab = target.device, target.vocab_size
 
     def options(self, sequences: Seq[Sequence]) -> ParamBlock:
-        return ParamBlock.of([draft_params(s.params, self.shape) for s in sequences], self._vocab, self._device)
+        return draft_block(sequences, self.shape, self._vocab, self._device)
 
 
 class LayerSkipDrafter(SelfDrafter):

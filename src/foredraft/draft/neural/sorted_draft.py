@@ -22,7 +22,7 @@ from ...runtime import Rows, TorchExecutor, executor_for
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Sequence
 from ..base import Round
-from .draft_model import CATCH_UP, ModelDrafter, draft_params
+from .draft_model import CATCH_UP, ModelDrafter, draft_block
 
 
 @dataclass(slots=True)
@@ -75,8 +75,7 @@ class SortedDrafter(ModelDrafter):
 
     @torch.no_grad()
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
+        block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         limit = max(s.budget.chain for s in sequences)
         with self.choice.round([s.id for s in sequences], limit) as chosen:
             for sequence in sequences:

@@ -15,7 +15,6 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import Rng
 from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ...errors import UsageError
@@ -23,7 +22,7 @@ from ...runtime import FINAL, Executor, Output, Rows
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ...types.drafts import chains
 from ..base import Round
-from ..neural.draft_model import ModelDrafter, ModelStepper, draft_params
+from ..neural.draft_model import ModelDrafter, ModelStepper, draft_block
 from ..neural.native_step import NativeStep
 from .text_context import TextContext
 
@@ -90,8 +89,7 @@ class TranslatedDrafter(ModelDrafter):
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], held))
             self.executor.rollback([slot], [min(same, len(text) - 1, self.executor.length(slot))])
             self._held[sequence.id] = text
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
+        block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         stepper = TranslatedStepper(self.executor, slots, sequences, block, self.shape)
         stepper.tokens, stepper.shared = texts, self.shared
         drafts = self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.executor.device))

@@ -24,7 +24,7 @@ from ....runtime import Rows, TorchExecutor
 from ....runtime.torch.executor import CHUNK
 from ....types import DraftBatch, Sequence
 from ...base import Round, propose_for
-from ..draft_model import ModelDrafter, draft_params
+from ..draft_model import ModelDrafter, draft_block
 from ..kept_features import accepted_rows
 
 
@@ -80,8 +80,7 @@ class FalconDrafter(ModelDrafter):
         return propose_for(whole, sequences, rng, self._propose)
 
     def _propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, self.executor.vocab_size, self.executor.device)
+        block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         return self.shape.grow(
             FalconStepper(self, sequences, block), [s.budget for s in sequences], rng.to(self.executor.device)
         )

@@ -31,7 +31,7 @@ from ....runtime.native.corrected_levels import CorrectedLevels, corrects_native
 from ....types import DraftBatch, Kind, Sequence, Verdict
 from ...base import Round
 from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_budgets, run_round, shape_for
-from ..draft_model import draft_params
+from ..draft_model import draft_block, draft_params
 from ..kept_features import RoundStates, last_row
 from ..medusa import MedusaDrafter
 from .target_texts import DeviceTexts, InsideTexts, KnownTexts, fits_round, read_block
@@ -89,8 +89,7 @@ class ForerunnerDrafter(MedusaDrafter):
             for s in sequences:
                 self.draft_vocab.follow(s.id, s.tokens)
             words = self.draft_vocab.vocabulary
-        params = [draft_params(s.params, self.shape) for s in sequences]
-        block = ParamBlock.of(params, len(words.ids), self.target.device)
+        block = draft_block(sequences, self.shape, len(words.ids), self.target.device)
         stepper = ForerunnerStepper(self, tuple(s.id for s in sequences), self.blocks(sequences), block, words)
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
 
