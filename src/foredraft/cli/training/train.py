@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,14 +174,21 @@ def train(
     wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
     wishes |= {"objective": objective, "stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
-    text = data or [own_corpus(target, asked, out / "corpus", seconds_in_all / 2, dtype, device, seed)]
     order = TrainOrder(
-        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(text), out=out,
+        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
         plan=Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all, storage=storage),
         changes=given(wishes), dtype=dtype, device=device, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
-    return _train(order, as_json)
+    return _train(_with_text(order, asked), as_json)
+
+
+def _with_text(order: TrainOrder, prompts: tuple[Path, ...]) -> TrainOrder:
+    """The order with text to learn from; only an order that means something comes here, since writing takes minutes."""
+    if order.data:
+        return order
+    place, until = (order.dtype, order.device, order.plan.seed), order.plan.seconds / 2
+    return replace(order, data=(own_corpus(order.target, prompts, order.out / "corpus", until, *place),))
 
 
 def given(wishes: dict[str, Any]) -> dict[str, Any]:
