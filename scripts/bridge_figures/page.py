@@ -138,13 +138,15 @@ SECTIONS: dict[str, tuple[str, list[str], Callable[[list[Record]], list[str]]]] 
     ),
     "audit": (
         "Servers, audited",
-        ["`foredraft audit --endpoint URL --model smollm2`: servers over HTTP, float32, temperature 1, built-in prompts, each",
+        ["`foredraft audit --endpoint URL --model smollm2`: servers over HTTP, float32, temperature 1, built-in "
+        "prompts, each",
          "against its own log-probabilities ([audit](../../audit.md))."],
         audits,
     ),
     "bench-servers": (
         "Servers, measured",
-        ["`foredraft bench peers --endpoint NAME=URL`: float32, greedy, one thread in each engine, 32 tokens an answer, all on",
+        ["`foredraft bench peers --endpoint NAME=URL`: float32, greedy, one thread in each engine, 32 tokens an "
+        "answer, all on",
          "one machine with other work, so that their seconds say little; what is compared are the answers."],
         servers,
     ),

@@ -1,4 +1,4 @@
-"""Servers of other engines with our drafters and heads inside, audited and measured by `foredraft audit` and `bench`."""
+"""Servers of other engines with our drafters and heads inside, through `foredraft audit` and `bench`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def vllm_server(setting: Setting, proposer: str | None, fixed: bool = True) -> I
 
 @contextmanager
 def llama_server(setting: Setting, drafted: bool) -> Iterator[str]:
-    """llama.cpp's server out of xllamacpp over the same target in 32 bits, with the exported fastdraft head or plain."""
+    """llama.cpp's server out of xllamacpp over the same target in 32 bits, with our fastdraft head or plain."""
     assert setting.llama is not None
     port = _free_port()
     with TemporaryDirectory() as place:

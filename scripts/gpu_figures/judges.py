@@ -1,4 +1,4 @@
-"""Judges at the size of real pairs: what one costs inside a round, and what its features take to be written and learnt."""
+"""Judges at the size of real pairs: what one costs inside a round, and what its features cost to write and learn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def rounds(bench: Bench, engine: Engine, drafter: ModelDrafter, tap: int, width:
         rule = judge(head.to(bench.device).requires_grad_(False), 0.0, reads=READS, tap=tap)
         took = steps(bench, engine, Method(f"judge, {name}", rule, drafter), 12, length + 1)
         again = steps(bench, engine, exact, 12, length + 1)
-        bench.add(f"the same, judge, {name} ({took:.2f} ms), against the exact rule", took / min(first, again), "x", most=1.01)
+        bench.add(
+            f"the same, judge, {name} ({took:.2f} ms), against the exact rule", took / min(first, again), "x", most=1.01
+        )
 
 
 def features(bench: Bench, executor: GraphExecutor, tap: int, tokens: int) -> None:

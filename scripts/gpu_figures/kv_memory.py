@@ -6,9 +6,6 @@ import random
 import time
 from statistics import median
 
-from gpu_figures.kit import PLAIN, Bench, passes, release
-from gpu_figures.parts import eagle
-
 from foredraft.core.shapes.base import Chain
 from foredraft.core.verify import RULES
 from foredraft.engine import Engine, Method, Request, Sharing
@@ -16,6 +13,8 @@ from foredraft.engine.sharing import BESIDE
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.runtime.cuda.paged_cache import KVOptions
 from foredraft.types import Kind, SamplingParams, Sequence
+from gpu_figures.kit import PLAIN, Bench, passes, release
+from gpu_figures.parts import eagle
 
 
 def _request(number: int, prompt: int, new: int, method: Method = PLAIN) -> Request:

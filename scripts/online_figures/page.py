@@ -25,12 +25,15 @@ def write(folder: Path, record: dict[str, Any]) -> None:
         f"{record['tokens']} tokens, {record['batch']} at a time, no prompt twice, {record['executor']} on {where}. "
         "Acceptance is the share of drafted tokens that were accepted among those that were tested: all before them in "
         f"their chain had been. Answers whose ids are not the frozen head's: {record['different']} of {answers} "
-        "(near-ties in 16 bits). All run the same requests in turns. Made by `scripts/measure-online`. " + record["cut"],
+        "(near-ties in 16 bits). All run the same requests in turns. Made by `scripts/measure-online`. "
+        + record["cut"],
         "",
         "![Acceptance over time](online.png)",
         "",
-        f"| topic | method | frozen | online, first {record['window']} requests | online, last {record['window']} | gain at "
-        "the end | +0.1 after requests | tokens a pass, frozen | online, last | seconds, frozen | online with learning |",
+        f"| topic | method | frozen | online, first {record['window']} requests | online, last "
+        f"{record['window']} | gain at "
+        "the end | +0.1 after requests | tokens a pass, frozen | online, last | seconds, frozen | online with "
+        "learning |",
         "|" + "---|" * 11,
     ]
     for topic in topics:
@@ -79,7 +82,13 @@ def draw(path: Path, record: dict[str, Any]) -> None:
     for name, colour in zip(["frozen", *record["methods"]], [FROZEN, *COLOURS], strict=False):
         points = [p for p in record["points"] if p["method"] == name]
         x = [topics.index(p["topic"]) * record["requests"] + p["end"] for p in points]
-        axes.plot(x, [acceptance([p]) for p in points], color=colour, marker=".", label=name.replace(":shape=chain:drawn=false,", ":"))
+        axes.plot(
+            x,
+            [acceptance([p]) for p in points],
+            color=colour,
+            marker=".",
+            label=name.replace(":shape=chain:drawn=false,", ":"),
+        )
     for i, topic in enumerate(topics):
         axes.axvline(i * record["requests"], color="#cccccc", linewidth=1)
         reached = max(p["end"] for p in record["points"] if p["topic"] == topic)

@@ -9,12 +9,16 @@ from typing import Any
 
 INTRODUCTION = """# Drafting beside the target, measured
 
-Made by `scripts/measure-parallel --page` from its own records. Random weights in the shapes of known models, which repeat
-their last token; a drafted token is made wrong with the chance that is asked for, at the same places for all methods. Draft
+Made by `scripts/measure-parallel --page` from its own records. Random weights in the shapes of known models, which \
+repeat
+their last token; a drafted token is made wrong with the chance that is asked for, at the same places for all methods. \
+Draft
 models and heads really run, so their time is real. Context 256, greedy, one text at a time; tokens/s.
 
-- **in turn**: the best chain that is drafted before each verification; **window**: PEARL, drafting on while the target verifies;
-  **planned**: what the cost model chose (no window = the ordinary loop with so many drafts, no drafts = plain decoding). **gain**
+- **in turn**: the best chain that is drafted before each verification; **window**: PEARL, drafting on while \
+the target verifies;
+  **planned**: what the cost model chose (no window = the ordinary loop with so many drafts, no drafts = plain \
+decoding). **gain**
   = the better of the last two against in turn; **expected**: the same by the cost model, from the times of the parts.
 - **beside**: how much longer a draft and a verification take while the other one runs.
 """
@@ -56,7 +60,9 @@ def pair(name: str, value: dict[str, Any]) -> str:
         lines.append(f"{1e3 * apart['verify'][apart['rows'].index(8)]:.1f} ms.")
     if window:
         longer = window["of_longer_part_beside"]
-        lines.append(f"A window of {window['window']} takes {1e3 * window['step']:.1f} ms, {longer:.2f} times its longer part.")
+        lines.append(
+            f"A window of {window['window']} takes {1e3 * window['step']:.1f} ms, {longer:.2f} times its longer part."
+        )
     if not value["rows"]:
         return "\n".join([*lines, "", "The part's time was over before tokens/s were measured.\n"])
     lines += ["", "| acceptance | in turn | window | planned | gain | expected |", "|---|---|---|---|---|---|"]
@@ -65,7 +71,9 @@ def pair(name: str, value: dict[str, Any]) -> str:
 
 def line(row: dict[str, Any]) -> str:
     plan = row["planned"]["plan"]
-    chosen = f"window {plan['window']}, {plan['lead']} in front" if plan["window"] else f"no window, {plan['lead']} drafts"
+    chosen = (
+        f"window {plan['window']}, {plan['lead']} in front" if plan["window"] else f"no window, {plan['lead']} drafts"
+    )
     rates = max(row["in_turn"].values()), row["pearl"]["rate"], row["planned"]["rate"]
     shown = " | ".join(f"{rate:.1f}" for rate in rates)
     given = f"{row['expected_gain']:.2f}x" if "expected_gain" in row else "-"

@@ -178,7 +178,14 @@ def _rate(
         split[label] = figures.split
     best, reached = max(turns.values()), max(found[label]["rate"] for label in plans)
     expected_gain = max(own, usual) / max(usual, 1e-9)
-    return {"acceptance": rate, "in_turn": turns, **found, "gain": reached / best, "expected_gain": expected_gain, "split": split}
+    return {
+        "acceptance": rate,
+        "in_turn": turns,
+        **found,
+        "gain": reached / best,
+        "expected_gain": expected_gain,
+        "split": split,
+    }
 
 
 def cold_times(target: Executor, drafter: Executor, beside: Callable[..., SyntheticAhead], times: PairTimes) -> Any:

@@ -1,4 +1,4 @@
-"""The second half: settings on calibration questions, a promise, tables on test questions, and the speed of one request."""
+"""The second half: settings on calibration questions, a promise, tables on test questions, one request's speed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def judged(job: Job, name: str, folder: Path, threshold: float) -> Arm:
 
 def finer(ladder: Sequence[float], count: int) -> list[float]:
     """Thresholds from strict to loose, `count` to every rung."""
-    pairs = zip(ladder, ladder[1:], strict=False)
+    pairs = pairwise(ladder)
     return [high + (low - high) * i / count for high, low in pairs for i in range(count)] + [ladder[-1]]
 
 
@@ -84,7 +85,7 @@ def families(job: Job, arms: EvalArms) -> Iterator[tuple[str, list[Arm]]]:
 
 
 def in_turns(members: dict[str, list[Arm]], over: set[str]) -> Iterator[tuple[str, Arm]]:
-    """The strictest setting of every family, then the next one of each that is not over: time that runs out is shared."""
+    """The strictest setting of every family, then the next one of each that is not over, so that all share the time."""
     for turn in range(max(map(len, members.values()))):
         for family, each in members.items():
             if turn < len(each) and family not in over:

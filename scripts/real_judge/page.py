@@ -63,20 +63,26 @@ def head(out: Path, rows: list[dict[str, Any]]) -> str:
     lines = [
         "# A judge for a real pair: qwen-coder and a FastDraft of it",
         "",
-        "Made by `scripts/real-judge --page` from the records of `scripts/real-judge`. Target: Qwen2.5-Coder-1.5B-Instruct from its",
-        f"Q4_K_M file, in bf16. Greedy, at most {about['max_new']} tokens, drafts of {about['length']}, {about['batch']} requests at a time,",
-        "the questions of all tasks together. Settings of every rule were chosen on training questions that neither the",
+        "Made by `scripts/real-judge --page` from the records of `scripts/real-judge`. Target: "
+        "Qwen2.5-Coder-1.5B-Instruct from its",
+        f"Q4_K_M file, in bf16. Greedy, at most {about['max_new']} tokens, drafts of {about['length']}, "
+        f"{about['batch']} requests at a time,",
+        "the questions of all tasks together. Settings of every rule were chosen on training questions that "
+        "neither the",
         "drafter nor the labels saw; "
         + (answered(rows) if rows else "**no test question was answered yet.**")
         + " *Gap* is the paired difference to the target, with",
-        "its 95% bootstrap interval; *accepted* is drafted tokens that stood, per pass of the target; *against exact* is the",
-        "ratio to the exact rule's on the very same questions. The exact rule's own gap is what near-ties of 16 bits do.",
+        "its 95% bootstrap interval; *accepted* is drafted tokens that stood, per pass of the target; *against "
+        "exact* is the",
+        "ratio to the exact rule's on the very same questions. The exact rule's own gap is what near-ties of 16 "
+        "bits do.",
         "",
     ]
     if drafter:
         held = drafter.get("held_out", {}).get("tokens_per_step")
         lines += [
-            f"Drafter: layers {', '.join(map(str, drafter['layers']))} of the target, {drafter['parameters'] / 1e6:.0f} M parameters of its own "
+            f"Drafter: layers {', '.join(map(str, drafter['layers']))} of the target, "
+            f"{drafter['parameters'] / 1e6:.0f} M parameters of its own "
             f"({drafter['megabytes_in_4_bits']:.0f} MB in 4 bits, more than the repository has room for), "
             f"{drafter['steps']} steps, {held} tokens a pass simulated on held-out text in chains of 5.", "",
         ]  # fmt: skip
@@ -84,7 +90,8 @@ def head(out: Path, rows: list[dict[str, Any]]) -> str:
         tried = each["right"] + each["wrong"]
         share = each["right"] / max(tried, 1)
         lines += [
-            f"Labels of {task}: {tried:,} mismatches were tried, of those among {each['questions']} training questions that the target solves; {share:.0%} of "
+            f"Labels of {task}: {tried:,} mismatches were tried, of those among {each['questions']} training "
+            f"questions that the target solves; {share:.0%} of "
             "the drafter's tokens that differ from the target's did not change its final answer.", "",
         ]  # fmt: skip
     return "\n".join(lines)
@@ -99,7 +106,8 @@ def answered(rows: list[dict[str, Any]]) -> str:
 def table(rows: list[dict[str, Any]], task: str) -> str:
     mine = [row for row in rows if row["task"] == task]
     speeds = task == "all"
-    lines = [f"## {TITLES[task]}", "", "| arm | questions | right | gap, points | spoilt / gained | accepted | against exact |"
+    lines = [f"## {TITLES[task]}", "", "| arm | questions | right | gap, points | spoilt / gained | accepted | "
+             "against exact |"
              + (" tokens/s |" if speeds else ""), "|---" * (8 if speeds else 7) + "|"]  # fmt: skip
     for row in mine:
         both = row["accepted"] is not None and row["exact_accepted"]
@@ -108,8 +116,10 @@ def table(rows: list[dict[str, Any]], task: str) -> str:
             f"{100 * row['gap']:+.1f} [{100 * row['gap_low']:+.1f}, {100 * row['gap_high']:+.1f}]"
         )  # fmt: skip
         lines.append(
-            f"| {named(row['arm'])} | {row['problems']} | {row['accuracy']:.3f} [{row['low']:.3f}, {row['high']:.3f}] | {gap} "
-            f"| {row['spoilt']} / {row['gained']} | {'' if row['accepted'] is None else format(row['accepted'], '.2f')} | {times} |"
+            f"| {named(row['arm'])} | {row['problems']} | {row['accuracy']:.3f} [{row['low']:.3f}, "
+            f"{row['high']:.3f}] | {gap} "
+            f"| {row['spoilt']} / {row['gained']} | "
+            f"{'' if row['accepted'] is None else format(row['accepted'], '.2f')} | {times} |"
             + (f" {row['tokens_per_second']:,.0f} |" if speeds else "")
         )
     return "\n".join([*lines, ""])
@@ -127,8 +137,10 @@ def choices(out: Path) -> str:
     if not found:
         return ""
     lines = ["## Settings, on calibration questions", "",
-             f"{found['problems']} training questions, the target solves {found['target']:.3f}. Of each family the setting that accepts most "
-             "within 1 point of the target goes into the tables, and the one within 3 points, where it is another. A family ends "
+             f"{found['problems']} training questions, the target solves {found['target']:.3f}. Of each family "
+             "the setting that accepts most "
+             "within 1 point of the target goes into the tables, and the one within 3 points, where it is "
+             "another. A family ends "
              "at the first setting that loses more than 8 points.", "",
              "| family | setting | right | accepted |", "|---" * 4 + "|"]  # fmt: skip
     for each in found["settings"]:
@@ -143,7 +155,8 @@ def judges(out: Path) -> str:
     if not found:
         return ""
     best = found["all"]
-    lines = ["## Heads", "", f"Validation AUC on held-out questions; {best['tokens']:,} labelled tokens, {best['wrong']:,} of them wrong. Test AUC of "
+    lines = ["## Heads", "", f"Validation AUC on held-out questions; {best['tokens']:,} labelled tokens, "
+             f"{best['wrong']:,} of them wrong. Test AUC of "
              f"the best {best['test_auc']:.3f}, with shuffled labels {best['shuffled_auc']:.3f}.", "",
              "| reads | layer | AUC |", "|---" * 3 + "|"]  # fmt: skip
     for row in best["variants"]:
@@ -159,9 +172,12 @@ def promise(out: Path) -> str:
     rung = found["rungs"][0]
     kept = "holds" if rung["passed"] else "does not hold"
     return "\n".join([
-        "## The promise", "", f"`judge calibrate --net` on {rung['prompts']} other training questions of GSM8K: {rung['spoilt']} spoilt, "
-        f"{rung['gained']} gained, spoilt less gained at most {100 * rung['upper']:.1f} points with 95% confidence; the budget of the run {kept}. "
-        f"The exact rule answers {found['exact']['accuracy']:.3f} of the first 200 right (its texts differ from plain decoding's only by near-ties in 16 bits).", "",
+        "## The promise", "", f"`judge calibrate --net` on {rung['prompts']} other training questions of GSM8K: "
+        f"{rung['spoilt']} spoilt, "
+        f"{rung['gained']} gained, spoilt less gained at most {100 * rung['upper']:.1f} points with 95% "
+        f"confidence; the budget of the run {kept}. "
+        f"The exact rule answers {found['exact']['accuracy']:.3f} of the first 200 right (its texts differ from "
+        "plain decoding's only by near-ties in 16 bits).", "",
     ])  # fmt: skip
 
 

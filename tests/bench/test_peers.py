@@ -8,11 +8,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from foredraft.bench.peers import compare, llama_process
+from foredraft.bench.peers import compare, llama_binding, llama_process, llama_server_worker
 from foredraft.bench.peers.base import Absent, Answer, Job, interpreter, require
 from foredraft.bench.peers.compare import PeerOrder, best_of, run_peers
 from foredraft.bench.peers.llama_binding import abilities
@@ -278,3 +278,52 @@ def test_a_servers_text_becomes_its_ids(count: int, ids: list[int]) -> None:
     peer = ServerPeer("x", "1", cast(Any, EchoWorker("ab", count)), {}, cast(Any, Letters()), frozenset((2,)))
     answer = peer.answer([1])
     assert answer.ids == ids and answer.times == [(0.1, 1), (0.3, count - 1)]
+
+
+class Silent:
+    """A worker of llama.cpp's server that cannot use its draft model, and does not say so."""
+
+    closed: ClassVar[list[str]] = []
+    drafted, count = 0, 16
+
+    def __init__(self, *_: Any) -> None:
+        self.drafter = ""
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "gguf" in request:
+            self.drafter = request["drafter"] or ""
+            return {"version": "1"}
+        return {"text": "", "count": self.count, "times": [], "stopped": False, "drafted": self.drafted}
+
+    def close(self) -> None:
+        self.closed.append(self.drafter)
+
+
+def server_job() -> Job:
+    more = {"threads": 1, "context": 9, "max_new_tokens": 2, "stop_ids": {2}, "folder": Path("m")}
+    return cast(Job, SimpleNamespace(device="cpu", gguf=Path, llama_python=None, llama_draft=Path("a/d.gguf"), **more))
+
+
+def test_a_draft_model_that_drafts_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_process, "Worker", Silent)
+    monkeypatch.setattr(llama_process, "interpreter", lambda *_: "python")
+    monkeypatch.setattr(llama_process.Tokenizer, "from_folder", lambda folder: Letters())
+    with pytest.raises(Absent, match=r"^xllamacpp drafts nothing with d.gguf, .* --llama-draft, or none$"):
+        llama_process.server_peers(server_job())
+    assert Silent.closed == ["", "", "a/d.gguf"]  # no process stays
+    for drafted, count in ((5, 16), (0, 2)):  # it drafts; its answer is too short to draft for
+        monkeypatch.setattr(Silent, "drafted", drafted)
+        monkeypatch.setattr(Silent, "count", count)
+        assert [peer.name for peer in llama_process.server_peers(server_job())][-1] == "xllamacpp-draft"
+
+
+@pytest.mark.parametrize(("timings", "drafted"), [({}, 0), ({"draft_n": 7}, 7)])
+def test_a_servers_answer_says_how_much_was_drafted(timings: dict[str, int], drafted: int) -> None:
+    choice = {"text": "ab", "finish_reason": "stop"}
+    found = {"choices": [choice], "usage": {"completion_tokens": 3}, "timings": {"prompt_ms": 1.0} | timings}
+    server = SimpleNamespace(handle_completions=lambda asked: found)
+    assert llama_server_worker.answer(server, {"ids": [1], "limit": 4})["drafted"] == drafted
+
+
+def test_the_hint_of_a_build_is_the_documents() -> None:
+    assert llama_binding.BUILD in Path("docs/bench.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.errors import UsageError
 from foredraft.models.heads import as_stored, own_parameters, read_weights, save_head
-from foredraft.train.pipeline import TrainOrder, pretrained_heads
+from foredraft.train.pipeline import TrainOrder, pretrained_heads, with_more_layers
 from foredraft.train.student import Student
 from foredraft.train.trainer import ROUND_FROM, Trainer
 
@@ -87,4 +87,4 @@ def test_further_layers_are_silent_at_first(tmp_path: Path) -> None:
     two = pretrained_heads(replace(order, changes={"layers": 2}), toys.identity(decoder))
     assert two["eagle3"].spec.layers == 2
     with pytest.raises(UsageError, match="as many or more"):
-        pretrained_heads(replace(order, changes={"layers": 0}), toys.identity(decoder))
+        with_more_layers(two["eagle3"], 1)

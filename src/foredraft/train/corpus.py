@@ -59,15 +59,31 @@ class Corpus:
     def split(self, held_out: int, seed: int = 0) -> tuple[Corpus, Corpus]:
         """(training rows, held-out rows); the held-out ones are greedy, since they simulate greedy decoding. Other
         answers to their prompts are in neither: a drafter that had seen them would know what is asked of it."""
-        greedy = np.flatnonzero((self.temperature == 0) & self.written.any(axis=1))
+        answered = self.written.any(axis=1)
+        if not answered.any():
+            raise UsageError(
+                f"none of the {len(self)} rows holds an answer of the target; let it write some: foredraft data"
+            )
+        greedy = np.flatnonzero((self.temperature == 0) & answered)
         if len(greedy) < 2:
             raise UsageError(
-                "the corpus has no greedy rows to hold out; make some: foredraft data --temperatures 0,0.7"
+                f"of {len(self)} rows {len(greedy)} are greedy, and two are needed to hold one out; make some: "
+                "foredraft data --temperatures 0,0.7"
             )
         held = np.random.default_rng(seed).permutation(greedy)[: min(held_out, len(greedy) // 2)]
         asked = {self._prompt(row) for row in held} - {b""}
         rest = np.setdiff1d([row for row in range(len(self)) if self._prompt(row) not in asked], held).astype(np.int64)
+        if not len(rest):
+            raise UsageError("all rows answer the prompts that are held out; write more: foredraft data")
         return self.rows(rest), self.rows(np.sort(held))
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Refuse text of another tokenizer, as far as its ids show it."""
+        if self.ids.size and (largest := int(self.ids.max())) >= vocab_size:
+            raise UsageError(
+                f"the text holds token {largest}, and the target knows {vocab_size}: another model wrote it; "
+                "let this one write: foredraft data --target MODEL"
+            )
 
     def _prompt(self, row: int) -> bytes:
         """What stands before a row's first written token."""
@@ -82,7 +98,10 @@ class Corpus:
         """
         every, each = self._order(), rows * world
         if len(every) < each:
-            raise UsageError(f"{len(every)} training rows are fewer than the {each} of one step; lower --rows")
+            fewer = f", or give --rows {len(every) // world}" if len(every) >= world else ""
+            raise UsageError(
+                f"the corpus has {len(every)} rows to train on, and a step takes {each}; name more text{fewer}"
+            )
         epoch, part = divmod(step, len(every) // each)
         order = np.random.default_rng((seed, epoch)).permutation(every)
         mine = order[part * each + rank * rows :][:rows]
@@ -151,6 +170,7 @@ def _read(file: Path, tokenizer: Tokenizer) -> Corpus:
         with file.open("rb") as opened, np.load(opened) as raw:
             ids, temperature = raw["ids"], raw["temperature"].astype(np.float32)
             packed = raw.get("written")
+        _check_arrays(ids, temperature, packed)
     except (OSError, ValueError, KeyError, BadZipFile, zlib.error) as error:
         raise ForedraftError(f"{file} is no training text ({error}); make it with 'foredraft data'") from None
     if packed is not None:
@@ -159,6 +179,17 @@ def _read(file: Path, tokenizer: Tokenizer) -> Corpus:
         written = answers(ids, tokenizer)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return Corpus(ids, written, temperature, digest)
+
+
+def _check_arrays(ids: np.ndarray, temperature: np.ndarray, packed: np.ndarray | None) -> None:
+    """ValueError unless a file's arrays are those of a corpus."""
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise ValueError(f"ids are {ids.dtype} {list(ids.shape)}, not whole numbers [N, T]")
+    if temperature.shape != (len(ids),):
+        raise ValueError(f"temperature is {list(temperature.shape)}, not [{len(ids)}]")
+    bits = (len(ids), -(-ids.shape[1] // 8))
+    if packed is not None and (packed.dtype != np.uint8 or packed.shape != bits):
+        raise ValueError(f"written is {packed.dtype} {list(packed.shape)}, not bits {list(bits)}")
 
 
 def answers(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

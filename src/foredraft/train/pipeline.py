@@ -24,9 +24,12 @@ from .kinds import KINDS, Kind, Settings
 from .kinds.base import OPTIONAL
 from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
-from .student import Pretrained, Student
+from .student import LAYERS, Pretrained, Student
 from .trainer import Plan, Trainer
 from .training_loop import Listener, ignore
+
+OPTIONS = {"draft_vocab_size": "vocab"}  # settings that the command line calls otherwise
+SIZES = ("anchors", "rank", "width")  # of `extra`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,30 @@ class TrainOrder:
         return replace(kind, drafter=self.drafter) if hasattr(kind, "drafter") else kind
 
     def __post_init__(self) -> None:
+        if not self.kinds:
+            raise UsageError(f"no kind of drafter was named; known: {', '.join(sorted(KINDS))}")
+        self._check_drafter()
+        self._check_numbers()
         known = OPTIONAL.union(*(self.find(name).defaults.extra for name in self.kinds))
         if strange := sorted(self.extra.keys() - known):
             raise unknown_name("--set of these kinds", strange[0], sorted(known))
+
+    def _check_drafter(self) -> None:
+        needy = [name for name in self.kinds if hasattr(self.find(name), "drafter")]
+        if needy and (self.drafter is None or not (self.drafter / CONFIG).exists()):
+            named = "" if self.drafter is None else f", and {self.drafter} holds none"
+            raise UsageError(f"{needy[0]} belongs to a trained head{named}; name its folder: --drafter FOLDER")
+
+    def _check_numbers(self) -> None:
+        for name, value in self.changes.items():
+            if isinstance(value, int | float) and not value > 0:  # nor NaN
+                raise UsageError(f"--{OPTIONS.get(name, name)} must be above 0, not {value}")
+        usual = {key: value for name in self.kinds for key, value in self.find(name).defaults.extra.items()}
+        for key, value in self.extra.items():
+            if isinstance(value, str) and isinstance(usual.get(key), int | float):
+                raise UsageError(f"--set {key} takes a number, not {value!r}")
+            if key in SIZES and (isinstance(value, str) or not value >= 1):
+                raise UsageError(f"--set {key} must be at least 1, not {value}")
 
     def settings(self, kind: Kind) -> Settings:
         """The kind's own with the changes."""
@@ -91,9 +115,13 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
     there = [name for name in order.kinds if order.begin is not None and (order.begin / name / CONFIG).exists()]
     for name in there or (order.kinds if order.begin is not None else ()):
         folder = Path(order.begin or "") / name
+        if not (folder / CONFIG).exists():
+            raise UsageError(f"{order.begin} holds no {name} head to go on from; name the folder that {name}/ lies in")
         spec = read_spec(folder)
         check_target(spec, target, folder.name)
         found[name] = Pretrained(spec, read_weights(folder))
+        if (ff := order.changes.get("ff")) is not None and ff != spec.extra.get("ff"):
+            raise UsageError(f"the {name} head keeps the width that it was trained with; go on without --ff")
         if (size := order.changes.get("draft_vocab_size")) is not None:
             found[name] = with_other_words(found[name], size)
         if (layers := order.changes.get("layers")) is not None:
@@ -108,8 +136,10 @@ def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
     """A head for which a draft vocabulary of this size is chosen again. Words are rows of the target's, so that what
     the head has learnt still holds; one with rows of its own would mix them up."""
     weights = {name: value for name, value in earlier.weights.items() if name != "ids"}
+    if "ids" not in earlier.weights:
+        raise UsageError(f"the {earlier.spec.kind} head has no draft vocabulary; go on without --vocab")
     if any(len(value) == len(earlier.weights["ids"]) for value in weights.values() if value.dim()):
-        raise UsageError(f"a {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
+        raise UsageError(f"the {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
     return Pretrained(replace(earlier.spec, draft_vocab_size=size), weights)
 
 
@@ -117,6 +147,8 @@ def with_more_layers(earlier: Pretrained, layers: int) -> Pretrained:
     """A head that goes on with further layers, which at first add nothing."""
     if layers < earlier.spec.layers:
         raise UsageError(f"the {earlier.spec.kind} head has {earlier.spec.layers} layers; go on with as many or more")
+    if layers > earlier.spec.layers and not any(name.startswith(LAYERS) for name in earlier.weights):
+        raise UsageError(f"the {earlier.spec.kind} head can get no more layers; go on without --layers")
     return Pretrained(replace(earlier.spec, layers=layers), earlier.weights)
 
 
@@ -148,19 +180,20 @@ def finish(order: TrainOrder, target: Loaded, trainer: Trainer, student: Student
         card["held_out"] = _figures(result)
         head, spec = load_head(folder, name, decoder_of(target), identity(target))
         ready = attach(head, spec, target)
-        if order.measure:
-            card |= measure(target, ready, student, trainer, order.measure)
+        if prompts := _prompts(trainer.held, order.measure):
+            card |= measure(target, ready, student, trainer, prompts)
         write_json(folder / CARD, card)
     return card
 
 
-def measure(target: Loaded, ready: Trained, student: Student, trainer: Trainer, count: int) -> dict[str, Any]:
+def measure(
+    target: Loaded, ready: Trained, student: Student, trainer: Trainer, prompts: list[list[int]]
+) -> dict[str, Any]:
     """Tokens per target pass of the real engine, and what the simulation says of the very texts that it wrote."""
     length = min(trainer.plan.try_length, getattr(ready.head, "length", trainer.plan.try_length))
     drafter = ready.drafter(Chain(length), ready.spec.kind)
     method = Method(ready.spec.kind, default_rule(drafter.kinds, drafter.topology), drafter, 0)
     params = SamplingParams(temperature=0.0, max_new_tokens=128)
-    prompts = _prompts(trainer.held, count)
     requests = [
         Request(Sequence(i, list(p), len(p), params, seed=0), method, target.eos_ids) for i, p in enumerate(prompts)
     ]
@@ -197,7 +230,7 @@ def _simulate(trainer: Trainer, student: Student, texts: list[Sequence], length:
 def _prompts(held: Corpus, count: int) -> list[list[int]]:
     """What stands before the first written token of held-out rows."""
     rows = [(ids, int(mask.argmax())) for ids, mask in zip(held.ids, held.written, strict=True)]
-    return [ids[:begin].tolist() for ids, begin in rows if begin >= 2][:count]
+    return [ids[:begin].tolist() for ids, begin in rows if begin >= 2][: max(count, 0)]
 
 
 def _figures(result: Simulation) -> dict[str, Any]:

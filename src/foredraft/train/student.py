@@ -98,7 +98,8 @@ class Student:
     def state_dict(self) -> dict[str, Any]:
         own = own_parameters(self.head)  # type: ignore[arg-type]
         check_numbers(self.kind.name, own.values())
-        state = {"head": {n: p.detach().cpu() for n, p in own.items()}, "optimizer": self.optimizer.state_dict()}
+        state: dict[str, Any] = {"head": {n: p.detach().cpu() for n, p in own.items()}, "recent": self.recent}
+        state["optimizer"] = self.optimizer.state_dict()
         if self.rival is not None and self.rival_optimizer is not None:
             state |= {"rival": self.rival.state_dict(), "rival_optimizer": self.rival_optimizer.state_dict()}
         return state
@@ -108,6 +109,7 @@ class Student:
         for name, parameter in own_parameters(self.head).items():  # type: ignore[arg-type]
             parameter.copy_(state["head"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.recent = state.get("recent", math.nan)
         if self.rival is not None and self.rival_optimizer is not None:
             self.rival.load_state_dict(state["rival"])
             self.rival_optimizer.load_state_dict(state["rival_optimizer"])

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from ..models import Decoder
+from ..models.decoder import FINAL
 from ..models.heads import Identity, as_stored, read_weights
 from .batch_attention import any_length
 from .corpus import Corpus
@@ -47,8 +48,10 @@ class Plan:
     storage: str = "int8"  # what the heads' files will hold
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.rows, self.held_out, self.try_length) < 1 or self.seconds <= 0:
+        if min(self.steps, self.rows, self.held_out, self.try_length) < 1 or not self.seconds > 0:  # nor NaN
             raise UsageError("a training has at least one step, one row a step, one held-out row and some time")
+        if min(self.seed, self.try_every) < 0:
+            raise UsageError("--seed and --try-every are 0 or more")
 
 
 @dataclass(slots=True)
@@ -86,6 +89,18 @@ def known_words(kinds: list[tuple[Kind, Settings]], begin: dict[str, Pretrained]
     return found[0] if found else None
 
 
+def checked_taps(kind: Kind, target: Decoder, settings: Settings) -> tuple[int, ...]:
+    """The states that a kind reads; the target must have their layers."""
+    taps, depth = kind.taps(target, settings), target.config.num_layers
+    for tap in taps:
+        if tap != FINAL and not 0 <= tap <= depth:
+            raise UsageError(
+                f"{kind.name} reads the stream that enters layer {tap}, and this target has {depth} layers; "
+                "train another kind"
+            )
+    return taps
+
+
 class Trainer(StepTrainer):
     """Trains students of several kinds side by side on one target and one corpus."""
 
@@ -105,13 +120,16 @@ class Trainer(StepTrainer):
         torch.manual_seed(plan.seed)
         self.process = Process.join(target.device)
         self.plan = plan
+        for text in (corpus, pretrain):
+            if text is not None:
+                text.check_ids(target.config.vocab_size)
         self.corpus, self.held = corpus.split(plan.held_out, plan.seed)
         self.pretrain = pretrain
         words, self.coverage = self.corpus.frequent(kinds[0][1].draft_vocab_size, target.config.vocab_size)
         if (known := known_words(kinds, begin)) is not None:
             words, self.coverage = known, self.corpus.share(known)
         self.teacher = Teacher(target, words)
-        self.taps = {tap for kind, settings in kinds for tap in kind.taps(target, settings)}
+        self.taps = {tap for kind, settings in kinds for tap in checked_taps(kind, target, settings)}
         self.layers = {
             layer for kind, chosen in kinds if isinstance(kind, ContextKind) for layer in kind.reads(target, chosen)
         }

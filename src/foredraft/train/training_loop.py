@@ -135,9 +135,14 @@ class TrainingLoop:
     def resume(self) -> None:
         """Restore the checkpoint; one that was made under other settings is refused."""
         self._saved = (self.step, time.monotonic())
-        if self.checkpoint is None or not self.checkpoint.exists():
+        if self.checkpoint is None:
             return
-        record = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        if self.primary:  # nobody else writes here, so these are what kills in the middle of saving have left
+            for left in self.checkpoint.parent.glob(f".{self.checkpoint.name}.*"):
+                left.unlink(missing_ok=True)
+        if not self.checkpoint.exists():
+            return
+        record = self._read(self.checkpoint)
         now = self.trainer.fingerprint()  # which may know more than an earlier version wrote down
         if any(now.get(name) != value for name, value in record["fingerprint"].items()):
             raise ForedraftError(f"{self.checkpoint} belongs to another run; give another --out or remove it")
@@ -148,6 +153,17 @@ class TrainingLoop:
             if torch.cuda.is_available() and record["cuda_generators"]:
                 torch.cuda.set_rng_state_all(record["cuda_generators"])
         self._saved = (self.step, time.monotonic())
+
+    def _read(self, file: Path) -> dict[str, Any]:
+        try:
+            record = torch.load(file, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception:  # torch has many names for damage
+            raise ForedraftError(f"{file} is damaged; remove it to start again") from None
+        if not isinstance(record, dict) or not {"fingerprint", "step"} <= record.keys():
+            raise ForedraftError(f"{file} is no checkpoint of a training; give another --out or remove it")
+        return record
 
     def save(self) -> None:
         """Write the checkpoint, whole or not at all, unless this step is saved already."""

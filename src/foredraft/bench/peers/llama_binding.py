@@ -13,7 +13,8 @@ from .base import LOOKUP_TOKENS, NGRAM, Absent
 from .llama_loop import CHUNK, standing
 
 PACKAGE = "llama-cpp-python"
-BUILD = f'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install {PACKAGE} --no-binary {PACKAGE}'
+FLAGS = 'CXXFLAGS="-fno-dse -fno-tree-dse"'  # GCC 12 takes the shapes of AMX tiles for dead stores
+BUILD = f'CMAKE_ARGS="-DGGML_NATIVE=ON" {FLAGS} pip install {PACKAGE} --no-binary {PACKAGE}'
 NATIVE, TILES = "AVX512", "AMX_INT8"
 ABILITIES = (NATIVE, "AVX512_VNNI", TILES)  # those that a generic build lacks
 

@@ -21,6 +21,7 @@ from .base import ASSISTED_TOKENS, LOOKUP_TOKENS, NGRAM, Absent, Answer, Job, in
 from .llama_binding import BUILD, PACKAGE, TILES
 from .worker import Died, Worker, WorkerPeer
 
+PROBE = {"limit": 16}  # tokens of an answer that shows whether a draft model drafts
 NAME, SERVER = "llama.cpp-native", "xllamacpp"
 PROGRAM = Path(__file__).with_name("llama_server_worker.py")
 
@@ -89,4 +90,17 @@ def server_peers(job: Job) -> list[ServerPeer]:
         settings |= {"draft": draft, "length": length, "ngram": NGRAM, "drafter": drafter}
         version = str(worker.ask(settings)["version"])
         found.append(ServerPeer(name, version, worker, request, tokenizer, job.stop_ids))
+        if drafter is not None and not _drafts(worker, tokenizer):
+            for peer in found:
+                peer.close()
+            raise Absent(
+                f"{SERVER} drafts nothing with {Path(drafter).name}, as where its tokens are not the target's; name "
+                "another --llama-draft, or none"
+            )
     return found
+
+
+def _drafts(worker: Worker, tokenizer: Tokenizer) -> bool:
+    """Whether a draft model drafts: the server says nothing where it cannot use one, and answers without it."""
+    said = worker.ask(PROBE | {"ids": tokenizer.encode("Once upon a time there was")})
+    return said["drafted"] > 0 or said["count"] < 3  # so short an answer leaves nothing to draft

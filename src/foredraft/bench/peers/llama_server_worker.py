@@ -32,7 +32,7 @@ def load(settings: dict[str, Any]) -> Any:
 
 
 def answer(server: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Text, number of tokens and times; `named`: their ids too, which takes time."""
+    """Text, number of tokens, of drafts, and times; `named`: their ids too, which takes time."""
     asked = {"prompt": request["ids"], "n_predict": request["limit"], "temperature": 0.0, "cache_prompt": False}
     if request.get("named"):
         asked |= {"logprobs": 1}
@@ -41,9 +41,11 @@ def answer(server: Any, request: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     found = json.loads(found) if isinstance(found, str | bytes) else found
     choice, count = found["choices"][0], found["usage"]["completion_tokens"]
-    first = found["timings"]["prompt_ms"] / 1e3
+    timed = found["timings"]  # which count drafts only where there were some
+    first = timed["prompt_ms"] / 1e3
     times = [[first, 1], [seconds, count - 1]] if count > 1 else [[seconds, count]]
     said = {"text": choice["text"], "count": count, "times": times, "stopped": choice["finish_reason"] == "stop"}
+    said["drafted"] = timed.get("draft_n", 0)
     if request.get("named"):
         said["ids"] = [entry["id"] for entry in choice["logprobs"]["content"]]
     return said

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,72 +25,110 @@ TEXT, HEAD, RUN, TRYING = "What it learns from", "The head", "The run", "How it 
 Kinds = Annotated[
     str,
     typer.Argument(
-        help="eagle3, eagle, griffin, dovetail, fastdraft, medusa, mlp-speculator, kangaroo, eesd, koala, "
-        "koala-medusa, falcon, forerunner, sdsat, s2d, accept-head, decision, adaeagle; several with commas share one "
-        "pass of the target. draft-and-verify searches layers to skip instead."
+        help="Begin with eagle3. Heads: eagle3, eagle, griffin, dovetail, koala, falcon, forerunner, medusa, "
+        "koala-medusa, mlp-speculator, kangaroo, eesd, sdsat; small draft models: fastdraft, s2d; what ends the drafts "
+        "of another: accept-head, decision, adaeagle. Several with commas share one pass of the target. "
+        "draft-and-verify searches layers to skip instead."
     ),
 ]
 Data = Annotated[
     list[Path] | None,
     typer.Option(
         help="Training text: .npz files or folders of them. Where none is named, the target writes it first, into "
-        "OUT/corpus, for at most half as long as --minutes.",
+        "OUT/corpus, for at most half of --minutes. What is named twice counts twice.",
         rich_help_panel=TEXT,
     ),
 ]
 Heads = Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")]
-Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps.", rich_help_panel=RUN)]
+Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps; trials of draft-and-verify.", rich_help_panel=RUN)]
 Minutes = Annotated[
-    float | None, typer.Option(help="Train for so long instead, in all runs together.", rich_help_panel=RUN)
+    float | None, typer.Option(help="Train for so long instead of --steps, all runs together.", rich_help_panel=RUN)
 ]
-Rows = Annotated[int, typer.Option(min=1, help="Texts per step and process.", rich_help_panel=RUN)]
-Lr = Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=RUN)]
-Length = Annotated[int | None, typer.Option(help="Drafted tokens to train for.", rich_help_panel=HEAD)]
+Rows = Annotated[
+    int, typer.Option(min=1, help="Texts a step (and process); fewer need less memory.", rich_help_panel=RUN)
+]
+Lr = Annotated[float | None, typer.Option(help="Peak learning rate (default: the kind's own).", rich_help_panel=RUN)]
+Length = Annotated[
+    int | None, typer.Option(help="Drafted tokens to train for (default: the kind's own).", rich_help_panel=HEAD)
+]
 Layers = Annotated[
     int | None,
-    typer.Option(help="Layers or blocks of the head; with --begin, more may be added.", rich_help_panel=HEAD),
+    typer.Option(
+        help="Layers or blocks of the head (default: the kind's own); --begin may add some.", rich_help_panel=HEAD
+    ),
 ]
-Ff = Annotated[int | None, typer.Option(help="Width of an EAGLE head's feed-forward part.", rich_help_panel=HEAD)]
-Vocab = Annotated[int | None, typer.Option(help="Size of the draft vocabulary.", rich_help_panel=HEAD)]
+Ff = Annotated[
+    int | None,
+    typer.Option(
+        help="Width of the feed-forward part of eagle-like heads (default: the target's).", rich_help_panel=HEAD
+    ),
+]
+Vocab = Annotated[
+    int | None,
+    typer.Option(
+        help="Draft among so many tokens, those that the text holds most (default: 8192).", rich_help_panel=HEAD
+    ),
+]
 Begin = Annotated[
     Path | None,
-    typer.Option(help="Folder with heads to go on from; kinds that it lacks are new.", rich_help_panel=HEAD),
+    typer.Option(help="Go on from the heads in FOLDER/KIND; a kind that is not there is new.", rich_help_panel=HEAD),
 ]
-Objective = Annotated[str | None, typer.Option(help="kl, reverse-kl, jsd or tvd.", rich_help_panel=RUN)]
-HeldOut = Annotated[int, typer.Option(help="Greedy rows kept for the simulation.", rich_help_panel=TRYING)]
-TryEvery = Annotated[int, typer.Option(help="Steps between simulations.", rich_help_panel=TRYING)]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        help="Distance to the target's distribution: kl (default), reverse-kl, jsd or tvd.", rich_help_panel=RUN
+    ),
+]
+HeldOut = Annotated[
+    int, typer.Option(help="Greedy answers that are not learnt from, to simulate decoding on.", rich_help_panel=TRYING)
+]
+TryEvery = Annotated[int, typer.Option(help="Steps between simulations; 0 = at the end alone.", rich_help_panel=TRYING)]
 Seconds = Annotated[
-    float | None, typer.Option(help="Stop after so long; the same command goes on.", rich_help_panel=RUN)
+    float | None,
+    typer.Option(help="Stop this run after so long; the same command goes on from there.", rich_help_panel=RUN),
 ]
 Storage = Annotated[
-    str, typer.Option(help="int8, int4 (learnt towards the end of the run) or bf16.", rich_help_panel=HEAD)
+    str,
+    typer.Option(
+        help="Weights in the file: int8, int4 (learnt towards the end of the run) or bf16.", rich_help_panel=HEAD
+    ),
 ]
 Measure = Annotated[
-    int, typer.Option(help="Held-out prompts that the real engine answers at the end.", rich_help_panel=TRYING)
+    int, typer.Option(help="Held-out prompts that the engine answers with the head at the end.", rich_help_panel=TRYING)
 ]
 Seed = Annotated[int, typer.Option(help="Seed of everything.", rich_help_panel=RUN)]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Files of questions that the target answers first, or (draft-and-verify) that layers are tried on.",
+        help="Questions for the text that the target writes where --data is not named (JSON lines, or one a line); "
+        "draft-and-verify tries layers on them.",
         rich_help_panel=TEXT,
     ),
 ]
 Drafter = Annotated[
     Path | None,
     typer.Option(
-        help="accept-head, decision: their fastdraft head; adaeagle: its eagle or eagle3 head.", rich_help_panel=HEAD
+        help="The trained head that it belongs to: fastdraft (accept-head, decision), eagle, eagle3 (adaeagle).",
+        rich_help_panel=HEAD,
     ),
 ]
 Stages = Annotated[
-    str | None, typer.Option(help="Parts of the run, END:RATE:WORD..: 0.7:1:all:ce,1:0.25.", rich_help_panel=RUN)
+    str | None,
+    typer.Option(
+        help="Parts of the run: 0.7:1:all,1:0.25 = all text to 70%, then a quarter of --lr.", rich_help_panel=RUN
+    ),
 ]
 PretrainData = Annotated[
-    list[Path] | None, typer.Option(help="Text of stages that pre-train: .txt or .npz files.", rich_help_panel=TEXT)
+    list[Path] | None,
+    typer.Option(
+        help="Text for those --stages that say all; the target need not have written it.", rich_help_panel=TEXT
+    ),
 ]
 Extra = Annotated[
     list[str] | None,
-    typer.Option("--set", help="What one kind knows: griffin top_weight=0, forerunner copy=0.", rich_help_panel=HEAD),
+    typer.Option(
+        "--set", help="KEY=VALUE of one kind, as top_weight=0 (griffin) or taps=2,9,16 (eagle3).", rich_help_panel=HEAD
+    ),
 ]
 
 
@@ -156,10 +194,11 @@ def train(
 
     foredraft train eagle3 --target tinyllama --minutes 10 --out heads
 
-    foredraft generate --method eagle3 --drafter heads/eagle3 "..."
+    foredraft generate --model tinyllama --method eagle3 --drafter heads/eagle3 "..."
 
-    The bar shows the loss and how many tokens a pass of the model would yield with this drafter: 1 is no gain. A run
-    that was cut off goes on by the same command. Under torchrun several GPUs share it. docs/train.md has the kinds.
+    The bar shows the loss and how many tokens a pass of the model would yield: 1 is no gain.
+
+    A run that was cut off goes on by the same command. Several GPUs: torchrun. The kinds: docs/train.md.
     """
     from ...models.heads.artefact import STORAGES
     from ...train.objectives import OBJECTIVES
@@ -174,14 +213,21 @@ def train(
     wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
     wishes |= {"objective": objective, "stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
-    text = data or [own_corpus(target, asked, out / "corpus", seconds_in_all / 2, dtype, device, seed)]
     order = TrainOrder(
-        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(text), out=out,
+        kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,
         plan=Plan(steps, rows, held_out, seed=seed, try_every=try_every, seconds=seconds_in_all, storage=storage),
         changes=given(wishes), dtype=dtype, device=device, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
-    return _train(order, as_json)
+    return _train(_with_text(order, asked), as_json)
+
+
+def _with_text(order: TrainOrder, prompts: tuple[Path, ...]) -> TrainOrder:
+    """The order with text to learn from; only an order that means something comes here, since writing takes minutes."""
+    if order.data:
+        return order
+    place, until = (order.dtype, order.device, order.plan.seed), order.plan.seconds / 2
+    return replace(order, data=(own_corpus(order.target, prompts, order.out / "corpus", until, *place),))
 
 
 def given(wishes: dict[str, Any]) -> dict[str, Any]:

@@ -35,9 +35,7 @@ STORAGES = ("int8", "int4", "bf16")
 def save_head(
     folder: Path, head: Head, spec: HeadSpec, provenance: dict[str, Any], card: dict[str, Any], storage: str = "int8"
 ) -> None:
-    """Write a head in place of an older one; the folder appears whole or not at all."""
-    if (folder / CONFIG).exists():
-        shutil.rmtree(folder)
+    """Write a head in place of an older one, or of what a kill has left of that; it appears whole or not at all."""
     tensors = {"ids": head.ids.to(torch.int32).cpu()} if hasattr(head, "ids") else {}
     for name, parameter in own_parameters(head).items():
         tensors |= stored(name, parameter.detach().to("cpu", torch.float32), storage)
@@ -46,6 +44,8 @@ def save_head(
         config = {"format": FORMAT, **spec.to_json(), "provenance": provenance}
         (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (place / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        if any((folder / name).exists() for name in (CONFIG, WEIGHTS, CARD)):
+            shutil.rmtree(folder)
 
 
 def stored(name: str, value: Tensor, storage: str) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...errors import UsageError
 from ...kernels.embedding_pair import norm_halves, pairs
 from ...kernels.norm import norm
 from ..config import ModelConfig
@@ -197,6 +198,8 @@ class GriffinHead(EagleHead):
 
     def add_parts(self, config: ModelConfig, spec: HeadSpec, device: torch.device) -> None:
         super().add_parts(config, spec, device)
+        if spec.layers != 1:  # its answers lie beside one another, which no further layer could read
+            raise UsageError(f"a griffin head has one layer, not {spec.layers}; leave --layers out")
         d, dtype = config.hidden_size, torch.float32
         self.fused_norm = nn.Parameter(torch.ones(d, dtype=dtype, device=device))
         self.both_norm = nn.Parameter(torch.ones(d, dtype=dtype, device=device))

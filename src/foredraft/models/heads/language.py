@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...errors import UsageError
 from ..config import ModelConfig
 from ..decoder import Decoder, Layer
 from .base import HeadSpec, draft_config, start, word_rows
@@ -36,6 +37,11 @@ class FastDraft(Decoder):
     @torch.no_grad()
     def copy_layers(self, target: Decoder, sources: Iterable[int]) -> None:
         """Begin as layers of the target."""
+        sources, depth = list(sources), len(target.layers)
+        if max(sources) >= depth or len(sources) != len(self.layers):
+            raise UsageError(
+                f"layers {sources} of a target's {depth} do not make {len(self.layers)}; give other --layers"
+            )
         for layer, source in zip(self.layers, sources, strict=True):
             for own, given in zip(layer.parameters(), target.layers[source].parameters(), strict=True):
                 own.copy_(given)

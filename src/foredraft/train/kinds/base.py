@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ...errors import UsageError
 from ...models import Decoder
 from ...models.heads import HeadSpec, Identity
 from ..objectives import LABELS, OBJECTIVES, cross_entropy
@@ -103,6 +104,21 @@ class ContextKind(Protocol):
 
     def reads(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         """Layers of the target whose keys and values its teacher outputs must hold."""
+
+
+def named_layers(settings: Settings, name: str, most: int) -> tuple[int, ...]:
+    """What --set says of layers, as 9,19,29; nothing where it says nothing."""
+    given = settings.extra.get(name, "")
+    if not isinstance(given, str | float):
+        return tuple(given)
+    text = str(given).removesuffix(".0")
+    try:
+        found = tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise UsageError(f"--set {name} takes layers with commas between, as 9,19,29, not {text!r}") from None
+    if any(not 0 <= number <= most for number in found):
+        raise UsageError(f"--set {name} {text}: this target has 0 to {most}")
+    return found
 
 
 def typical_size(outputs: TeacherOutputs, tap: int) -> float:

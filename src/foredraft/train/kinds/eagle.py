@@ -15,7 +15,7 @@ from ...models.heads import DovetailHead, Eagle3Head, EagleHead, FeatureHead, Gr
 from ..batch_attention import Unrolled
 from ..objectives import smooth_l1, top_cross_entropy
 from ..teacher import TeacherOutputs, pull
-from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
+from .base import Pass, Settings, distribution_loss, named_layers, stepwise_guess, typical_size
 from .training_stages import Stage
 
 # GRIFFIN trains one pass, then two from there, then three, each at a lower rate.
@@ -78,7 +78,7 @@ class Eagle3:
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         depth = target.config.num_layers
-        return tuple(settings.extra.get("taps", (2, depth // 2, depth - 3)))
+        return named_layers(settings, "taps", depth) or (2, depth // 2, depth - 3)
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         taps = self.taps(target, settings)

@@ -21,7 +21,7 @@ from ...models.heads.blocks.forerunner import Copied, Pointers, matched_tokens, 
 from ..batch_attention import Anchored
 from ..objectives import kl_and_acceptance
 from ..teacher import TeacherOutputs
-from .base import Settings, typical_size
+from .base import Settings, named_layers, typical_size
 from .eagle import narrowed, take
 
 ANCHORS = 96  # tokens of a text that blocks follow in a step
@@ -51,11 +51,12 @@ class Forerunner:
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         depth = target.config.num_layers
-        return _numbers(settings, "taps", depth) or tuple(sorted({min(2, depth - 1), depth // 2, max(depth - 3, 0)}))
+        usual = {min(2, depth - 1), depth // 2, max(depth - 3, 0)}
+        return named_layers(settings, "taps", depth) or tuple(sorted(usual))
 
     def reads(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         depth, count = target.config.num_layers, settings.layers
-        given = _numbers(settings, "context_layers", depth - 1)
+        given = named_layers(settings, "context_layers", depth - 1)
         if given and len(given) != count:
             raise UsageError(f"forerunner has {count} layers and context_layers names {len(given)}; name as many")
         return given or tuple(max((i + 1) * depth // count - 1, 0) for i in range(count))
@@ -118,18 +119,6 @@ class Forerunner:
                 best = level_logits(head, outputs, state, pointers, level).argmax(-1)
                 found[who, anchors, level] = outputs.words[best].view_as(anchors)
         return found
-
-
-def _numbers(settings: Settings, name: str, most: int) -> tuple[int, ...]:
-    """What --set says of layers, as 9,19,29; nothing where it says nothing."""
-    text = str(settings.extra.get(name, "")).removesuffix(".0")
-    try:
-        found = tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise UsageError(f"--set {name} takes layers with commas between, as 9,19,29, not {text!r}") from None
-    if any(not 0 <= number <= most for number in found):
-        raise UsageError(f"--set {name} {text}: this target has 0 to {most}")
-    return found
 
 
 def drawn_anchors(outputs: TeacherOutputs, count: int) -> Tensor:

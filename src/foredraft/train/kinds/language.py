@@ -13,7 +13,7 @@ from ...models.heads import FastDraft, HeadSpec, Identity, KangarooHead
 from ..batch_attention import Causal
 from ..objectives import cross_entropy
 from ..teacher import TeacherOutputs
-from .base import Pass, Settings, distribution_loss, language_guess
+from .base import Pass, Settings, distribution_loss, language_guess, named_layers
 from .training_stages import Stage
 
 
@@ -39,7 +39,7 @@ class Fast:
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         depth = target.config.num_layers
         sources = [round(i * (depth - 1) / max(settings.layers - 1, 1)) for i in range(settings.layers)]
-        extra = {"begun_as": list(settings.extra.get("begun_as", sources))}
+        extra = {"begun_as": list(named_layers(settings, "begun_as", depth - 1) or sources)}
         return HeadSpec(self.name, identity, len(outputs.words), (), settings.layers, settings.length, extra)
 
     def build(self, target: Decoder, spec: HeadSpec, words: Tensor) -> FastDraft:

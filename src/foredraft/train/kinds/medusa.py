@@ -12,7 +12,7 @@ from ...models import Decoder
 from ...models.decoder import FINAL
 from ...models.heads import HeadSpec, Identity, MedusaHead, RecurrentHead, SpeculatorHead
 from ..teacher import TeacherOutputs
-from .base import Pass, Settings, distribution_loss, stepwise_guess, typical_size
+from .base import Pass, Settings, distribution_loss, named_layers, stepwise_guess, typical_size
 from .training_stages import Stage
 
 
@@ -27,7 +27,8 @@ class Recurrent:
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         """The paper's last feature, and streams from inside the target: on a small target all together predict more."""
         depth = target.config.num_layers
-        return tuple(settings.extra.get("taps", (*sorted({depth // 4, depth // 2, 3 * depth // 4}), FINAL)))
+        usual = (*sorted({depth // 4, depth // 2, 3 * depth // 4}), FINAL)
+        return named_layers(settings, "taps", depth) or usual
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         taps = self.taps(target, settings)

@@ -13,7 +13,7 @@ from ...models.heads import FastDraft, HeadSpec, Identity, SortedDraft
 from ...models.heads.sorted_draft import usual_exits
 from ..batch_attention import Causal
 from ..teacher import TeacherOutputs
-from .base import Pass, Settings, language_guess
+from .base import Pass, Settings, language_guess, named_layers
 from .language import PRETRAINED, Fast, positions
 
 
@@ -25,7 +25,7 @@ class Sorted(Fast):
     defaults: Settings = field(default_factory=lambda: Settings(layers=6, decay=1.0, stages=PRETRAINED, lr=3e-4))
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
-        exits = settings.extra.get("exits", usual_exits(settings.layers))
+        exits = named_layers(settings, "exits", settings.layers) or usual_exits(settings.layers)
         extra = {"exits": list(exits), "begun_as": list(range(settings.layers))}
         return HeadSpec(self.name, identity, len(outputs.words), (), settings.layers, settings.length, extra)
 

@@ -1,0 +1,211 @@
+"""What a user may get wrong, or a kill may leave: one line that says what to do, and nothing half written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.cli.training import train as command
+from foredraft.errors import ForedraftError, UsageError
+from foredraft.models import Decoder, Tokenizer, resolve
+from foredraft.models.heads import save_head
+from foredraft.models.heads.artefact import WEIGHTS
+from foredraft.train.corpus import Corpus, load_corpus
+from foredraft.train.kinds import KINDS
+from foredraft.train.pipeline import TrainOrder, _prompts, pretrained_heads
+from foredraft.train.trainer import Plan, Trainer
+
+from . import toys
+
+
+def training(
+    folder: Path, kind: str, decoder: Decoder | None = None, text: Corpus | None = None, **changes: Any
+) -> Trainer:
+    """A toy's training whose settings are the kind's own but for these."""
+    decoder = decoder or toys.target()
+    settings = replace(KINDS[kind].defaults, draft_vocab_size=40, **changes)
+    plan = Plan(steps=2, rows=8, held_out=8, try_length=3)
+    own = text or toys.corpus(decoder)
+    return Trainer(decoder, toys.identity(decoder), own, [(KINDS[kind], settings)], plan, folder)
+
+
+BAD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("kangaroo", {}, r"kangaroo reads the stream that enters layer 6, .* 4 layers; train another kind"),
+    ("eesd", {}, "train another kind"),
+    ("s2d", {}, "of a target's 4 do not make 6; give other --layers"),
+    ("griffin", {"layers": 2}, "a griffin head has one layer"),
+    ("eagle3", {"extra": {"taps": "1,99"}}, "--set taps 1,99: this target has 0 to 4"),
+    ("medusa", {"extra": {"taps": "abc"}}, "--set taps takes layers with commas between"),
+    ("s2d", {"layers": 3, "extra": {"exits": 9.0}}, "--set exits 9: this target has 0 to 3"),
+    ("fastdraft", {"extra": {"begun_as": "1,2"}}, "give other --layers"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "line"), BAD_SETTINGS)
+def test_a_head_that_the_target_cannot_have(kind: str, changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=line):
+        training(tmp_path, kind, toys.target(layers=4), **changes)
+    assert not any(tmp_path.iterdir())
+
+
+def without_answers(text: Corpus) -> Corpus:
+    return replace(text, written=np.zeros_like(text.written))
+
+
+def one_prompt(text: Corpus) -> Corpus:
+    text.ids[:, :3] = 1
+    text.written[:, :3], text.written[:, 3:] = False, True
+    return replace(text, temperature=np.zeros_like(text.temperature))
+
+
+def strangers(text: Corpus) -> Corpus:
+    text.ids[3, 5] = 61
+    return text
+
+
+BAD_TEXTS: list[tuple[Callable[[Corpus], Corpus], str]] = [
+    (without_answers, "none of the 64 rows holds an answer of the target; let it write some"),
+    (lambda text: replace(text, temperature=text.temperature + 1), "of 64 rows 0 are greedy, .* --temperatures 0,0.7"),
+    (one_prompt, "all rows answer the prompts that are held out"),
+    (strangers, "token 61, and the target knows 61: another model wrote it"),
+    (lambda text: text.rows(np.arange(8)), "has 6 rows to train on, .* takes 8; name more text, or give --rows 6"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), BAD_TEXTS)
+def test_text_that_nothing_can_be_learnt_from(change: Callable[[Corpus], Corpus], line: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=line):
+        training(tmp_path, "mlp-speculator", text=change(toys.corpus(toys.target()))).run()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"ids": np.zeros(20, np.uint16)},
+        {"ids": np.zeros((20, 8))},
+        {"temperature": np.zeros(3)},
+        {"written": np.zeros((20, 8), np.uint8)},
+    ],
+)
+def test_arrays_that_are_no_corpus(arrays: dict[str, np.ndarray], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    good = {"ids": np.ones((20, 8), np.uint16), "temperature": np.zeros(20), "written": np.ones((20, 1), np.uint8)}
+    np.savez(tmp_path / "text.npz", **(good | arrays))
+    with pytest.raises(ForedraftError, match=r"is no training text .*; make it with 'foredraft data'"):
+        load_corpus([tmp_path], tokenizer)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(resolve("smollm2"))
+
+
+ORDER = TrainOrder(("eagle",), "toy", (), Path("out"))
+BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
+    ({"kinds": ()}, "no kind of drafter was named; known: accept-head"),
+    ({"kinds": ("accept-head",)}, "accept-head belongs to a trained head; name its folder: --drafter FOLDER"),
+    ({"kinds": ("adaeagle",), "drafter": Path("none")}, "and none holds none; name its folder"),
+    ({"changes": {"lr": math.nan}}, "--lr must be above 0, not nan"),
+    ({"changes": {"draft_vocab_size": 0}}, "--vocab must be above 0"),
+    ({"kinds": ("griffin",), "extra": {"top_weight": "x"}}, "--set top_weight takes a number, not 'x'"),
+    ({"kinds": ("sdsat",), "extra": {"rank": 0.0}}, "--set rank must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), BAD_ORDERS)
+def test_orders_that_mean_nothing(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        replace(ORDER, **change)
+
+
+def test_plans_that_never_end() -> None:
+    with pytest.raises(UsageError, match="some time"):
+        Plan(seconds=math.nan)
+    with pytest.raises(UsageError, match="--seed"):
+        Plan(seed=-1)
+
+
+def test_nothing_is_written_for_an_order_that_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "own_corpus", lambda *given: pytest.fail("the target wrote text first"))
+    for kind in ("nosuch", "accept-head"):
+        with pytest.raises(UsageError):
+            command.train(kind, out=tmp_path)
+
+
+def saved(folder: Path, kind: str) -> None:
+    head, spec = toys.head(toys.target(), kind)
+    save_head(folder / kind, head, spec, {}, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "line"),
+    [
+        ("eagle", {"ff": 16}, "keeps the width that it was trained with; go on without --ff"),
+        ("medusa", {"layers": 3}, "the medusa head can get no more layers"),
+        ("sdsat", {"draft_vocab_size": 40}, "the sdsat head has no draft vocabulary; go on without --vocab"),
+    ],
+)
+def test_heads_that_cannot_go_on_so(kind: str, changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    saved(tmp_path, kind)
+    order = replace(ORDER, kinds=(kind,), begin=tmp_path, changes=changes)
+    with pytest.raises(UsageError, match=line):
+        pretrained_heads(order, toys.identity(toys.target()))
+
+
+def test_a_folder_without_the_head_to_go_on_from(tmp_path: Path) -> None:
+    saved(tmp_path, "medusa")
+    for folder in (tmp_path, tmp_path / "medusa", tmp_path / "none"):
+        with pytest.raises(UsageError, match="holds no eagle head to go on from; name the folder that eagle/ lies in"):
+            pretrained_heads(replace(ORDER, begin=folder), toys.identity(toys.target()))
+
+
+def test_a_kill_in_the_middle_of_saving(tmp_path: Path) -> None:
+    """Half a checkpoint goes with the next run, and the losses that the bar shows go on where they were."""
+    first = toys.trainer(toys.target(), tmp_path, ("medusa",))
+    while first.loop.step < 3:
+        first.loop.advance()
+    first.loop.save()
+    (tmp_path / ".checkpoint.pt.123").write_bytes(b"half")
+    second = toys.trainer(toys.target(), tmp_path, ("medusa",))
+    second.loop.resume()
+    assert second.loop.step == 3 and second.losses() == first.losses() and math.isfinite(second.losses()["medusa"])
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize("half", [b"", b"junk\n", b"PK\x03\x04 half a file"])
+def test_a_damaged_checkpoint(half: bytes, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(half)
+    with pytest.raises(ForedraftError, match=r"checkpoint.pt is damaged; remove it to start again"):
+        toys.trainer(toys.target(), tmp_path, ("medusa",)).run()
+    torch.save([1], tmp_path / "checkpoint.pt")
+    with pytest.raises(ForedraftError, match=r"checkpoint.pt is no checkpoint of a training"):
+        toys.trainer(toys.target(), tmp_path, ("medusa",)).run()
+
+
+def test_a_kill_while_a_head_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, "medusa")
+    (tmp_path / "medusa" / "config.json").unlink()  # the old head is half removed
+    saved(tmp_path, "medusa")
+    assert (tmp_path / "medusa" / "config.json").exists()
+
+    def full(*given: object) -> None:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr("foredraft.models.heads.artefact.save_file", full)
+    with pytest.raises(ForedraftError):
+        saved(tmp_path, "medusa")
+    assert (tmp_path / "medusa" / WEIGHTS).exists()  # the old one stays until the new one is whole
+
+
+def test_rows_without_prompts_are_simulated_alone() -> None:
+    """The engine answers prompts; where no held-out row has one, there is nothing to measure."""
+    text = toys.corpus(toys.target())
+    assert _prompts(replace(text, written=np.ones_like(text.written)), 4) == []
+    assert _prompts(text, 4) and not _prompts(text, -1)
