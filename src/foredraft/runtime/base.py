@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -84,11 +85,23 @@ class Rows:
     def index(self) -> Tensor:
         """[B, max count] int64: packed row of each (sequence, new row); padding points at the sequence's first row."""
         if len(self.counts) == 1:
-            return torch.arange(self.counts[0], device=self.token.device)[None, :]
+            device = self.token.device
+            return _in_turn(self.counts[0]) if device.type == "cpu" else _numbers(self.counts[0], device)
         starts = torch.tensor([0, *self.counts[:-1]]).cumsum(0)
         column = torch.arange(max(self.counts))[None, :]
         valid = column < torch.tensor(self.counts)[:, None]
         return torch.where(valid, starts[:, None] + column, starts[:, None]).to(self.token.device)
+
+
+def _numbers(count: int, device: torch.device | str) -> Tensor:
+    """[1, count] 0, 1, .."""
+    return torch.arange(count, device=device)[None, :]
+
+
+@lru_cache(maxsize=64)
+def _in_turn(count: int) -> Tensor:
+    """The same on the host, to be read alone; kept, since the first small thing after a pass is slow to come."""
+    return _numbers(count, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
