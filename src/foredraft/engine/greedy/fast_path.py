@@ -90,9 +90,7 @@ class GreedyFastPath:
             second_chance = group.method.rule.second_chance
             chances = Chances.of(second_chance, second_chance.scores(given), second_chance.limit(given))
         form = decide_on_host if choice.device.type == "cpu" else decide
-        index = group.out.index
-        alone = index.shape[1] == len(choice)  # one sequence, whose rows lie in turn
-        rows = (choice.T, best.T) if alone else (choice[:, 0][index], best[:, 0][index])
+        rows = choice[:, 0][group.out.index], best[:, 0][group.out.index]
         made = chances.mark(form(group.drafts, *rows, chances.scores, chances.reason), group.drafts)
         group.verdict, group.summary = made.verdict, AsyncCopy(made.summary)
         return True
