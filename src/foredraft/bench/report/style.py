@@ -61,8 +61,8 @@ def render(figure: Any, form: str, dpi: int = 120) -> bytes:
 
 
 def _indexed(png: io.BytesIO) -> bytes:
-    """The same picture in 128 colours: a third of the bytes, and a chart has no more colours than that."""
+    """The same picture in 48 colours: a quarter of the bytes, and a chart has hardly more than that."""
     pillow: Any = import_module("PIL.Image")  # comes with matplotlib
     smaller = io.BytesIO()
-    pillow.open(png).convert("RGB").quantize(128, dither=0).save(smaller, "PNG", optimize=True)
+    pillow.open(png).convert("RGB").quantize(48, dither=0).save(smaller, "PNG", optimize=True)
     return smaller.getvalue()
