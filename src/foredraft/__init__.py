@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .core.trees.layout import trees
     from .core.verify import Rule, find_rule, node_rule
     from .core.verify.tree_walk import Child, Node
-    from .draft import Drafter, Round, WrappedDrafter
+    from .draft import Drafter, Lookup, Round, WrappedDrafter
     from .engine import Engine, Method, Request
     from .integrations.generate_hook.repo_folder import custom_generate
     from .integrations.generate_hook.speculate import speculate
@@ -55,6 +55,7 @@ _LATER = {
     "DenseDistribution": "core.distributions.tensors",
     "Drafter": "draft",
     "Engine": "engine",
+    "Lookup": "draft",
     "Method": "engine",
     "Node": "core.verify.tree_walk",
     "Purpose": "core.rng.keyed",
@@ -93,6 +94,7 @@ __all__ = [
     "Event",
     "ForedraftError",
     "Kind",
+    "Lookup",
     "Method",
     "Node",
     "Purpose",

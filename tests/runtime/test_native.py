@@ -278,6 +278,13 @@ def test_heads_agree_with_torch(kind: str) -> None:
         assert near(got, true)
 
 
+def test_it_knows_how_many_bytes_a_pass_reads() -> None:
+    """Weights of 16, 8 and 4 bits, and the scales beside them."""
+    weights = sum(p.numel() for p in loud(LLAMA).parameters() if p.dim() == 2)  # the words are the embedding
+    each = [pair(LLAMA, bits=bits)[0].weight_bytes / weights for bits in (None, 8, 4)]
+    assert each[0] == 2.0 and 1.0 < each[1] < 1.3 and 0.5 < each[2] < 0.8
+
+
 @pytest.mark.parametrize("bits", [None, 8, 4])
 def test_a_pass_that_nobody_listens_to_stores_the_same(bits: int | None) -> None:
     """Of its last layer it works out keys and values alone; whoever asks for a state after that layer gets it."""

@@ -1,5 +1,6 @@
 """Drafters: whatever guesses the next tokens. They see sequences and target states, never the engine."""
 
 from .base import Drafter, Round, WrappedDrafter
+from .lookup import Lookup
 
-__all__ = ["Drafter", "Round", "WrappedDrafter"]
+__all__ = ["Drafter", "Lookup", "Round", "WrappedDrafter"]

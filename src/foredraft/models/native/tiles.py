@@ -93,6 +93,10 @@ class Tiles:
         return _tiles4(blocks, ((most - least) / 15).half().float(), least, words)
 
     @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    @property
     def struct(self) -> Weight:
         sizes = self.format, self.columns, self.depth, self.columns
         return Weight(*sizes, self.codes.data_ptr(), self.scales.data_ptr())

@@ -67,6 +67,12 @@ class NativeExecutor(TorchExecutor):
     def compiled(self) -> NativeExecutor:
         return self
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all products, in the form in which a pass reads them."""
+        products = [part for part in self.decoder.modules() if isinstance(part, TiledLinear)]
+        return sum(tiles.nbytes for part in products for tiles in (part.tiles, *part.rest))
+
     def place(self, rows: Rows) -> Placement:
         first = self.kv_cache.reserve(rows.slots, rows.counts)
         lines = scratch_lines(self.kv_cache, rows, first)
