@@ -308,9 +308,10 @@ def test_a_draft_model_that_drafts_nothing_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(llama_process, "Worker", Silent)
     monkeypatch.setattr(llama_process, "interpreter", lambda *_: "python")
     monkeypatch.setattr(llama_process.Tokenizer, "from_folder", lambda folder: Letters())
-    with pytest.raises(Absent, match=r"^xllamacpp drafts nothing with d.gguf, .* --llama-draft, or none$"):
+    with pytest.raises(Absent, match=r"^it drafts nothing with d.gguf, .* --llama-draft, or none$") as absent:
         llama_process.server_peers(server_job())
-    assert Silent.closed == ["", "", "a/d.gguf"]  # no process stays
+    assert absent.value.way == "xllamacpp-draft" and Silent.closed == ["a/d.gguf"]  # no process of its own stays
+    assert [peer.name for peer in absent.value.others] == ["xllamacpp", "xllamacpp-lookup"]
     for drafted, count in ((5, 16), (0, 2)):  # it drafts; its answer is too short to draft for
         monkeypatch.setattr(Silent, "drafted", drafted)
         monkeypatch.setattr(Silent, "count", count)

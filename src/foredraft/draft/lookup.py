@@ -14,7 +14,7 @@ Looked = tuple[list[int], list[float]]  # what may follow, and the chance of eac
 
 
 class Lookup(Drafter):
-    """Derive from it and define `look_up`."""
+    """Derive from it, set `name` and `nodes`, and define `look_up`."""
 
     kinds = frozenset({Kind.CHOSEN})
     topology = Topology.CHAIN

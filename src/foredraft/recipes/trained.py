@@ -251,7 +251,8 @@ def two_folders(named: str | None, kind: str) -> tuple[str | None, str | None]:
     """FIRST,SECOND of a drafter and a head of this kind beside it, None = what comes with the package; a folder alone
     is the head's where it holds one."""
     first, _, second = (named or "").partition(",")
-    if first and not second and (Path(first) / CONFIG).exists() and read_spec(Path(first)).kind == kind:
+    folder = Path(first).expanduser()
+    if first and not second and (folder / CONFIG).exists() and read_spec(folder).kind == kind:
         return None, first
     return first or None, second or None
 

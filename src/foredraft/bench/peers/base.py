@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,12 @@ ASSISTED_TOKENS = 5  # tokens that draft models of all engines draft
 
 
 class Absent(ForedraftError):
-    """An engine that is not installed here, or cannot run this model; the message says which."""
+    """An engine that is not installed here, or cannot run this model; the message says which. Or one way of it alone:
+    `others` are those that can take part."""
+
+    def __init__(self, message: str, way: str = "", others: Sequence[Peer] = ()) -> None:
+        super().__init__(message)
+        self.way, self.others = way, others
 
 
 @dataclass(frozen=True, slots=True)

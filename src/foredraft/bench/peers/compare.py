@@ -172,16 +172,17 @@ def _gather(
     """Everyone who can take part, and why the others cannot."""
     runs = make_runs(llm, entries)
     peers: list[Peer] = [OwnPeer(llm, run, job.max_new_tokens) for run in runs if run.target]
-    missing = {}
+    missing: dict[str, str] = {}
     for name in names:
         try:
             peers += ENGINES[name](job)
         except Absent as reason:
-            missing[name] = str(reason)
+            peers += reason.others
+            missing[reason.way or name] = str(reason)
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
-        if name in missing:
-            listener.say(f"{name} is left out: {missing[name]}")
+    for name, why in missing.items():
+        listener.say(f"{name} is left out: {why}")
     return peers, missing
 
 

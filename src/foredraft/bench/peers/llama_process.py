@@ -82,21 +82,18 @@ def server_peers(job: Job) -> list[ServerPeer]:
     if job.llama_draft is not None:
         ways[f"{SERVER}-draft"] = ("DRAFT_SIMPLE", ASSISTED_TOKENS)
     request, tokenizer = {"limit": job.max_new_tokens}, Tokenizer.from_folder(job.folder)
-    found = []
+    found: list[ServerPeer] = []
     for name, (draft, length) in ways.items():
         worker = Worker(SERVER, [python, "-I", str(PROGRAM)], os.environ)
         settings = {"gguf": str(job.gguf()), "threads": job.threads, "context": job.context + LOOKUP_TOKENS}
         drafter = str(job.llama_draft) if draft == "DRAFT_SIMPLE" else None
         settings |= {"draft": draft, "length": length, "ngram": NGRAM, "drafter": drafter}
         version = str(worker.ask(settings)["version"])
-        found.append(ServerPeer(name, version, worker, request, tokenizer, job.stop_ids))
         if drafter is not None and not _drafts(worker, tokenizer):
-            for peer in found:
-                peer.close()
-            raise Absent(
-                f"{SERVER} drafts nothing with {Path(drafter).name}, as where its tokens are not the target's; name "
-                "another --llama-draft, or none"
-            )
+            worker.close()
+            why = f"it drafts nothing with {Path(drafter).name}, as where its tokens are not the target's"
+            raise Absent(f"{why}; name another --llama-draft, or none", name, found)
+        found.append(ServerPeer(name, version, worker, request, tokenizer, job.stop_ids))
     return found
 
 

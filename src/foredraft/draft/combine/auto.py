@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import cast
 
 import torch
 
@@ -27,9 +26,10 @@ from ...core.trees.builder import tightened
 from ...core.trees.editing import join
 from ...core.trees.graft import NOBODY, Graft
 from ...core.trees.layout import trees
+from ...errors import UsageError
 from ...types import DraftBatch, Kind, Sequence, Topology
 from ...types.drafts import chains, empty_drafts
-from ..base import Round
+from ..base import Drafter, Round
 from ..lookup import Looked, Lookup
 from .arm_values import ArmValues
 from .arms import PLAIN, Arm, Candidate, SequenceState, Tally
@@ -53,7 +53,7 @@ class AutoDrafter(Team):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.arms, self.name, self._clock = list(arms), name, clock
-        self._free = {i: cast(Lookup, arm.drafter) for i, arm in enumerate(self.arms) if arm.free}
+        self._free = {i: _lookup(arm.drafter) for i, arm in enumerate(self.arms) if arm.free}
         self.costs = costs if isinstance(costs, Costs) else Costs(costs)
         drafters = [arm.drafter for arm in self.arms]
         super().__init__(drafters)
@@ -330,6 +330,12 @@ class AutoDrafter(Team):
             tally.drafted += chosen.count
             tally.promised += chosen.rate
         state.candidates, state.chosen, state.asked, state.length = [], None, [], len(sequence.tokens)
+
+
+def _lookup(drafter: Drafter) -> Lookup:
+    if not isinstance(drafter, Lookup):
+        raise UsageError(f"{drafter.name} is no Lookup; say how far it may draft: Arm(drafter, longest)")
+    return drafter
 
 
 def _only_lookups(chosen: Seq[Candidate | None]) -> bool:

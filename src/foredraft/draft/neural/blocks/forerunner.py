@@ -115,7 +115,8 @@ class ForerunnerDrafter(MedusaDrafter):
         if not fits_round(executor, len(slots), reach):
             return None
         shape, ids = shape_for(self.shape, sequences), tuple(s.id for s in sequences)
-        executor.kv_cache.take(slots, [head.length] * len(slots))
+        if head.context:
+            executor.kv_cache.take(slots, [head.length] * len(slots))
 
         def make(
             inside: CapturedPasses, tokens: Tensor, counts: Tensor, states: Tensor | None, block: ParamBlock

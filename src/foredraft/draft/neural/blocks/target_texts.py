@@ -7,6 +7,7 @@ Knows no shape and no tree.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -114,13 +115,13 @@ class InsideTexts:
         return self._inside.read_beside(rows, self._head.beside)
 
     def pointers(self, asked: Tensor) -> Pointers:
-        keys = [self._inside.keys(layer, self._reach) for layer in self._head.context_layers]
+        keys = (self._inside.keys(layer, self._reach) for layer in self._head.context_layers)  # one at a time in memory
         return _pointers(self._head, keys, asked, self._text, self.position[:, None])
 
 
-def _pointers(head: ForerunnerHead, keys: Seq[Tensor], asked: Tensor, text: Tensor, end: Tensor) -> Pointers:
+def _pointers(head: ForerunnerHead, keys: Iterable[Tensor], asked: Tensor, text: Tensor, end: Tensor) -> Pointers:
     """keys: [B, P, Hkv, rows, D] of each context layer, by page; texts [B, T], whose last tokens are at end [B, 1]."""
-    parts = asked.view(len(asked), len(keys), -1, head.pointer.dim).unbind(1)
+    parts = asked.view(len(asked), len(head.context_layers), -1, head.pointer.dim).unbind(1)
     found = sum(likeness(key, part) for key, part in zip(keys, parts, strict=True))
     assert isinstance(found, Tensor)
     found = F.pad(found, (0, text.shape[1] - found.shape[1]))  # nothing follows the pending token, which has no key yet
