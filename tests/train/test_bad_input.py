@@ -144,11 +144,14 @@ def saved(folder: Path, kind: str) -> None:
     save_head(folder / kind, head, spec, {}, {})  # type: ignore[arg-type]
 
 
+FIXED = ("medusa", "forerunner", "fastdraft", "s2d")
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "line"),
     [
         ("eagle", {"ff": 16}, "keeps the width that it was trained with; go on without --ff"),
-        ("medusa", {"layers": 3}, "the medusa head can get no more layers"),
+        *((kind, {"layers": 9}, f"the {kind} head can get no more layers; go on without --layers") for kind in FIXED),
         ("sdsat", {"draft_vocab_size": 40}, "the sdsat head has no draft vocabulary; go on without --vocab"),
     ],
 )

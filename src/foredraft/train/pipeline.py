@@ -30,6 +30,7 @@ from .training_loop import Listener, ignore
 
 OPTIONS = {"draft_vocab_size": "vocab"}  # settings that the command line calls otherwise
 SIZES = ("anchors", "rank", "width")  # of `extra`
+LAYER_BY_LAYER = ("begun_as", "context_layers")  # lists in a head's `extra` that name a target's layer for each own one
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ def with_more_layers(earlier: Pretrained, layers: int) -> Pretrained:
     """A head that goes on with further layers, which at first add nothing."""
     if layers < earlier.spec.layers:
         raise UsageError(f"the {earlier.spec.kind} head has {earlier.spec.layers} layers; go on with as many or more")
-    if layers > earlier.spec.layers and not any(name.startswith(LAYERS) for name in earlier.weights):
+    fixed = any(key in earlier.spec.extra for key in LAYER_BY_LAYER)
+    if layers > earlier.spec.layers and (fixed or not any(name.startswith(LAYERS) for name in earlier.weights)):
         raise UsageError(f"the {earlier.spec.kind} head can get no more layers; go on without --layers")
     return Pretrained(replace(earlier.spec, layers=layers), earlier.weights)
 
