@@ -43,7 +43,14 @@ BAD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("griffin", {"layers": 2}, "a griffin head has one layer"),
     ("eagle3", {"extra": {"taps": "1,99"}}, "--set taps 1,99: this target has 0 to 4"),
     ("medusa", {"extra": {"taps": "abc"}}, "--set taps takes layers with commas between"),
-    ("s2d", {"layers": 3, "extra": {"exits": 9.0}}, "--set exits 9: this target has 0 to 3"),
+    *(
+        (
+            "s2d",
+            {"layers": 3, "extra": {"exits": exits}},
+            "a drafter of 3 layers has exits from 1 up, and the last is 3",
+        )
+        for exits in (9.0, "3,2", "0,3", "1,1,3", "1,2")
+    ),
     ("fastdraft", {"extra": {"begun_as": "1,2"}}, "give other --layers"),
 ]
 
@@ -160,6 +167,25 @@ def test_heads_that_cannot_go_on_so(kind: str, changes: dict[str, Any], line: st
     order = replace(ORDER, kinds=(kind,), begin=tmp_path, changes=changes)
     with pytest.raises(UsageError, match=line):
         pretrained_heads(order, toys.identity(toys.target()))
+
+
+OWN_LAYERS = [("eagle3", {"taps": "0,1,2"}), ("forerunner", {"taps": "1", "context_layers": "0,1,2"})]
+
+
+@pytest.mark.parametrize(("kind", "own"), OWN_LAYERS)
+def test_a_head_with_layers_of_its_own_goes_on(kind: str, own: dict[str, str], tmp_path: Path) -> None:
+    """Training reads what the head reads, whatever the kind's settings say now."""
+    decoder, settings = toys.target(), toys.settings(kind)
+    first = training(tmp_path / "a", kind, decoder, layers=settings.layers, extra=KINDS[kind].defaults.extra | own)
+    student = first.students[0]
+    save_head(tmp_path / kind, student.head, student.spec, {}, {})  # type: ignore[arg-type]
+    order = replace(ORDER, kinds=(kind,), begin=tmp_path)
+    found = pretrained_heads(replace(order, extra=own), toys.identity(decoder))
+    second = toys.trainer(decoder, tmp_path / "b", (kind,), steps=2, begin=found)
+    assert second.run() and second.students[0].spec.taps == student.spec.taps
+    for key in own:
+        with pytest.raises(UsageError, match=f"the {kind} head was trained with {key}=.*; go on without --set {key}"):
+            pretrained_heads(replace(order, extra={key: "3"}), toys.identity(decoder))
 
 
 def test_a_folder_without_the_head_to_go_on_from(tmp_path: Path) -> None:

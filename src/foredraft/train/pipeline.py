@@ -13,7 +13,7 @@ from ..core.shapes.base import Chain
 from ..core.verify import default_rule
 from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
-from ..models.heads import Identity, load_head, read_spec, save_head
+from ..models.heads import HeadSpec, Identity, load_head, read_spec, save_head
 from ..models.heads.artefact import CARD, CONFIG, check_target, read_weights
 from ..provenance import processor, provenance, without_folders, write_json
 from ..recipes.loading import Loaded, Place, load
@@ -21,7 +21,7 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
-from .kinds.base import OPTIONAL
+from .kinds.base import OPTIONAL, layer_numbers
 from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
 from .student import LAYERS, Pretrained, Student
@@ -30,6 +30,7 @@ from .training_loop import Listener, ignore
 
 OPTIONS = {"draft_vocab_size": "vocab"}  # settings that the command line calls otherwise
 SIZES = ("anchors", "rank", "width")  # of `extra`
+LISTS = ("taps", "context_layers", "begun_as", "exits")  # of `extra`: layers with commas between
 LAYER_BY_LAYER = ("begun_as", "context_layers")  # lists in a head's `extra` that name a target's layer for each own one
 
 
@@ -123,6 +124,7 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
         found[name] = Pretrained(spec, read_weights(folder))
         if (ff := order.changes.get("ff")) is not None and ff != spec.extra.get("ff"):
             raise UsageError(f"the {name} head keeps the width that it was trained with; go on without --ff")
+        check_lists(spec, order.extra)
         if (size := order.changes.get("draft_vocab_size")) is not None:
             found[name] = with_other_words(found[name], size)
         if (layers := order.changes.get("layers")) is not None:
@@ -131,6 +133,15 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
     if any(not torch.equal(words[0].sort().values, other.sort().values) for other in words[1:]):
         raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
     return found
+
+
+def check_lists(spec: HeadSpec, extra: dict[str, Any]) -> None:
+    """Refuse other layers than the ones that a head was trained with."""
+    own = {"taps": spec.taps} | {key: value for key, value in spec.extra.items() if key in LISTS}
+    for key in own.keys() & extra.keys():
+        if layer_numbers(extra, key) not in ((), tuple(own[key])):
+            has = ",".join(map(str, own[key]))
+            raise UsageError(f"the {spec.kind} head was trained with {key}={has}; go on without --set {key}")
 
 
 def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
