@@ -77,11 +77,18 @@ def strangers(text: Corpus) -> Corpus:
     return text
 
 
+def below_zero(text: Corpus) -> Corpus:
+    ids = text.ids.astype(np.int64)
+    ids[3, 5] = -1
+    return replace(text, ids=ids)
+
+
 BAD_TEXTS: list[tuple[Callable[[Corpus], Corpus], str]] = [
     (without_answers, "none of the 64 rows holds an answer of the target; let it write some"),
     (lambda text: replace(text, temperature=text.temperature + 1), "of 64 rows 0 are greedy, .* --temperatures 0,0.7"),
     (one_prompt, "all rows answer the prompts that are held out"),
     (strangers, "token 61, and the target knows 61: another model wrote it"),
+    (below_zero, "token -1, and the target knows 61: another model wrote it"),
     (lambda text: text.rows(np.arange(8)), "has 6 rows to train on, .* takes 8; name more text, or give --rows 6"),
 ]
 
@@ -218,6 +225,21 @@ def test_a_damaged_checkpoint(half: bytes, tmp_path: Path) -> None:
         toys.trainer(toys.target(), tmp_path, ("medusa",)).run()
 
 
+@pytest.mark.parametrize("error", [MemoryError, PermissionError])
+def test_a_checkpoint_that_cannot_be_read_now(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be whole: nobody is told to remove it."""
+
+    def fails(*given: object, **named: object) -> None:
+        raise error("no")
+
+    (tmp_path / "checkpoint.pt").write_bytes(b"whole")
+    monkeypatch.setattr(torch, "load", fails)
+    with pytest.raises(error):
+        toys.trainer(toys.target(), tmp_path, ("medusa",)).run()
+
+
 def test_a_kill_while_a_head_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, "medusa")
     (tmp_path / "medusa" / "config.json").unlink()  # the old head is half removed
@@ -231,6 +253,40 @@ def test_a_kill_while_a_head_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ForedraftError):
         saved(tmp_path, "medusa")
     assert (tmp_path / "medusa" / WEIGHTS).exists()  # the old one stays until the new one is whole
+
+
+def test_a_head_that_is_replaced_stands_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whole under another name until the new one is in its place, and comes back where that fails."""
+    saved(tmp_path, "medusa")
+    moved, rename = [], Path.rename
+
+    def fails(self: Path, to: Path) -> Path:
+        if to == tmp_path / "medusa" and not self.name.endswith(".old"):
+            moved.extend(
+                path for path in tmp_path.iterdir() if path.name.endswith(".old") and (path / WEIGHTS).exists()
+            )
+            raise OSError("no")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(ForedraftError):
+        saved(tmp_path, "medusa")
+    assert len(moved) == 1 and [path.name for path in tmp_path.iterdir()] == ["medusa"]
+    assert (tmp_path / "medusa" / WEIGHTS).exists()
+
+
+def test_a_folder_that_holds_something_else(tmp_path: Path) -> None:
+    """No head takes its place, and no training ends there in nothing."""
+    (tmp_path / "eagle").mkdir()
+    saved(tmp_path, "eagle")
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "notes").write_text("mine")
+    line = "medusa holds something else than a head; move it away or give another --out"
+    with pytest.raises(UsageError, match=line):
+        saved(tmp_path, "medusa")
+    with pytest.raises(UsageError, match=line):
+        replace(ORDER, kinds=("medusa",), out=tmp_path)
+    assert (tmp_path / "medusa" / "notes").read_text() == "mine"
 
 
 def test_rows_without_prompts_are_simulated_alone() -> None:

@@ -14,7 +14,7 @@ from ..core.verify import default_rule
 from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
 from ..models.heads import HeadSpec, Identity, load_head, read_spec, save_head
-from ..models.heads.artefact import CARD, CONFIG, check_target, read_weights
+from ..models.heads.artefact import CARD, CONFIG, check_place, check_target, read_weights
 from ..provenance import processor, provenance, without_folders, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
@@ -64,6 +64,8 @@ class TrainOrder:
             raise UsageError(f"no kind of drafter was named; known: {', '.join(sorted(KINDS))}")
         self._check_drafter()
         self._check_numbers()
+        for name in self.kinds:
+            check_place(self.out / name)
         known = OPTIONAL.union(*(self.find(name).defaults.extra for name in self.kinds))
         if strange := sorted(self.extra.keys() - known):
             raise unknown_name("--set of these kinds", strange[0], sorted(known))
