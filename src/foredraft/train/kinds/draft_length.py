@@ -54,7 +54,7 @@ class DraftLength:
         return head
 
     def loss(self, head: LengthHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
-        label, where = accepted_lengths(head.draft, outputs, settings.length)
+        label, where = accepted_lengths(head.draft, head.drafter_kind, outputs, settings.length)
         guess = head(outputs.ids[where], outputs.states[FINAL][where])
         off = guess - label[where]
         each = torch.where(off < 0, -settings.extra["short_weight"] * off, off)
@@ -72,9 +72,8 @@ class DraftLength:
 
 
 @torch.no_grad()
-def accepted_lengths(draft: FeatureHead, outputs: TeacherOutputs, length: int) -> tuple[Tensor, Tensor]:
+def accepted_lengths(draft: FeatureHead, kind: str, outputs: TeacherOutputs, length: int) -> tuple[Tensor, Tensor]:
     """[B, T] tokens that are accepted after slot t (token t + 1 is pending), and where that is known to the end."""
-    kind = "eagle3" if len(draft.taps) > 1 else "eagle"
     own = TeacherOutputs(
         outputs.ids, outputs.written, outputs.states, draft.ids, outputs.rows, outputs.best
     )  # guesses are in the drafter's own words
