@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.cli.app import run
 from foredraft.cli.training import train as command
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import Decoder, Tokenizer, resolve
 from foredraft.models.heads import save_head
 from foredraft.models.heads.artefact import WEIGHTS
+from foredraft.recipes import loading
 from foredraft.train.corpus import Corpus, load_corpus
 from foredraft.train.kinds import KINDS
 from foredraft.train.pipeline import TrainOrder, _prompts, pretrained_heads
@@ -126,8 +129,13 @@ BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
     ({"kinds": ()}, "no kind of drafter was named; known: accept-head"),
     ({"kinds": ("accept-head",)}, "accept-head belongs to a trained head; name its folder: --drafter FOLDER"),
     ({"kinds": ("adaeagle",), "drafter": Path("none")}, "and none holds none; name its folder"),
-    ({"changes": {"lr": math.nan}}, "--lr must be above 0, not nan"),
-    ({"changes": {"draft_vocab_size": 0}}, "--vocab must be above 0"),
+    ({"changes": {"lr": math.nan}}, "--lr must be finite and above 0, not nan"),
+    ({"changes": {"draft_vocab_size": 0}}, "--vocab must be finite and above 0"),
+    ({"changes": {"lr": math.inf}}, "--lr must be finite and above 0, not inf"),
+    ({"limit_seconds": math.nan}, "--seconds must be finite and above 0, not nan"),
+    ({"kinds": ("eagle", "griffin"), "changes": {"layers": 2}}, "a griffin head has one layer, not 2; leave --layers"),
+    ({"kinds": ("s2d",), "extra": {"exits": "a,b"}}, "--set exits takes layers with commas between"),
+    ({"begin": Path("none")}, "none holds no eagle head to go on from"),
     ({"kinds": ("griffin",), "extra": {"top_weight": "x"}}, "--set top_weight takes a number, not 'x'"),
     ({"kinds": ("sdsat",), "extra": {"rank": 0.0}}, "--set rank must be at least 1"),
 ]
@@ -146,11 +154,45 @@ def test_plans_that_never_end() -> None:
         Plan(seed=-1)
 
 
-def test_nothing_is_written_for_an_order_that_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("nosuch",), "nosuch"),
+        (("accept-head",), "name its folder: --drafter FOLDER"),
+        (("accept-head", "--drafter", "{}/medusa"), "medusa holds a head of kind medusa; .* one of kind fastdraft"),
+        (("adaeagle", "--drafter", "{}/medusa"), "belongs to one of kind eagle or eagle3 or griffin"),
+        (("eagle3", "--begin", "{}"), "holds no eagle3 head to go on from"),
+        (("griffin", "--layers", "2"), "a griffin head has one layer"),
+        (("eagle3", "--set", "taps=a,b"), "--set taps takes layers with commas between"),
+        (("eagle3", "--seconds", "nan"), "--seconds must be finite and above 0"),
+        (("draft-and-verify", "--minutes", "nan"), "--minutes must be above 0"),
+        (("draft-and-verify", "--minutes", "1", "--seconds", "1"), "takes --minutes or --seconds, not both"),
+        (("draft-and-verify", "--data", "a.npz"), "searches and does not train; leave --data out"),
+        (("draft-and-verify", "--set", "taps=1"), "leave --set out"),
+        (("draft-and-verify", "--begin", "a"), "leave --begin out"),
+    ],
+)
+def test_nothing_is_written_for_an_order_that_is_refused(
+    argv: tuple[str, ...],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(command, "own_corpus", lambda *given: pytest.fail("the target wrote text first"))
-    for kind in ("nosuch", "accept-head"):
-        with pytest.raises(UsageError):
-            command.train(kind, out=tmp_path)
+    monkeypatch.setattr(loading, "load", lambda *given: pytest.fail("the target was loaded first"))
+    saved(tmp_path, "medusa")
+    assert run(["train", *(word.format(tmp_path) for word in argv), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(line, said) and said.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_minutes_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float | None] = []
+    monkeypatch.setattr(command, "_search", lambda *given: asked.append(given[4]) or 0)
+    for argv in ((), ("--seconds", "5"), ("--minutes", "2")):
+        assert run(["train", "draft-and-verify", *argv]) == 0
+    assert asked == [None, 5.0, 120.0]
 
 
 def saved(folder: Path, kind: str) -> None:

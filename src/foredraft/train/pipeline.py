@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,30 +63,56 @@ class TrainOrder:
     def __post_init__(self) -> None:
         if not self.kinds:
             raise UsageError(f"no kind of drafter was named; known: {', '.join(sorted(KINDS))}")
-        self._check_drafter()
+        for name in self.kinds:
+            self.find(name)
         self._check_numbers()
+        self._check_extra()
+        self._check_folders()
+
+    def _check_folders(self) -> None:
         for name in self.kinds:
             check_place(self.out / name)
-        known = OPTIONAL.union(*(self.find(name).defaults.extra for name in self.kinds))
-        if strange := sorted(self.extra.keys() - known):
-            raise unknown_name("--set of these kinds", strange[0], sorted(known))
+        self.begun()
+        for name in self.kinds:
+            if (drafters := getattr(self.find(name), "drafters", None)) is not None:
+                self._check_drafter(name, drafters)
 
-    def _check_drafter(self) -> None:
-        needy = [name for name in self.kinds if hasattr(self.find(name), "drafter")]
-        if needy and (self.drafter is None or not (self.drafter / CONFIG).exists()):
+    def _check_drafter(self, name: str, drafters: tuple[str, ...]) -> None:
+        if self.drafter is None or not (self.drafter / CONFIG).exists():
             named = "" if self.drafter is None else f", and {self.drafter} holds none"
-            raise UsageError(f"{needy[0]} belongs to a trained head{named}; name its folder: --drafter FOLDER")
+            raise UsageError(f"{name} belongs to a trained head{named}; name its folder: --drafter FOLDER")
+        if (kind := read_spec(self.drafter).kind) not in drafters:
+            known = " or ".join(drafters)
+            raise UsageError(f"{self.drafter} holds a head of kind {kind}; {name} belongs to one of kind {known}")
 
     def _check_numbers(self) -> None:
-        for name, value in self.changes.items():
-            if isinstance(value, int | float) and not value > 0:  # nor NaN
-                raise UsageError(f"--{OPTIONS.get(name, name)} must be above 0, not {value}")
+        for name, value in ({"seconds": self.limit_seconds} | self.changes).items():
+            if isinstance(value, int | float) and not 0 < value < math.inf:  # nor NaN
+                raise UsageError(f"--{OPTIONS.get(name, name)} must be finite and above 0, not {value}")
+        if "griffin" in self.kinds and (layers := self.changes.get("layers", 1)) > 1:
+            raise UsageError(f"a griffin head has one layer, not {layers}; leave --layers out")
+
+    def _check_extra(self) -> None:
         usual = {key: value for name in self.kinds for key, value in self.find(name).defaults.extra.items()}
+        if strange := sorted(self.extra.keys() - OPTIONAL - usual.keys()):
+            raise unknown_name("--set of these kinds", strange[0], sorted(OPTIONAL | usual.keys()))
         for key, value in self.extra.items():
             if isinstance(value, str) and isinstance(usual.get(key), int | float):
                 raise UsageError(f"--set {key} takes a number, not {value!r}")
             if key in SIZES and (isinstance(value, str) or not value >= 1):
                 raise UsageError(f"--set {key} must be at least 1, not {value}")
+            if key in LISTS:
+                layer_numbers(self.extra, key)
+
+    def begun(self) -> tuple[str, ...]:
+        """Kinds whose heads training goes on from. Of several kinds, those that the folder lacks are new."""
+        if self.begin is None:
+            return ()
+        there = tuple(name for name in self.kinds if (self.begin / name / CONFIG).exists())
+        if not there:
+            name = self.kinds[0]
+            raise UsageError(f"{self.begin} holds no {name} head to go on from; name the folder that {name}/ lies in")
+        return there
 
     def settings(self, kind: Kind) -> Settings:
         """The kind's own with the changes."""
@@ -113,14 +140,10 @@ def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
 
 
 def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretrained]:
-    """Heads by kind that training goes on from; their draft vocabularies must be the same. Of several kinds, those
-    that the folder lacks are new."""
+    """Heads by kind that training goes on from; their draft vocabularies must be the same."""
     found: dict[str, Pretrained] = {}
-    there = [name for name in order.kinds if order.begin is not None and (order.begin / name / CONFIG).exists()]
-    for name in there or (order.kinds if order.begin is not None else ()):
+    for name in order.begun():
         folder = Path(order.begin or "") / name
-        if not (folder / CONFIG).exists():
-            raise UsageError(f"{order.begin} holds no {name} head to go on from; name the folder that {name}/ lies in")
         spec = read_spec(folder)
         check_target(spec, target, folder.name)
         found[name] = Pretrained(spec, read_weights(folder))

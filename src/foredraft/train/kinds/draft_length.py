@@ -34,6 +34,7 @@ class DraftLength:
         default_factory=lambda: Settings(layers=2, length=6, lr=5e-4, extra={"width": 256, "short_weight": 2.0})
     )
     drafter: Path | None = None  # folder of the head whose drafts it counts
+    drafters: tuple[str, ...] = tuple(DRAFTERS)  # kinds that it may be
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return tuple(tap for tap in read_spec(self._folder()).taps if tap != FINAL)
