@@ -271,7 +271,7 @@ def test_a_damaged_checkpoint(half: bytes, tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_read_now(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be whole: nobody is told to remove it."""
+    """It may be whole: no message says to remove it."""
 
     def fails(*given: object, **named: object) -> None:
         raise error("no")

@@ -214,9 +214,8 @@ def train(
     from ...train.pipeline import TrainOrder
     from ...train.trainer import Plan
 
-    asked = tuple(prompts or ())
     if kinds.strip() == SEARCH:
-        return _search(target, asked, out, steps, search_seconds(context), dtype, device, seed, as_json)
+        return _search(target, tuple(prompts or ()), out, steps, search_seconds(context), dtype, device, seed, as_json)
     _check("objective", objective or "kl", OBJECTIVES)
     _check("storage", storage, STORAGES)
     wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
@@ -228,7 +227,7 @@ def train(
         changes=given(wishes), dtype=dtype, device=device, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
-    return _train(_with_text(order, asked), as_json)
+    return _train(_with_text(order, tuple(prompts or ())), as_json)
 
 
 def _with_text(order: TrainOrder, prompts: tuple[Path, ...]) -> TrainOrder:
