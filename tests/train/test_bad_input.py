@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.cli.app import run
 from foredraft.cli.training import train as command
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.models import Decoder, Tokenizer, resolve
 from foredraft.models.heads import save_head
 from foredraft.models.heads.artefact import WEIGHTS
+from foredraft.recipes import loading
 from foredraft.train.corpus import Corpus, load_corpus
 from foredraft.train.kinds import KINDS
 from foredraft.train.pipeline import TrainOrder, _prompts, pretrained_heads
@@ -43,7 +46,14 @@ BAD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("griffin", {"layers": 2}, "a griffin head has one layer"),
     ("eagle3", {"extra": {"taps": "1,99"}}, "--set taps 1,99: this target has 0 to 4"),
     ("medusa", {"extra": {"taps": "abc"}}, "--set taps takes layers with commas between"),
-    ("s2d", {"layers": 3, "extra": {"exits": 9.0}}, "--set exits 9: this target has 0 to 3"),
+    *(
+        (
+            "s2d",
+            {"layers": 3, "extra": {"exits": exits}},
+            "a drafter of 3 layers has exits from 1 up, and the last is 3",
+        )
+        for exits in (9.0, "3,2", "0,3", "1,1,3", "1,2")
+    ),
     ("fastdraft", {"extra": {"begun_as": "1,2"}}, "give other --layers"),
 ]
 
@@ -70,11 +80,18 @@ def strangers(text: Corpus) -> Corpus:
     return text
 
 
+def below_zero(text: Corpus) -> Corpus:
+    ids = text.ids.astype(np.int64)
+    ids[3, 5] = -1
+    return replace(text, ids=ids)
+
+
 BAD_TEXTS: list[tuple[Callable[[Corpus], Corpus], str]] = [
     (without_answers, "none of the 64 rows holds an answer of the target; let it write some"),
     (lambda text: replace(text, temperature=text.temperature + 1), "of 64 rows 0 are greedy, .* --temperatures 0,0.7"),
     (one_prompt, "all rows answer the prompts that are held out"),
     (strangers, "token 61, and the target knows 61: another model wrote it"),
+    (below_zero, "token -1, and the target knows 61: another model wrote it"),
     (lambda text: text.rows(np.arange(8)), "has 6 rows to train on, .* takes 8; name more text, or give --rows 6"),
 ]
 
@@ -112,8 +129,13 @@ BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
     ({"kinds": ()}, "no kind of drafter was named; known: accept-head"),
     ({"kinds": ("accept-head",)}, "accept-head belongs to a trained head; name its folder: --drafter FOLDER"),
     ({"kinds": ("adaeagle",), "drafter": Path("none")}, "and none holds none; name its folder"),
-    ({"changes": {"lr": math.nan}}, "--lr must be above 0, not nan"),
-    ({"changes": {"draft_vocab_size": 0}}, "--vocab must be above 0"),
+    ({"changes": {"lr": math.nan}}, "--lr must be finite and above 0, not nan"),
+    ({"changes": {"draft_vocab_size": 0}}, "--vocab must be finite and above 0"),
+    ({"changes": {"lr": math.inf}}, "--lr must be finite and above 0, not inf"),
+    ({"limit_seconds": math.nan}, "--seconds must be finite and above 0, not nan"),
+    ({"kinds": ("eagle", "griffin"), "changes": {"layers": 2}}, "a griffin head has one layer, not 2; leave --layers"),
+    ({"kinds": ("s2d",), "extra": {"exits": "a,b"}}, "--set exits takes layers with commas between"),
+    ({"begin": Path("none")}, "none holds no eagle head to go on from"),
     ({"kinds": ("griffin",), "extra": {"top_weight": "x"}}, "--set top_weight takes a number, not 'x'"),
     ({"kinds": ("sdsat",), "extra": {"rank": 0.0}}, "--set rank must be at least 1"),
 ]
@@ -132,11 +154,45 @@ def test_plans_that_never_end() -> None:
         Plan(seed=-1)
 
 
-def test_nothing_is_written_for_an_order_that_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("nosuch",), "nosuch"),
+        (("accept-head",), "name its folder: --drafter FOLDER"),
+        (("accept-head", "--drafter", "{}/medusa"), "medusa holds a head of kind medusa; .* one of kind fastdraft"),
+        (("adaeagle", "--drafter", "{}/medusa"), "belongs to one of kind eagle or eagle3 or griffin"),
+        (("eagle3", "--begin", "{}"), "holds no eagle3 head to go on from"),
+        (("griffin", "--layers", "2"), "a griffin head has one layer"),
+        (("eagle3", "--set", "taps=a,b"), "--set taps takes layers with commas between"),
+        (("eagle3", "--seconds", "nan"), "--seconds must be finite and above 0"),
+        (("draft-and-verify", "--minutes", "nan"), "--minutes must be above 0"),
+        (("draft-and-verify", "--minutes", "1", "--seconds", "1"), "takes --minutes or --seconds, not both"),
+        (("draft-and-verify", "--data", "a.npz"), "searches and does not train; leave --data out"),
+        (("draft-and-verify", "--set", "taps=1"), "leave --set out"),
+        (("draft-and-verify", "--begin", "a"), "leave --begin out"),
+    ],
+)
+def test_nothing_is_written_for_an_order_that_is_refused(
+    argv: tuple[str, ...],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(command, "own_corpus", lambda *given: pytest.fail("the target wrote text first"))
-    for kind in ("nosuch", "accept-head"):
-        with pytest.raises(UsageError):
-            command.train(kind, out=tmp_path)
+    monkeypatch.setattr(loading, "load", lambda *given: pytest.fail("the target was loaded first"))
+    saved(tmp_path, "medusa")
+    assert run(["train", *(word.format(tmp_path) for word in argv), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(line, said) and said.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_minutes_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float | None] = []
+    monkeypatch.setattr(command, "_search", lambda *given: asked.append(given[4]) or 0)
+    for argv in ((), ("--seconds", "5"), ("--minutes", "2")):
+        assert run(["train", "draft-and-verify", *argv]) == 0
+    assert asked == [None, 5.0, 120.0]
 
 
 def saved(folder: Path, kind: str) -> None:
@@ -144,11 +200,14 @@ def saved(folder: Path, kind: str) -> None:
     save_head(folder / kind, head, spec, {}, {})  # type: ignore[arg-type]
 
 
+FIXED = ("medusa", "forerunner", "fastdraft", "s2d")
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "line"),
     [
         ("eagle", {"ff": 16}, "keeps the width that it was trained with; go on without --ff"),
-        ("medusa", {"layers": 3}, "the medusa head can get no more layers"),
+        *((kind, {"layers": 9}, f"the {kind} head can get no more layers; go on without --layers") for kind in FIXED),
         ("sdsat", {"draft_vocab_size": 40}, "the sdsat head has no draft vocabulary; go on without --vocab"),
     ],
 )
@@ -157,6 +216,25 @@ def test_heads_that_cannot_go_on_so(kind: str, changes: dict[str, Any], line: st
     order = replace(ORDER, kinds=(kind,), begin=tmp_path, changes=changes)
     with pytest.raises(UsageError, match=line):
         pretrained_heads(order, toys.identity(toys.target()))
+
+
+OWN_LAYERS = [("eagle3", {"taps": "0,1,2"}), ("forerunner", {"taps": "1", "context_layers": "0,1,2"})]
+
+
+@pytest.mark.parametrize(("kind", "own"), OWN_LAYERS)
+def test_a_head_with_layers_of_its_own_goes_on(kind: str, own: dict[str, str], tmp_path: Path) -> None:
+    """Training reads what the head reads, whatever the kind's settings say now."""
+    decoder, settings = toys.target(), toys.settings(kind)
+    first = training(tmp_path / "a", kind, decoder, layers=settings.layers, extra=KINDS[kind].defaults.extra | own)
+    student = first.students[0]
+    save_head(tmp_path / kind, student.head, student.spec, {}, {})  # type: ignore[arg-type]
+    order = replace(ORDER, kinds=(kind,), begin=tmp_path)
+    found = pretrained_heads(replace(order, extra=own), toys.identity(decoder))
+    second = toys.trainer(decoder, tmp_path / "b", (kind,), steps=2, begin=found)
+    assert second.run() and second.students[0].spec.taps == student.spec.taps
+    for key in own:
+        with pytest.raises(UsageError, match=f"the {kind} head was trained with {key}=.*; go on without --set {key}"):
+            pretrained_heads(replace(order, extra={key: "3"}), toys.identity(decoder))
 
 
 def test_a_folder_without_the_head_to_go_on_from(tmp_path: Path) -> None:
@@ -189,6 +267,21 @@ def test_a_damaged_checkpoint(half: bytes, tmp_path: Path) -> None:
         toys.trainer(toys.target(), tmp_path, ("medusa",)).run()
 
 
+@pytest.mark.parametrize("error", [MemoryError, PermissionError])
+def test_a_checkpoint_that_cannot_be_read_now(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be whole: no message says to remove it."""
+
+    def fails(*given: object, **named: object) -> None:
+        raise error("no")
+
+    (tmp_path / "checkpoint.pt").write_bytes(b"whole")
+    monkeypatch.setattr(torch, "load", fails)
+    with pytest.raises(error):
+        toys.trainer(toys.target(), tmp_path, ("medusa",)).run()
+
+
 def test_a_kill_while_a_head_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, "medusa")
     (tmp_path / "medusa" / "config.json").unlink()  # the old head is half removed
@@ -202,6 +295,40 @@ def test_a_kill_while_a_head_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ForedraftError):
         saved(tmp_path, "medusa")
     assert (tmp_path / "medusa" / WEIGHTS).exists()  # the old one stays until the new one is whole
+
+
+def test_a_head_that_is_replaced_stands_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whole under another name until the new one is in its place, and comes back where that fails."""
+    saved(tmp_path, "medusa")
+    moved, rename = [], Path.rename
+
+    def fails(self: Path, to: Path) -> Path:
+        if to == tmp_path / "medusa" and not self.name.endswith(".old"):
+            moved.extend(
+                path for path in tmp_path.iterdir() if path.name.endswith(".old") and (path / WEIGHTS).exists()
+            )
+            raise OSError("no")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(ForedraftError):
+        saved(tmp_path, "medusa")
+    assert len(moved) == 1 and [path.name for path in tmp_path.iterdir()] == ["medusa"]
+    assert (tmp_path / "medusa" / WEIGHTS).exists()
+
+
+def test_a_folder_that_holds_something_else(tmp_path: Path) -> None:
+    """No head takes its place, and no training ends there in nothing."""
+    (tmp_path / "eagle").mkdir()
+    saved(tmp_path, "eagle")
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "notes").write_text("mine")
+    line = "medusa holds something else than a head; move it away or give another --out"
+    with pytest.raises(UsageError, match=line):
+        saved(tmp_path, "medusa")
+    with pytest.raises(UsageError, match=line):
+        replace(ORDER, kinds=("medusa",), out=tmp_path)
+    assert (tmp_path / "medusa" / "notes").read_text() == "mine"
 
 
 def test_rows_without_prompts_are_simulated_alone() -> None:

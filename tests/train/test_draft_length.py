@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ from foredraft.models.heads.draft_length import LengthHead
 from foredraft.recipes.trained import two_folders
 from foredraft.runtime import FINAL, TorchExecutor
 from foredraft.train.kinds import KINDS
-from foredraft.train.kinds.draft_length import accepted_lengths
+from foredraft.train.kinds.draft_length import DRAFTERS, accepted_lengths
 from foredraft.train.trainer import Plan, Trainer
 from tests.engine.runs import finish, request
 
@@ -69,9 +72,30 @@ def test_labels_are_accepted_lengths(eagle: Path) -> None:
     finish(Engine(executor), each)
     ids = torch.tensor([each.sequence.tokens])
     outputs = trainer.teacher.outputs(ids, torch.ones_like(ids, dtype=torch.bool), trainer.taps)
-    label, where = accepted_lengths(head.draft, outputs, 4)
+    label, where = accepted_lengths(head.draft, head.drafter_kind, outputs, 4)
     known = [(tokens, n) for tokens, n in seen if bool(where[0, tokens - 2])]
     assert len(known) > 3 and [int(label[0, tokens - 2]) for tokens, _ in known] == [n for _, n in known]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "griffin"])
+def test_labels_come_from_the_kind_of_the_drafter(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many states it reads: an eagle3 head may read one, as eagle and griffin do."""
+    decoder, base = toys.target(), toys.settings(kind)
+    plan = Plan(steps=1, rows=8, held_out=8, try_length=3)
+    settings = replace(base, extra=base.extra | {"taps": "3"})
+    text, identity = toys.corpus(decoder), toys.identity(decoder)
+    student = Trainer(decoder, identity, text, [(KINDS[kind], settings)], plan, tmp_path / "run").students[0]
+    save_head(tmp_path / kind, student.head, student.spec, {}, {})  # type: ignore[arg-type]
+    trainer = length_trainer(tmp_path / kind, tmp_path / "lengths", steps=1)
+    asked = []
+
+    def asking(name: str, guess: Callable[..., Any]) -> Any:
+        return SimpleNamespace(guess=lambda *given: asked.append(name) or guess(*given))
+
+    for name, each in list(DRAFTERS.items()):
+        monkeypatch.setitem(DRAFTERS, name, asking(name, each.guess))
+    trainer.students[0].loss_module(trainer._held_outputs(0, 8))
+    assert asked == [kind]
 
 
 def test_it_learns_and_resumes(eagle: Path, tmp_path: Path) -> None:

@@ -79,9 +79,10 @@ class Corpus:
 
     def check_ids(self, vocab_size: int) -> None:
         """Refuse text of another tokenizer, as far as its ids show it."""
-        if self.ids.size and (largest := int(self.ids.max())) >= vocab_size:
+        strange = [int(end) for end in (self.ids.min(initial=0), self.ids.max(initial=0)) if not 0 <= end < vocab_size]
+        if strange:
             raise UsageError(
-                f"the text holds token {largest}, and the target knows {vocab_size}: another model wrote it; "
+                f"the text holds token {strange[0]}, and the target knows {vocab_size}: another model wrote it; "
                 "let this one write: foredraft data --target MODEL"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,15 +14,15 @@ from ..core.shapes.base import Chain
 from ..core.verify import default_rule
 from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
-from ..models.heads import Identity, load_head, read_spec, save_head
-from ..models.heads.artefact import CARD, CONFIG, check_target, read_weights
+from ..models.heads import HeadSpec, Identity, load_head, read_spec, save_head
+from ..models.heads.artefact import CARD, CONFIG, check_place, check_target, read_weights
 from ..provenance import processor, provenance, without_folders, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
-from .kinds.base import OPTIONAL
+from .kinds.base import OPTIONAL, layer_numbers
 from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
 from .student import LAYERS, Pretrained, Student
@@ -30,6 +31,8 @@ from .training_loop import Listener, ignore
 
 OPTIONS = {"draft_vocab_size": "vocab"}  # settings that the command line calls otherwise
 SIZES = ("anchors", "rank", "width")  # of `extra`
+LISTS = ("taps", "context_layers", "begun_as", "exits")  # of `extra`: layers with commas between
+LAYER_BY_LAYER = ("begun_as", "context_layers")  # lists in a head's `extra` that name a target's layer for each own one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +63,56 @@ class TrainOrder:
     def __post_init__(self) -> None:
         if not self.kinds:
             raise UsageError(f"no kind of drafter was named; known: {', '.join(sorted(KINDS))}")
-        self._check_drafter()
+        for name in self.kinds:
+            self.find(name)
         self._check_numbers()
-        known = OPTIONAL.union(*(self.find(name).defaults.extra for name in self.kinds))
-        if strange := sorted(self.extra.keys() - known):
-            raise unknown_name("--set of these kinds", strange[0], sorted(known))
+        self._check_extra()
+        self._check_folders()
 
-    def _check_drafter(self) -> None:
-        needy = [name for name in self.kinds if hasattr(self.find(name), "drafter")]
-        if needy and (self.drafter is None or not (self.drafter / CONFIG).exists()):
+    def _check_folders(self) -> None:
+        for name in self.kinds:
+            check_place(self.out / name)
+        self.begun()
+        for name in self.kinds:
+            if (drafters := getattr(self.find(name), "drafters", None)) is not None:
+                self._check_drafter(name, drafters)
+
+    def _check_drafter(self, name: str, drafters: tuple[str, ...]) -> None:
+        if self.drafter is None or not (self.drafter / CONFIG).exists():
             named = "" if self.drafter is None else f", and {self.drafter} holds none"
-            raise UsageError(f"{needy[0]} belongs to a trained head{named}; name its folder: --drafter FOLDER")
+            raise UsageError(f"{name} belongs to a trained head{named}; name its folder: --drafter FOLDER")
+        if (kind := read_spec(self.drafter).kind) not in drafters:
+            known = " or ".join(drafters)
+            raise UsageError(f"{self.drafter} holds a head of kind {kind}; {name} belongs to one of kind {known}")
 
     def _check_numbers(self) -> None:
-        for name, value in self.changes.items():
-            if isinstance(value, int | float) and not value > 0:  # nor NaN
-                raise UsageError(f"--{OPTIONS.get(name, name)} must be above 0, not {value}")
+        for name, value in ({"seconds": self.limit_seconds} | self.changes).items():
+            if isinstance(value, int | float) and not 0 < value < math.inf:  # nor NaN
+                raise UsageError(f"--{OPTIONS.get(name, name)} must be finite and above 0, not {value}")
+        if "griffin" in self.kinds and (layers := self.changes.get("layers", 1)) > 1:
+            raise UsageError(f"a griffin head has one layer, not {layers}; leave --layers out")
+
+    def _check_extra(self) -> None:
         usual = {key: value for name in self.kinds for key, value in self.find(name).defaults.extra.items()}
+        if strange := sorted(self.extra.keys() - OPTIONAL - usual.keys()):
+            raise unknown_name("--set of these kinds", strange[0], sorted(OPTIONAL | usual.keys()))
         for key, value in self.extra.items():
             if isinstance(value, str) and isinstance(usual.get(key), int | float):
                 raise UsageError(f"--set {key} takes a number, not {value!r}")
             if key in SIZES and (isinstance(value, str) or not value >= 1):
                 raise UsageError(f"--set {key} must be at least 1, not {value}")
+            if key in LISTS:
+                layer_numbers(self.extra, key)
+
+    def begun(self) -> tuple[str, ...]:
+        """Kinds whose heads training goes on from. Of several kinds, those that the folder lacks are new."""
+        if self.begin is None:
+            return ()
+        there = tuple(name for name in self.kinds if (self.begin / name / CONFIG).exists())
+        if not there:
+            name = self.kinds[0]
+            raise UsageError(f"{self.begin} holds no {name} head to go on from; name the folder that {name}/ lies in")
+        return there
 
     def settings(self, kind: Kind) -> Settings:
         """The kind's own with the changes."""
@@ -109,19 +140,16 @@ def train(order: TrainOrder, listen: Listener = ignore) -> dict[str, Any]:
 
 
 def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretrained]:
-    """Heads by kind that training goes on from; their draft vocabularies must be the same. Of several kinds, those
-    that the folder lacks are new."""
+    """Heads by kind that training goes on from; their draft vocabularies must be the same."""
     found: dict[str, Pretrained] = {}
-    there = [name for name in order.kinds if order.begin is not None and (order.begin / name / CONFIG).exists()]
-    for name in there or (order.kinds if order.begin is not None else ()):
+    for name in order.begun():
         folder = Path(order.begin or "") / name
-        if not (folder / CONFIG).exists():
-            raise UsageError(f"{order.begin} holds no {name} head to go on from; name the folder that {name}/ lies in")
         spec = read_spec(folder)
         check_target(spec, target, folder.name)
         found[name] = Pretrained(spec, read_weights(folder))
         if (ff := order.changes.get("ff")) is not None and ff != spec.extra.get("ff"):
             raise UsageError(f"the {name} head keeps the width that it was trained with; go on without --ff")
+        check_lists(spec, order.extra)
         if (size := order.changes.get("draft_vocab_size")) is not None:
             found[name] = with_other_words(found[name], size)
         if (layers := order.changes.get("layers")) is not None:
@@ -130,6 +158,15 @@ def pretrained_heads(order: TrainOrder, target: Identity) -> dict[str, Pretraine
     if any(not torch.equal(words[0].sort().values, other.sort().values) for other in words[1:]):
         raise UsageError(f"the heads in {order.begin} have different draft vocabularies; go on with one at a time")
     return found
+
+
+def check_lists(spec: HeadSpec, extra: dict[str, Any]) -> None:
+    """Refuse other layers than the ones that a head was trained with."""
+    own = {"taps": spec.taps} | {key: value for key, value in spec.extra.items() if key in LISTS}
+    for key in own.keys() & extra.keys():
+        if layer_numbers(extra, key) not in ((), tuple(own[key])):
+            has = ",".join(map(str, own[key]))
+            raise UsageError(f"the {spec.kind} head was trained with {key}={has}; go on without --set {key}")
 
 
 def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
@@ -147,7 +184,8 @@ def with_more_layers(earlier: Pretrained, layers: int) -> Pretrained:
     """A head that goes on with further layers, which at first add nothing."""
     if layers < earlier.spec.layers:
         raise UsageError(f"the {earlier.spec.kind} head has {earlier.spec.layers} layers; go on with as many or more")
-    if layers > earlier.spec.layers and not any(name.startswith(LAYERS) for name in earlier.weights):
+    fixed = any(key in earlier.spec.extra for key in LAYER_BY_LAYER)
+    if layers > earlier.spec.layers and (fixed or not any(name.startswith(LAYERS) for name in earlier.weights)):
         raise UsageError(f"the {earlier.spec.kind} head can get no more layers; go on without --layers")
     return Pretrained(replace(earlier.spec, layers=layers), earlier.weights)
 

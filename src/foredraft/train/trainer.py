@@ -89,9 +89,11 @@ def known_words(kinds: list[tuple[Kind, Settings]], begin: dict[str, Pretrained]
     return found[0] if found else None
 
 
-def checked_taps(kind: Kind, target: Decoder, settings: Settings) -> tuple[int, ...]:
-    """The states that a kind reads; the target must have their layers."""
-    taps, depth = kind.taps(target, settings), target.config.num_layers
+def checked_taps(kind: Kind, target: Decoder, settings: Settings, earlier: Pretrained | None) -> tuple[int, ...]:
+    """The states that a head reads; the target must have their layers. An earlier head has taps of its own; what
+    belongs to a drafter reads that one's."""
+    depth = target.config.num_layers
+    taps = earlier.spec.taps if earlier is not None and not hasattr(kind, "drafter") else kind.taps(target, settings)
     for tap in taps:
         if tap != FINAL and not 0 <= tap <= depth:
             raise UsageError(
@@ -99,6 +101,13 @@ def checked_taps(kind: Kind, target: Decoder, settings: Settings) -> tuple[int, 
                 "train another kind"
             )
     return taps
+
+
+def context_layers(kind: Kind, target: Decoder, settings: Settings, earlier: Pretrained | None) -> tuple[int, ...]:
+    """Layers of the target whose keys and values a head reads."""
+    if not isinstance(kind, ContextKind):
+        return ()
+    return kind.reads(target, settings) if earlier is None else tuple(earlier.spec.extra["context_layers"])
 
 
 class Trainer(StepTrainer):
@@ -129,14 +138,12 @@ class Trainer(StepTrainer):
         if (known := known_words(kinds, begin)) is not None:
             words, self.coverage = known, self.corpus.share(known)
         self.teacher = Teacher(target, words)
-        self.taps = {tap for kind, settings in kinds for tap in checked_taps(kind, target, settings)}
-        self.layers = {
-            layer for kind, chosen in kinds if isinstance(kind, ContextKind) for layer in kind.reads(target, chosen)
-        }
+        from_earlier = [(kind, settings, (begin or {}).get(kind.name)) for kind, settings in kinds]
+        self.taps = {tap for kind, own, earlier in from_earlier for tap in checked_taps(kind, target, own, earlier)}
+        self.layers = {i for kind, own, earlier in from_earlier for i in context_layers(kind, target, own, earlier)}
         look = self._held_outputs(0, min(8, len(self.held)))
         self.students = [
-            Student.create(kind, settings, target, identity, look, (begin or {}).get(kind.name))
-            for kind, settings in kinds
+            Student.create(kind, settings, target, identity, look, earlier) for kind, settings, earlier in from_earlier
         ]
         if self.process.world > 1:
             for student in self.students:

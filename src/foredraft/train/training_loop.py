@@ -157,7 +157,7 @@ class TrainingLoop:
     def _read(self, file: Path) -> dict[str, Any]:
         try:
             record = torch.load(file, map_location="cpu", weights_only=True)
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception:  # torch has many names for damage
             raise ForedraftError(f"{file} is damaged; remove it to start again") from None

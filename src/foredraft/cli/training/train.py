@@ -42,7 +42,11 @@ Data = Annotated[
 Heads = Annotated[Path, typer.Option(help="Folder for checkpoints and heads; an unfinished run is continued.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps; trials of draft-and-verify.", rich_help_panel=RUN)]
 Minutes = Annotated[
-    float | None, typer.Option(help="Train for so long instead of --steps, all runs together.", rich_help_panel=RUN)
+    float | None,
+    typer.Option(
+        help="Train for so long instead of --steps, all runs together; a search ends at the first of both.",
+        rich_help_panel=RUN,
+    ),
 ]
 Rows = Annotated[
     int, typer.Option(min=1, help="Texts a step (and process); fewer need less memory.", rich_help_panel=RUN)
@@ -132,6 +136,10 @@ Extra = Annotated[
 ]
 
 
+SEARCH = "draft-and-verify"
+OF_SEARCH = {"target", "prompts", "out", "steps", "minutes", "seconds", "dtype", "device", "seed", "as_json"}
+
+
 class TrainingBar:
     """Losses and simulated tokens per pass on stderr; a line now and then where stderr is no terminal."""
 
@@ -161,6 +169,7 @@ class TrainingBar:
 
 
 def train(
+    context: typer.Context,
     kinds: Kinds,
     target: Target = o.DEFAULT_MODEL,
     data: Data = None,
@@ -205,9 +214,8 @@ def train(
     from ...train.pipeline import TrainOrder
     from ...train.trainer import Plan
 
-    asked = tuple(prompts or ())
-    if kinds.strip() == "draft-and-verify":
-        return _search(target, asked, out, steps, seconds, dtype, device, seed, as_json)
+    if kinds.strip() == SEARCH:
+        return _search(target, tuple(prompts or ()), out, steps, search_seconds(context), dtype, device, seed, as_json)
     _check("objective", objective or "kl", OBJECTIVES)
     _check("storage", storage, STORAGES)
     wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
@@ -219,11 +227,12 @@ def train(
         changes=given(wishes), dtype=dtype, device=device, limit_seconds=seconds, measure=measure, drafter=drafter,
         begin=begin, pretrain=tuple(pretrain_data or ()), extra=read_extra(extra or []),
     )  # fmt: skip
-    return _train(_with_text(order, asked), as_json)
+    return _train(_with_text(order, tuple(prompts or ())), as_json)
 
 
 def _with_text(order: TrainOrder, prompts: tuple[Path, ...]) -> TrainOrder:
-    """The order with text to learn from; only an order that means something comes here, since writing takes minutes."""
+    """The order with text to learn from. Writing takes minutes: kinds, numbers, spelling and folders, all that
+    `TrainOrder` checks, have been looked at by now; what depends on the target or on the text has not."""
     if order.data:
         return order
     place, until = (order.dtype, order.device, order.plan.seed), order.plan.seconds / 2
@@ -251,6 +260,21 @@ def _train(order: TrainOrder, as_json: bool) -> int:
 def _check(option: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise UsageError(f"--{option} {value!r} is none of {', '.join(known)}")
+
+
+def search_seconds(context: typer.Context) -> float | None:
+    """How long a search may take. Options that it would ignore are refused."""
+    for each in context.command.params:
+        name, source = str(each.name), context.get_parameter_source(str(each.name))
+        if name not in OF_SEARCH | {"kinds"} and source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            raise UsageError(f"{SEARCH} searches and does not train; leave {each.opts[0]} out")
+    minutes, seconds = context.params["minutes"], context.params["seconds"]
+    if minutes is not None and seconds is not None:
+        raise UsageError(f"{SEARCH} takes --minutes or --seconds, not both")
+    limit: float | None = seconds if minutes is None else 60 * minutes
+    if limit is not None and not limit > 0:  # nor NaN
+        raise UsageError(f"--{'seconds' if minutes is None else 'minutes'} must be above 0")
+    return limit
 
 
 def _search(

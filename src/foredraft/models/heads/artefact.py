@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...errors import ForedraftError, UsageError
 from ..config import read_json
 from ..load.fetch import file_hash
-from ..load.folders import appearing
+from ..load.folders import working
 from ..load.intact import intact
 from .base import Head, HeadSpec, Identity, own_parameters
 
@@ -35,17 +35,38 @@ STORAGES = ("int8", "int4", "bf16")
 def save_head(
     folder: Path, head: Head, spec: HeadSpec, provenance: dict[str, Any], card: dict[str, Any], storage: str = "int8"
 ) -> None:
-    """Write a head in place of an older one, or of what a kill has left of that; it appears whole or not at all."""
+    """Write a head in place of an older one; it appears whole or not at all."""
     tensors = {"ids": head.ids.to(torch.int32).cpu()} if hasattr(head, "ids") else {}
     for name, parameter in own_parameters(head).items():
         tensors |= stored(name, parameter.detach().to("cpu", torch.float32), storage)
-    with appearing(folder) as place:
+    check_place(folder)
+    with working(folder.with_name(f".{folder.name}.partial")) as place:
         save_file({name: value.contiguous() for name, value in tensors.items()}, place / WEIGHTS)
         config = {"format": FORMAT, **spec.to_json(), "provenance": provenance}
         (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (place / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-        if any((folder / name).exists() for name in (CONFIG, WEIGHTS, CARD)):
-            shutil.rmtree(folder)
+        _put(place, folder)
+
+
+def check_place(folder: Path) -> None:
+    """Refuse to write a head where something else lies, which would be lost."""
+    free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not free and not any((folder / name).exists() for name in (CONFIG, WEIGHTS, CARD)):
+        raise UsageError(f"{folder} holds something else than a head; move it away or give another --out")
+
+
+def _put(place: Path, folder: Path) -> None:
+    """Rename a finished head into place. An older one stands aside until then, and comes back where that fails."""
+    old = place.with_name(f"{place.name}.old")
+    if folder.exists():
+        folder.rename(old)
+    try:
+        place.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def stored(name: str, value: Tensor, storage: str) -> dict[str, Tensor]:

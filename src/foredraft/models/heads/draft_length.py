@@ -25,6 +25,7 @@ class LengthHead(nn.Module):
         self.enter = nn.Linear(2 * size, width, device=where)
         self.blocks = nn.Sequential(*(ResidualBlock(width, where) for _ in range(spec.layers)))
         self.score = nn.Linear(width, 1, device=where)
+        self.drafter_kind = str(spec.extra.get("drafter_kind", ""))
         self._draft: list[FeatureHead] = []  # in a list, so that it is no part of this module
 
     def follow(self, draft: FeatureHead) -> None:

@@ -33,6 +33,7 @@ class Accept:
         default_factory=lambda: Settings(lr=5e-4, extra={"mix": 0.15, "reject_weight": 6.0, "temperature": 0.0})
     )
     drafter: Path | None = None  # folder of the fastdraft head that it belongs to
+    drafters: tuple[str, ...] = ("fastdraft",)  # kinds that it may be
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return ()

@@ -106,18 +106,24 @@ class ContextKind(Protocol):
         """Layers of the target whose keys and values its teacher outputs must hold."""
 
 
-def named_layers(settings: Settings, name: str, most: int) -> tuple[int, ...]:
+def layer_numbers(extra: dict[str, Any], name: str) -> tuple[int, ...]:
     """What --set says of layers, as 9,19,29; nothing where it says nothing."""
-    given = settings.extra.get(name, "")
+    given = extra.get(name, "")
     if not isinstance(given, str | float):
         return tuple(given)
     text = str(given).removesuffix(".0")
     try:
-        found = tuple(int(part) for part in text.split(",") if part)
+        return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise UsageError(f"--set {name} takes layers with commas between, as 9,19,29, not {text!r}") from None
-    if any(not 0 <= number <= most for number in found):
-        raise UsageError(f"--set {name} {text}: this target has 0 to {most}")
+
+
+def named_layers(settings: Settings, name: str, most: int) -> tuple[int, ...]:
+    """Layers of the target that --set names."""
+    found = layer_numbers(settings.extra, name)
+    typed = isinstance(settings.extra.get(name, ""), str | float)  # others come from code, which may name FINAL too
+    if typed and any(not 0 <= number <= most for number in found):
+        raise UsageError(f"--set {name} {','.join(map(str, found))}: this target has 0 to {most}")
     return found
 
 

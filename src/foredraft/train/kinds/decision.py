@@ -28,6 +28,7 @@ class Decision:
         default_factory=lambda: Settings(lr=1e-3, extra={"reads": PROBABILITIES, "temperature": 0.0})
     )
     drafter: Path | None = None  # folder of the fastdraft head that it belongs to
+    drafters: tuple[str, ...] = ("fastdraft",)  # kinds that it may be
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return ()

@@ -34,6 +34,7 @@ class DraftLength:
         default_factory=lambda: Settings(layers=2, length=6, lr=5e-4, extra={"width": 256, "short_weight": 2.0})
     )
     drafter: Path | None = None  # folder of the head whose drafts it counts
+    drafters: tuple[str, ...] = tuple(DRAFTERS)  # kinds that it may be
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:
         return tuple(tap for tap in read_spec(self._folder()).taps if tap != FINAL)
@@ -54,7 +55,7 @@ class DraftLength:
         return head
 
     def loss(self, head: LengthHead, outputs: TeacherOutputs, settings: Settings) -> Tensor:
-        label, where = accepted_lengths(head.draft, outputs, settings.length)
+        label, where = accepted_lengths(head.draft, head.drafter_kind, outputs, settings.length)
         guess = head(outputs.ids[where], outputs.states[FINAL][where])
         off = guess - label[where]
         each = torch.where(off < 0, -settings.extra["short_weight"] * off, off)
@@ -72,9 +73,8 @@ class DraftLength:
 
 
 @torch.no_grad()
-def accepted_lengths(draft: FeatureHead, outputs: TeacherOutputs, length: int) -> tuple[Tensor, Tensor]:
+def accepted_lengths(draft: FeatureHead, kind: str, outputs: TeacherOutputs, length: int) -> tuple[Tensor, Tensor]:
     """[B, T] tokens that are accepted after slot t (token t + 1 is pending), and where that is known to the end."""
-    kind = "eagle3" if len(draft.taps) > 1 else "eagle"
     own = TeacherOutputs(
         outputs.ids, outputs.written, outputs.states, draft.ids, outputs.rows, outputs.best
     )  # guesses are in the drafter's own words

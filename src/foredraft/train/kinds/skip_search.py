@@ -32,6 +32,7 @@ from ...engine import Engine, Method, Request
 from ...errors import ForedraftError, UsageError
 from ...jsonl import JsonLines
 from ...models.heads import save_head
+from ...models.heads.artefact import check_place
 from ...models.heads.layer_skip import KIND, LayerSkip, skip_spec, usual_skips
 from ...models.layers.skip_set import SkipSet
 from ...provenance import provenance
@@ -97,6 +98,7 @@ def search(target: Loaded, order: SkipSearch, out: Path, tell: Tell = lambda don
     """Search, and store the best set as OUT/draft-and-verify; the same call goes on after a kill."""
     if not order.prompts:
         raise UsageError("a search needs prompts that the model answers; name a file of them: --prompts FILE")
+    check_place(out / KIND)
     decoder, begun = decoder_of(target), time.monotonic()
     layers = decoder.config.num_layers
     if layers < 2:

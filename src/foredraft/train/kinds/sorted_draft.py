@@ -8,13 +8,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ...errors import UsageError
 from ...models import Decoder
 from ...models.heads import FastDraft, HeadSpec, Identity, SortedDraft
 from ...models.heads.sorted_draft import usual_exits
 from ..batch_attention import Causal
 from ..teacher import TeacherOutputs
-from .base import Pass, Settings, language_guess, named_layers
+from .base import Pass, Settings, language_guess, layer_numbers
 from .language import PRETRAINED, Fast, positions
+
+
+def own_exits(settings: Settings) -> tuple[int, ...]:
+    """Those that --set names; the last layer is one."""
+    found, depth = layer_numbers(settings.extra, "exits"), settings.layers
+    if found and (list(found) != sorted(set(found)) or found[0] < 1 or found[-1] != depth):
+        given = ",".join(map(str, found))
+        raise UsageError(
+            f"--set exits {given}: a drafter of {depth} layers has exits from 1 up, and the last is {depth}"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +37,7 @@ class Sorted(Fast):
     defaults: Settings = field(default_factory=lambda: Settings(layers=6, decay=1.0, stages=PRETRAINED, lr=3e-4))
 
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
-        exits = named_layers(settings, "exits", settings.layers) or usual_exits(settings.layers)
+        exits = own_exits(settings) or usual_exits(settings.layers)
         extra = {"exits": list(exits), "begun_as": list(range(settings.layers))}
         return HeadSpec(self.name, identity, len(outputs.words), (), settings.layers, settings.length, extra)
 
