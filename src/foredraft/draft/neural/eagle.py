@@ -190,8 +190,12 @@ class EagleDrafter(ModelDrafter):
         if (padded := self._round_states.take(self.executor, round)) is not None:
             self._features.keep_round([s.id for s in round.sequences], padded, [n + 1 for n in round.accepted])
             return
+        hidden = [round.out.hidden[tap] for tap in self.head.taps]
+        if len(hidden[0]) == 1 and not round.out.lasting:  # a pass over one pending token
+            self._features.postpone(round.sequences[0].id, [self._here(states) for states in hidden])
+            return
         rows, counts = accepted_rows(round)
-        states = [torch.split(self._here(round.out.hidden[tap][rows]), counts) for tap in self.head.taps]
+        states = [torch.split(self._here(each[rows]), counts) for each in hidden]
         for sequence, new in zip(round.sequences, zip(*states, strict=True), strict=True):
             self._features.postpone(sequence.id, list(new))
 
