@@ -73,7 +73,7 @@ class PricedTree(Eagle2Tree):
     def _best(self, gains: Numbers, levels: int) -> Numbers:
         """[B] the highest rate of some of these nodes, once `levels` levels have been read."""
         gains = -np.sort(-gains, axis=1)[:, : self.nodes]
-        best: Numbers = ((1 + gains.cumsum(axis=1)) / self._seconds(gains.shape[1], levels)[1:]).max(axis=1)
+        best: Numbers = rates(gains, self._seconds(gains.shape[1], levels))[:, 1:].max(axis=1)
         return best
 
     def _seconds(self, nodes: int, levels: int) -> Numbers:

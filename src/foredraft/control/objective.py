@@ -24,7 +24,8 @@ def rate(accepted: float, seconds: float, sequences: float = 1.0) -> float:
 
 def rates(gains: Numbers, seconds: Numbers) -> Numbers:
     """[B, n + 1] rates of the first 0 .. n drafts of each of B sequences, from gains [B, n] and seconds [n + 1]."""
-    accepted = np.concatenate((np.zeros_like(gains[:, :1]), gains.cumsum(axis=1)), axis=1)
+    accepted = np.zeros((len(gains), gains.shape[1] + 1), dtype=gains.dtype)
+    gains.cumsum(axis=1, out=accepted[:, 1:])
     found: Numbers = (1 + accepted) / seconds
     return found
 

@@ -133,8 +133,8 @@ class AutoDrafter(Team):
             who = [b for b, tokens in enumerate(copies) if tokens]
             parts.append((who, chains([copies[b] for b in who])))
         for i, arm in enumerate(self.arms):
-            own = [(b, c) for b, c in enumerate(chosen) if c is not None and c.arm == i and not arm.free]
-            if not own:
+            own = [(b, candidate) for b, candidate in enumerate(chosen) if candidate is not None and candidate.arm == i]
+            if arm.free or not own:
                 continue
             who, candidates = [b for b, _ in own], [candidate for _, candidate in own]
             texts = [sequences[b] for b in who]

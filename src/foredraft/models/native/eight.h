@@ -11,7 +11,7 @@
 // columns of 4 numbers each, as code + 128; scales [16] float32.
 constexpr int FOURS = DEPTH / 4;  // lines of a k-block
 
-template <int R> struct Rounds {  // a k-block of R rows
+template <int R> struct RoundedBlock {  // a k-block of R rows
     int32_t four[FOURS][R];       // codes
     float step[R];
     int32_t begin[R];  // -128 times the sum of a row's codes: what the weights' 128 adds to a sum
@@ -19,7 +19,7 @@ template <int R> struct Rounds {  // a k-block of R rows
 
 struct Rounded {  // rows [rows, depth] in panels of 1, 2, 4 or 8, k-block by k-block: a product finds all it needs next at one address
     int panel = 0;
-    Line<Rounds<1>> blocks;  // those of a panel of R rows: a Rounds<R> for every k-block
+    Line<RoundedBlock<1>> blocks;  // those of a panel of R rows: a RoundedBlock<R> for every k-block
 
     // f(R) for the rows of a panel.
     template <class F> static void by_panel(int panel, F f) {
@@ -29,8 +29,8 @@ struct Rounded {  // rows [rows, depth] in panels of 1, 2, 4 or 8, k-block by k-
         : panel == 2 ? f(integral_constant<int, 2>())
                      : f(integral_constant<int, 1>());
     }
-    template <int R> const Rounds<R>* at(int row, int depth) const {
-        return (const Rounds<R>*)&blocks[size_t(row) * (depth / DEPTH)];
+    template <int R> const RoundedBlock<R>* at(int row, int depth) const {
+        return (const RoundedBlock<R>*)&blocks[size_t(row) * (depth / DEPTH)];
     }
 
     void take(const act* a, long lda, int rows, int depth) {  // rows that a last panel lacks may be anything
@@ -44,7 +44,7 @@ struct Rounded {  // rows [rows, depth] in panels of 1, 2, 4 or 8, k-block by k-
   private:
     template <int R> void take_row(const act* a, int row, int depth) {
         const int r = row % R;
-        Rounds<R>* to = (Rounds<R>*)at<R>(row - r, depth);
+        RoundedBlock<R>* to = (RoundedBlock<R>*)at<R>(row - r, depth);
         for (int k = 0; k < depth; k += DEPTH, to++) {
             const __m512 low = get16(a + k), high = get16(a + k + 16);
             const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
@@ -60,14 +60,14 @@ struct Rounded {  // rows [rows, depth] in panels of 1, 2, 4 or 8, k-block by k-
     }
 };
 
-struct Eights {  // where the codes and scales of a block of columns lie, and how far on those that will be wanted next
+struct EightColumn {  // where the codes and scales of a block of columns lie, and how far on those that will be wanted next
     const uint8_t* codes;
     const float* scales;
     long ahead;
 };
 
 // Sums of R rows of a panel against N blocks of columns, over the whole depth.
-template <int R, int N> void add_eight(const Rounds<R>* x, int blocks, Eights (&column)[N], __m512 (&sums)[R][N]) {
+template <int R, int N> void add_eight(const RoundedBlock<R>* x, int blocks, EightColumn (&column)[N], __m512 (&sums)[R][N]) {
     UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int n = 0; n < N; n++) sums[r][n] = _mm512_setzero_ps();
     for (int k = 0; k < blocks; k++, x++) {
         __m512i sum[R][N];
@@ -100,7 +100,7 @@ void product_eight(const Rounded& x, int rows, int depth, const uint8_t* codes, 
     const int blocks = depth / DEPTH;
     auto some = [&](auto r, auto n, int row, int j) {
         constexpr int R = decltype(r)::value, N = decltype(n)::value;
-        Eights column[N];
+        EightColumn column[N];
         for (int i = 0; i < N; i++) {
             const long from = long(block(j + i)) * blocks, next = j + i + 2 < end ? long(block(j + i + 2)) * blocks : from;
             column[i] = {codes + from * TILE, scales + from * COLUMNS, next - from};
