@@ -13,7 +13,7 @@ from ..models import Decoder
 from ..models.heads import HeadSpec, Identity, own_parameters
 from ..models.heads.artefact import fill
 from .kinds import Kind, ScheduledKind, Settings
-from .optimizer import OPTIMIZERS, adamw, apply_gradients, autocast, check_numbers, followed
+from .optimizer import adamw, apply_gradients, autocast, check_numbers, followed
 from .simulation.simulate import Simulation, simulate
 from .teacher import TeacherOutputs
 
@@ -68,8 +68,7 @@ class Student:
         rival = kind.rival(target) if isinstance(kind, ScheduledKind) else None
         beside = None if rival is None else adamw(rival.parameters(), settings.lr)
         module = LossModule(kind, head, settings, rival)
-        optimizer = OPTIMIZERS[settings.optimizer](own.values(), settings.lr)
-        return cls(kind, settings, spec, head, module, optimizer, rival, beside)
+        return cls(kind, settings, spec, head, module, adamw(own.values(), settings.lr), rival, beside)
 
     def accumulate(self, outputs: TeacherOutputs, progress: float, share: float = 1.0) -> Tensor:
         """Add the gradient of a part of a step that holds this share of its tokens. Returns its share of the loss,

@@ -52,12 +52,6 @@ Rows = Annotated[
     int, typer.Option(min=1, help="Texts a step (and process); fewer need less memory.", rich_help_panel=RUN)
 ]
 Lr = Annotated[float | None, typer.Option(help="Peak learning rate (default: the kind's own).", rich_help_panel=RUN)]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        help="adamw, or muon for matrices and adamw for the rest (default: the kind's own).", rich_help_panel=RUN
-    ),
-]
 Length = Annotated[
     int | None, typer.Option(help="Drafted tokens to train for (default: the kind's own).", rich_help_panel=HEAD)
 ]
@@ -185,7 +179,6 @@ def train(
     minutes: Minutes = None,
     rows: Rows = 64,
     lr: Lr = None,
-    optimizer: Optimizer = None,
     length: Length = None,
     layers: Layers = None,
     ff: Ff = None,
@@ -218,18 +211,15 @@ def train(
     """
     from ...models.heads.artefact import STORAGES
     from ...train.objectives import OBJECTIVES
-    from ...train.optimizer import OPTIMIZERS
     from ...train.pipeline import TrainOrder
     from ...train.trainer import Plan
 
     if kinds.strip() == SEARCH:
         return _search(target, tuple(prompts or ()), out, steps, search_seconds(context), dtype, device, seed, as_json)
     _check("objective", objective or "kl", OBJECTIVES)
-    if optimizer is not None:
-        _check("optimizer", optimizer, OPTIMIZERS)
     _check("storage", storage, STORAGES)
     wishes: dict[str, Any] = {"lr": lr, "length": length, "layers": layers, "ff": ff, "draft_vocab_size": vocab}
-    wishes |= {"optimizer": optimizer, "objective": objective, "stages": staged(stages)}
+    wishes |= {"objective": objective, "stages": staged(stages)}
     steps, seconds_in_all = (steps, math.inf) if minutes is None else (1_000_000, 60 * minutes)
     order = TrainOrder(
         kinds=tuple(k.strip() for k in kinds.split(",") if k.strip()), target=target, data=tuple(data or ()), out=out,

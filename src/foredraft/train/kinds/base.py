@@ -33,7 +33,6 @@ class Settings:
     ff: int | None = None  # width of the feed-forward part of EAGLE heads; None = as wide as the target's
     objective: str = "kl"
     lr: float = 1e-3
-    optimizer: str = "adamw"  # or muon
     decay: float = 0.8  # weight of each further token ahead
     stages: tuple[Stage, ...] = (Stage(),)
     exit_layer: int = 6  # kangaroo: layers that are shared
