@@ -138,6 +138,12 @@ BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
     ({"begin": Path("none")}, "none holds no eagle head to go on from"),
     ({"kinds": ("griffin",), "extra": {"top_weight": "x"}}, "--set top_weight takes a number, not 'x'"),
     ({"kinds": ("sdsat",), "extra": {"rank": 0.0}}, "--set rank must be at least 1"),
+    ({"kinds": ("griffin",), "extra": {"alignment": "foo"}}, "--set alignment 'foo' is none of paper, code"),
+    ({"kinds": ("griffin",), "extra": {"alignment": 1.0}}, "--set alignment 1.0 is none of paper, code"),
+    (
+        {"kinds": ("decision",), "extra": {"reads": "foo"}},
+        "--set reads 'foo' is none of probabilities, state",
+    ),
 ]
 
 

@@ -16,6 +16,7 @@ from ..engine import Engine, Method, Request
 from ..errors import UsageError, unknown_name
 from ..models.heads import HeadSpec, Identity, load_head, read_spec, save_head
 from ..models.heads.artefact import CARD, CONFIG, check_place, check_target, read_weights
+from ..models.heads.decision import SIZES as READS
 from ..provenance import processor, provenance, without_folders, write_json
 from ..recipes.loading import Loaded, Place, load
 from ..recipes.trained import Trained, attach, decoder_of, identity
@@ -23,6 +24,7 @@ from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
 from .kinds.base import OPTIONAL, layer_numbers
+from .kinds.eagle import ALIGNMENTS
 from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
 from .student import LAYERS, Pretrained, Student
@@ -31,6 +33,7 @@ from .training_loop import Listener, ignore
 
 OPTIONS = {"draft_vocab_size": "vocab"}  # settings that the command line calls otherwise
 SIZES = ("anchors", "rank", "width")  # of `extra`
+WORDS = {"alignment": ALIGNMENTS, "reads": tuple(READS)}  # of `extra`: what each may say
 LISTS = ("taps", "context_layers", "begun_as", "exits")  # of `extra`: layers with commas between
 LAYER_BY_LAYER = ("begun_as", "context_layers")  # lists in a head's `extra` that name a target's layer for each own one
 
@@ -103,6 +106,8 @@ class TrainOrder:
                 raise UsageError(f"--set {key} must be at least 1, not {value}")
             if key in LISTS:
                 layer_numbers(self.extra, key)
+            if key in WORDS and value not in WORDS[key]:
+                raise UsageError(f"--set {key} {value!r} is none of {', '.join(WORDS[key])}")
 
     def begun(self) -> tuple[str, ...]:
         """Kinds whose heads training goes on from. Of several kinds, those that the folder lacks are new."""

@@ -13,7 +13,7 @@ from ...core.shapes.fan import features_of_logits
 from ...errors import UsageError
 from ...models import Decoder
 from ...models.heads import FastDraft, HeadSpec, Identity, load_head, weights_digest
-from ...models.heads.decision import PROBABILITIES, SIZES, STATE, DecisionHead
+from ...models.heads.decision import PROBABILITIES, STATE, DecisionHead
 from ..teacher import TeacherOutputs
 from .accept import guesses
 from .base import Settings
@@ -36,8 +36,6 @@ class Decision:
     def describe(self, target: Decoder, identity: Identity, settings: Settings, outputs: TeacherOutputs) -> HeadSpec:
         if self.drafter is None:
             raise UsageError("a decision model belongs to a drafter; name it: --drafter FOLDER of a fastdraft head")
-        if settings.extra["reads"] not in SIZES:
-            raise UsageError(f"a decision model reads {' or '.join(SIZES)}, not {settings.extra['reads']!r}")
         extra = {"drafter": weights_digest(self.drafter), "reads": settings.extra["reads"]}
         return HeadSpec(self.name, identity, 0, (), settings.layers, settings.length, extra)
 

@@ -20,6 +20,7 @@ from .training_stages import Stage
 
 # GRIFFIN trains one pass, then two from there, then three, each at a lower rate.
 GROWING = (Stage(0.5, length=1), Stage(0.75, lr=0.6, length=2), Stage(1.0, lr=0.4, length=3))
+ALIGNMENTS = ("paper", "code")  # GRIFFIN: whose way to pick slots whose tokens were plausible
 PLAUSIBLE = 3  # GRIFFIN: tokens that a drafter might have drafted itself; of 1, 3, 5 and 10 the paper found 3 best
 
 
