@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from foredraft.models.heads.artefact import WEIGHTS
 from foredraft.recipes import loading
 from foredraft.train.corpus import Corpus, load_corpus
 from foredraft.train.kinds import KINDS
+from foredraft.train.kinds.base import FIXED_LAYERS
 from foredraft.train.pipeline import TrainOrder, _prompts, pretrained_heads
 from foredraft.train.trainer import Plan, Trainer
 
@@ -133,7 +135,10 @@ BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
     ({"changes": {"draft_vocab_size": 0}}, "--vocab must be finite and above 0"),
     ({"changes": {"lr": math.inf}}, "--lr must be finite and above 0, not inf"),
     ({"limit_seconds": math.nan}, "--seconds must be finite and above 0, not nan"),
-    ({"kinds": ("eagle", "griffin"), "changes": {"layers": 2}}, "a griffin head has one layer, not 2; leave --layers"),
+    (
+        {"kinds": ("eagle", "griffin"), "changes": {"layers": 2}},
+        "griffin has a fixed number of layers; leave --layers out",
+    ),
     ({"kinds": ("s2d",), "extra": {"exits": "a,b"}}, "--set exits takes layers with commas between"),
     ({"begin": Path("none")}, "none holds no eagle head to go on from"),
     ({"kinds": ("griffin",), "extra": {"top_weight": "x"}}, "--set top_weight takes a number, not 'x'"),
@@ -153,6 +158,24 @@ def test_orders_that_mean_nothing(change: dict[str, Any], line: str) -> None:
         replace(ORDER, **change)
 
 
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_layers_are_refused_where_a_head_has_its_own_number(name: str, tmp_path: Path) -> None:
+    """And nowhere else: every other kind becomes larger by them."""
+    decoder, kind, sizes = toys.target(), KINDS[name], []
+    if owners := getattr(kind, "drafters", ()):
+        saved(tmp_path, owners[0])
+        kind = replace(kind, drafter=tmp_path / owners[0])  # type: ignore[type-var]
+    for layers in (1,) if name == "griffin" else (1, 2):
+        settings = replace(toys.settings(name), layers=layers)
+        look = toys.outputs(decoder, name) if name in toys.DRAFTING else toys.outputs(decoder, "eagle")
+        head = kind.build(decoder, kind.describe(decoder, toys.identity(decoder), settings, look), look.words)
+        sizes.append(sum(p.numel() for p in head.parameters()))
+    assert (sizes[0] == sizes[-1]) == (name in FIXED_LAYERS)
+    order: dict[str, Any] = {"kinds": (name,), "changes": {"layers": 2}, "drafter": getattr(kind, "drafter", None)}
+    with pytest.raises(UsageError, match="a fixed number of layers") if name in FIXED_LAYERS else nullcontext():
+        replace(ORDER, **order)
+
+
 def test_plans_that_never_end() -> None:
     with pytest.raises(UsageError, match="some time"):
         Plan(seconds=math.nan)
@@ -168,7 +191,8 @@ def test_plans_that_never_end() -> None:
         (("accept-head", "--drafter", "{}/medusa"), "medusa holds a head of kind medusa; .* one of kind fastdraft"),
         (("adaeagle", "--drafter", "{}/medusa"), "belongs to one of kind eagle or eagle3 or griffin"),
         (("eagle3", "--begin", "{}"), "holds no eagle3 head to go on from"),
-        (("griffin", "--layers", "2"), "a griffin head has one layer"),
+        (("griffin", "--layers", "2"), "griffin has a fixed number of layers; leave"),
+        (("mlp-speculator", "--layers", "3"), "mlp-speculator has a fixed number of layers"),
         (("eagle3", "--set", "taps=a,b"), "--set taps takes layers with commas between"),
         (("eagle3", "--seconds", "nan"), "--seconds must be finite and above 0"),
         (("draft-and-verify", "--minutes", "nan"), "--minutes must be above 0"),

@@ -23,7 +23,7 @@ from ..recipes.trained import Trained, attach, decoder_of, identity
 from ..types import SamplingParams, Sequence
 from .corpus import Corpus, load_corpus
 from .kinds import KINDS, Kind, Settings
-from .kinds.base import OPTIONAL, layer_numbers
+from .kinds.base import FIXED_LAYERS, OPTIONAL, layer_numbers
 from .kinds.eagle import ALIGNMENTS
 from .simulation.learning_curve import CURVE, Curve
 from .simulation.simulate import Simulation
@@ -92,8 +92,9 @@ class TrainOrder:
         for name, value in ({"seconds": self.limit_seconds} | self.changes).items():
             if isinstance(value, int | float) and not 0 < value < math.inf:  # nor NaN
                 raise UsageError(f"--{OPTIONS.get(name, name)} must be finite and above 0, not {value}")
-        if "griffin" in self.kinds and (layers := self.changes.get("layers", 1)) > 1:
-            raise UsageError(f"a griffin head has one layer, not {layers}; leave --layers out")
+        fixed = [name for name in self.kinds if name in FIXED_LAYERS]
+        if fixed and self.changes.get("layers", 1) != 1:  # 1 is what their settings say
+            raise UsageError(f"{fixed[0]} has a fixed number of layers; leave --layers out")
 
     def _check_extra(self) -> None:
         usual = {key: value for name in self.kinds for key, value in self.find(name).defaults.extra.items()}

@@ -21,6 +21,9 @@ from ..teacher import TeacherOutputs, pull
 from .training_stages import Stage
 
 OPTIONAL = frozenset({"alignment", "begun_as", "exits", "taps", "width"})  # of `extra`, beside what has a default
+FIXED_LAYERS = frozenset(  # kinds that have no choice
+    {"decision", "eesd", "falcon", "griffin", "kangaroo", "mlp-speculator", "sdsat"}
+)
 
 
 @dataclass(frozen=True, slots=True)
