@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from foredraft.models import Decoder, Tokenizer, resolve
 from foredraft.models.heads import save_head
 from foredraft.models.heads.artefact import WEIGHTS
 from foredraft.recipes import loading
+from foredraft.recipes.trained import attach
+from foredraft.runtime import TorchExecutor
 from foredraft.train.corpus import Corpus, load_corpus
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.base import FIXED_LAYERS
-from foredraft.train.pipeline import TrainOrder, _prompts, pretrained_heads
+from foredraft.train.pipeline import TrainOrder, _prompts, measure, pretrained_heads
 from foredraft.train.trainer import Plan, Trainer
 
 from . import toys
@@ -103,6 +106,30 @@ def test_text_that_nothing_can_be_learnt_from(change: Callable[[Corpus], Corpus]
     with pytest.raises(UsageError, match=line):
         training(tmp_path, "mlp-speculator", text=change(toys.corpus(toys.target()))).run()
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["falcon", "sdsat", "eagle"])
+def test_lengths_that_no_answer_has(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=f"--length 25: the longest answer that {kind} learns from has 24 tokens; give"
+    ):
+        training(tmp_path, kind, length=25)
+    usual = KINDS[kind].defaults.length
+    text = toys.corpus(toys.target())
+    text.written[:, 4:] = False
+    assert training(tmp_path, kind, text=replace(text, written=text.written), length=usual).students
+
+
+@pytest.mark.parametrize("kind", ["falcon", "sdsat"])
+def test_heads_that_draft_further_than_the_simulation(kind: str, tmp_path: Path) -> None:
+    """Blocks that hardly fit into a text, of which as many tokens are tried as of any head."""
+    trainer = training(tmp_path, kind, decoder := toys.target(), length=20)
+    assert trainer.run() and len(trainer.simulations[kind].reached) == trainer.plan.try_length
+    executor = TorchExecutor(decoder, 2, 160)
+    target: Any = SimpleNamespace(executor=executor, eos_ids=frozenset({0}), device=decoder.device)
+    student = trainer.students[0]
+    ready = attach(student.head, student.spec, target)
+    assert measure(target, ready, student, trainer, [[1, 5, 9], [2, 6]])["engine"]["prompts"] == 2
 
 
 @pytest.mark.parametrize(

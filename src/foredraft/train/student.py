@@ -93,7 +93,7 @@ class Student:
         """How decoding the outputs's texts with its drafts would go; None for kinds that draft nothing."""
         with autocast(outputs.ids.device):
             guesses = self.kind.guess(self.head, outputs, length)
-        return None if guesses is None else simulate(outputs.ids, outputs.written, guesses)
+        return None if guesses is None else simulate(outputs.ids, outputs.written, guesses[:, :, :length])
 
     def state_dict(self) -> dict[str, Any]:
         own = own_parameters(self.head)  # type: ignore[arg-type]

@@ -103,6 +103,16 @@ def checked_taps(kind: Kind, target: Decoder, settings: Settings, earlier: Pretr
     return taps
 
 
+def check_length(kind: Kind, settings: Settings, corpus: Corpus) -> None:
+    """Refuse to draft further than any answer goes, of which nothing could be learnt; what is usual goes everywhere."""
+    longest = int(corpus.written.sum(axis=1).max())
+    if settings.length > max(longest, kind.defaults.length):
+        raise UsageError(
+            f"--length {settings.length}: the longest answer that {kind.name} learns from has {longest} tokens; "
+            "give a smaller one, or longer text"
+        )
+
+
 def context_layers(kind: Kind, target: Decoder, settings: Settings, earlier: Pretrained | None) -> tuple[int, ...]:
     """Layers of the target whose keys and values a head reads."""
     if not isinstance(kind, ContextKind):
@@ -134,6 +144,8 @@ class Trainer(StepTrainer):
                 text.check_ids(target.config.vocab_size)
         self.corpus, self.held = corpus.split(plan.held_out, plan.seed)
         self.pretrain = pretrain
+        for kind, settings in kinds:
+            check_length(kind, settings, self.corpus)
         words, self.coverage = self.corpus.frequent(kinds[0][1].draft_vocab_size, target.config.vocab_size)
         if (known := known_words(kinds, begin)) is not None:
             words, self.coverage = known, self.corpus.share(known)

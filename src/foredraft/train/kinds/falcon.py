@@ -65,7 +65,7 @@ class Falcon(Eagle):
         size, places = head.size, outputs.ids.shape[1]
         token, feature = outputs.shifted(outputs.ids, 1), head.feature([outputs.states[FINAL].float()])
         found = torch.full((*outputs.ids.shape, size), -1, device=outputs.ids.device)
-        for offset in range(size):
+        for offset in range(min(size, places - size + 1)):  # others leave room for no block
             words = best_words(head, outputs, block_pass(head, token, feature, offset)[0])
             ends = torch.arange(offset + size - 1, places, size, device=words.device)
             for j in range(size):
