@@ -294,6 +294,15 @@ def test_a_head_with_layers_of_its_own_goes_on(kind: str, own: dict[str, str], t
             pretrained_heads(replace(order, extra={key: "3"}), toys.identity(decoder))
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "fastdraft"])
+def test_as_many_words_as_the_head_is_wide(kind: str, tmp_path: Path) -> None:
+    """A head without rows for its words may get others, whatever sizes its weights have."""
+    head, spec = toys.head(toys.target(), kind, words=32)
+    save_head(tmp_path / kind, head, spec, {}, {})  # type: ignore[arg-type]
+    order = replace(ORDER, kinds=(kind,), begin=tmp_path, changes={"draft_vocab_size": 48})
+    assert pretrained_heads(order, toys.identity(toys.target()))[kind].spec.draft_vocab_size == 48
+
+
 def test_a_folder_without_the_head_to_go_on_from(tmp_path: Path) -> None:
     saved(tmp_path, "medusa")
     for folder in (tmp_path, tmp_path / "medusa", tmp_path / "none"):

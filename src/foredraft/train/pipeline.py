@@ -36,6 +36,10 @@ SIZES = ("anchors", "rank", "width")  # of `extra`
 WORDS = {"alignment": ALIGNMENTS, "reads": tuple(READS)}  # of `extra`: what each may say
 LISTS = ("taps", "context_layers", "begun_as", "exits")  # of `extra`: layers with commas between
 LAYER_BY_LAYER = ("begun_as", "context_layers")  # lists in a head's `extra` that name a target's layer for each own one
+OF_WORDS = (
+    "embedding",
+    "head.",
+)  # beginnings of names of weights with a row for each word, which most heads borrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
     weights = {name: value for name, value in earlier.weights.items() if name != "ids"}
     if "ids" not in earlier.weights:
         raise UsageError(f"the {earlier.spec.kind} head has no draft vocabulary; go on without --vocab")
-    if any(len(value) == len(earlier.weights["ids"]) for value in weights.values() if value.dim()):
+    if any(name.startswith(OF_WORDS) for name in weights):
         raise UsageError(f"the {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
     return Pretrained(replace(earlier.spec, draft_vocab_size=size), weights)
 
