@@ -84,5 +84,7 @@ def without(corpus: Path, out: Path, tokenizer: Tokenizer, held: Sequence[Questi
         text = tokenizer.decode(found.ids[row, :first].tolist())
         if not any(line.strip() in cores for line in text.split("\n")):
             keep.append(row)
-    save_corpus(out, Corpus(found.ids[keep], found.written[keep], found.temperature[np.array(keep)]))
+    save_corpus(
+        out, Corpus(found.ids[keep], found.written[keep], found.temperature[np.array(keep)]), tokenizer.vocab_hash()
+    )
     return out

@@ -120,6 +120,30 @@ def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> N
         load_corpus([tmp_path / "b.npz"], tokenizer)
 
 
+def test_text_of_another_tokenizer_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its ids are. A file that does not say who wrote it is taken, as those of older versions are."""
+    made, path = toys.corpus(toys.target()), tmp_path / "corpus.npz"
+    for own in (tokenizer.vocab_hash(), ""):
+        save_corpus(path, made, own)
+        assert len(load_corpus([path], tokenizer)) == len(made)
+    packed = np.packbits(made.written, axis=1)
+    np.savez(path, ids=made.ids, written=packed, temperature=made.temperature)
+    assert len(load_corpus([path], tokenizer)) == len(made)
+    (tmp_path / "asked.txt").write_text("Why is the sky blue?\n")
+    monkeypatch.setattr(make_data, "answer", lambda *given: made)
+    order, none = make_data.DataOrder(prompts=(tmp_path / "asked.txt",)), frozenset[int]()
+    make_data.make_data(None, tokenizer, none, order, tmp_path, "toy")  # type: ignore[arg-type]
+    with np.load(path) as raw:
+        assert str(raw["tokenizer"]) == tokenizer.vocab_hash()
+    save_corpus(path, made, "f" * 64)
+    with pytest.raises(
+        UsageError, match=r"corpus.npz was written with another tokenizer \(ffffffffffff, not .*\); let"
+    ):
+        load_corpus([tmp_path], tokenizer)
+
+
 def test_half_a_corpus_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill while it is written leaves the one before; a file that was cut elsewhere costs one line."""
     made, path = toys.corpus(toys.target()), tmp_path / "a.npz"

@@ -2,7 +2,8 @@
 
 Loss belongs on what the target wrote. Where it fell into a loop, the loop counts as not written: a drafter would learn
 nothing there but to repeat. Files are .npz with `ids` [N, T], `temperature` [N] and, unless the rows are chats in the
-target's template, `written` [N, T] (bits packed along T) and `length` [N].
+target's template, `written` [N, T] (bits packed along T) and `length` [N]. `tokenizer` names the one whose ids they
+hold; files of older versions lack it.
 """
 
 from __future__ import annotations
@@ -146,10 +147,13 @@ def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
     return Corpus(ids, written, heat, digest, times)
 
 
-def save_corpus(path: Path, corpus: Corpus) -> None:
+def save_corpus(path: Path, corpus: Corpus, tokenizer: str = "") -> None:
+    """Write rows to a file; `tokenizer`: the `vocab_hash` of the one whose ids they hold, where it is known."""
     packed = np.packbits(corpus.written, axis=1)
     with replacing(path) as fresh, fresh.open("wb") as file:
-        np.savez_compressed(file, ids=corpus.ids, written=packed, temperature=corpus.temperature)
+        np.savez_compressed(
+            file, ids=corpus.ids, written=packed, temperature=corpus.temperature, tokenizer=np.array(tokenizer)
+        )
 
 
 def _read_plain(file: Path, tokenizer: Tokenizer) -> Corpus:
@@ -170,10 +174,15 @@ def _read(file: Path, tokenizer: Tokenizer) -> Corpus:
     try:
         with file.open("rb") as opened, np.load(opened) as raw:
             ids, temperature = raw["ids"], raw["temperature"].astype(np.float32)
-            packed = raw.get("written")
+            packed, wrote = raw.get("written"), str(raw.get("tokenizer", ""))
         _check_arrays(ids, temperature, packed)
     except (OSError, ValueError, KeyError, BadZipFile, zlib.error) as error:
         raise ForedraftError(f"{file} is no training text ({error}); make it with 'foredraft data'") from None
+    if wrote and wrote != tokenizer.vocab_hash():
+        raise UsageError(
+            f"{file} was written with another tokenizer ({wrote[:12]}, not {tokenizer.vocab_hash()[:12]}); "
+            "let this target write: foredraft data --target MODEL"
+        )
     if packed is not None:
         written = np.unpackbits(packed, axis=1, count=ids.shape[1]).astype(bool)
     else:

@@ -76,7 +76,7 @@ def make_data(
     random.Random(order.seed).shuffle(questions)
     corpus = answer(executor, tokenizer, ends, questions, order, tell, begun + order.seconds)
     out.mkdir(parents=True, exist_ok=True)
-    save_corpus(out / "corpus.npz", corpus)
+    save_corpus(out / "corpus.npz", corpus, tokenizer.vocab_hash())
     digest = hashlib.sha256((out / "corpus.npz").read_bytes()).hexdigest()
     figures: dict[str, Any] = {
         "rows": len(corpus),
