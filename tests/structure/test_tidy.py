@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+import tomllib
 
 import pytest
 
@@ -60,6 +61,14 @@ def test_no_paths_of_one_machine() -> None:
 def test_every_module_says_what_it_is_for() -> None:
     silent = [module.label for module in modules() if not ast.get_docstring(module.tree)]
     assert not silent, silent
+
+
+def test_python_without_an_ending_is_linted() -> None:
+    """ruff tells Python by names; those that end in nothing are listed."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["extend-include"]
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix]
+    found = [path for path in scripts if "python" in path.read_text(encoding="utf-8").split("\n", 1)[0]]
+    assert sorted(named) == sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 @pytest.mark.parametrize(
