@@ -7,22 +7,24 @@ import pytest
 import torch
 
 from foredraft.core.distributions.sampling import ParamBlock
-from foredraft.core.shapes.base import Chain, Frontier, Vocabulary
+from foredraft.core.rng.keyed import KeyedRng
+from foredraft.core.shapes.base import Chain, Frontier, Shape, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.host_builder import HostTreeBuilder, SteppedTops
 from foredraft.core.verify import default_rule
 from foredraft.draft.neural.blocks.forerunner import BlockTops, ForerunnerDrafter, ForerunnerStepper, with_copies
+from foredraft.draft.neural.blocks.target_texts import KnownTexts
 from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import ForerunnerHead, HeadSpec, Identity, own_parameters, settle
-from foredraft.models.heads.blocks.forerunner import MATCHES, Copied, matched_tokens, point
+from foredraft.models.heads.blocks.forerunner import MATCHES, NOWHERE, Copied, matched_tokens, point
 from foredraft.runtime import TorchExecutor, executor_for
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
 from foredraft.train.objectives import forward_kl, kl_and_acceptance, total_variation
 from foredraft.train.simulation.tree_simulation import TreeSize, simulate_trees
-from foredraft.types import SamplingParams, Sequence
+from foredraft.types import Budget, SamplingParams, Sequence
 from tests.engine.runs import finish, request
 
 from . import toys
@@ -156,9 +158,8 @@ def test_bad_settings_are_refused_in_a_line(extra: dict[str, object], said: str)
 
 
 @pytest.mark.skipif(native.compiled() is None, reason="no compiler")
-@pytest.mark.parametrize("copy", [True, False])
-def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
-    """Two sequences of different lengths: the same top tokens after the same nodes, up to the rounding of bf16."""
+def native_drafter(copy: bool, shape: Shape) -> tuple[ForerunnerDrafter, list[Sequence]]:
+    """One whose products are all packed, and two sequences of different lengths."""
     config = ModelConfig("llama", 96, 64, 4, 2, 1, 32, 64, max_position=128, tied_head=True)
     decoder = random_decoder(config, seed=4)
     for parameter in decoder.parameters():
@@ -176,16 +177,24 @@ def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
     settle(head, torch.bfloat16)
     index = torch.full((96,), -1)
     index[:64] = torch.arange(64)
-    shape = Eagle2Tree(nodes=12, width=4, depth=4)
     drafter = ForerunnerDrafter(head, target, shape, Vocabulary(torch.arange(64), index))
     texts = [[1, 2, 3, 9, 1, 2, 3], [7, 8] * 9]
     sequences = [Sequence(i, text, 2, SamplingParams(), 0, slot=i) for i, text in enumerate(texts)]
     states = target.prefill([0, 1], [text[:-1] for text in texts], head.taps)
     drafter.observe_prefill(sequences, [0, 0], states)
+    return drafter, sequences
+
+
+def stepper(drafter: ForerunnerDrafter, sequences: list[Sequence]) -> ForerunnerStepper:
     block = ParamBlock.of([SamplingParams()] * 2, 64, torch.device("cpu"))
-    quick, slow = (
-        ForerunnerStepper(drafter, (0, 1), drafter.blocks(sequences), block, drafter.vocabulary) for _ in range(2)
-    )
+    return ForerunnerStepper(drafter, (0, 1), drafter.blocks(sequences), block, drafter.vocabulary)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
+    """Two sequences of different lengths: the same top tokens after the same nodes, up to the rounding of bf16."""
+    drafter, sequences = native_drafter(copy, Eagle2Tree(nodes=12, width=4, depth=4))
+    quick, slow = (stepper(drafter, sequences) for _ in range(2))
     tops, reference = quick.tops(), SteppedTops(slow)
     assert isinstance(tops, BlockTops)
     found, wanted = tops.root(4), reference.root(4)
@@ -196,6 +205,34 @@ def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
         front = builder.grow(front, wanted)
         found, wanted = tops.below(front, 4), reference.below(front, 4)
     assert np.abs(found[0] - wanted[0]).max() < 0.08 and (found[1] == wanted[1]).mean() > 0.8
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_chains_of_the_library_are_the_steps_in_torch(copy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, sequences = native_drafter(copy, Chain(3))
+    rng = KeyedRng(*torch.zeros((3, 2), dtype=torch.int64))
+    quick, rows = stepper(drafter, sequences), drafter.blocks(sequences)[0]
+    assert rows.shape[1] == 3  # of the four that the head has
+    found = quick.top_chain(3)
+    monkeypatch.setattr(ForerunnerDrafter, "levels", lambda self, batch: None)
+    slow = stepper(drafter, sequences)
+    assert found is not None and slow.top_chain(3) is None
+    assert torch.equal(found[0], drafter.shape.grow(slow, [Budget(3, 3)] * 2, rng).token)
+
+
+def test_places_of_the_library_are_those_of_torch() -> None:
+    """Of texts that repeat themselves: the same best places, the same tokens after them; scores as bf16 allows."""
+    drafter, sequences = native_drafter(True, Chain(3))
+    head, target = drafter.head, drafter.target
+    native_way, torch_way = (KnownTexts(head, target, sequences, way) for way in (drafter._pointing, None))
+    assert drafter._pointing is not None
+    asked = torch.randn((2, head.pointer.heads, head.pointer.dim), generator=torch.Generator().manual_seed(3))
+    found, wanted = native_way.pointers(asked, 3), torch_way.pointers(asked, 3)
+    there = wanted.score > NOWHERE / 2
+    assert torch.equal(found.score > NOWHERE / 2, there) and there.sum() == 6 + 16  # places before the newest token
+    assert (found.score - wanted.score)[there].abs().max() < 0.05 * wanted.score[there].abs().max()
+    assert (found.token[there] == wanted.token[there]).all(dim=1).float().mean() > 0.8  # near-ties may change places
+    assert (found.token[~there] == -1).all() and (found.token[0, :6] == wanted.token[0, :6]).all(dim=1).any()
 
 
 def test_copies_by_hand_are_the_heads_own() -> None:
@@ -209,7 +246,7 @@ def test_copies_by_hand_are_the_heads_own() -> None:
     gate = feature @ head.pointer.gate + head.pointer.level[1]
     plain = logits.log_softmax(-1).topk(6)
     values, ids = with_copies(
-        plain.values.numpy()[None], plain.indices.numpy()[None], logits.numpy()[None], words().index.numpy(),
-        (score + gate[:, None]).numpy()[None], token.numpy()[None], column.numpy()[None],
+        plain.values.numpy(), plain.indices.numpy(), logits.numpy(), words().index.numpy(),
+        (score + gate[:, None]).numpy(), token.numpy(), column.numpy(),
     )  # fmt: skip
-    assert (ids[0] == wanted.indices.numpy()).all() and np.abs(values[0] - wanted.values.numpy()).max() < 1e-5
+    assert (ids == wanted.indices.numpy()).all() and np.abs(values - wanted.values.numpy()).max() < 1e-5

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import Rng
 from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ...core.shapes.eagle2_tree import Eagle2Tree
-from ...core.trees.host_builder import Found, Front, SteppedTops, Tops
+from ...core.trees.host_builder import Found, Front, SteppedTops, Tops, top_chain
 from ...errors import UsageError
 from ...kernels.top_k_search import IMPOSSIBLE
 from ...models.heads import DraftVocab, FeatureHead
@@ -325,11 +324,7 @@ class PairedStepper(EagleStepper):
         words = self.vocabulary
         if self.levels is None or words is None or not self.block.all_greedy:
             return None
-        tops, above = LevelTops(self, self.levels), np.zeros((self.batch, 1), dtype=np.int64)
-        tokens = [tops.root(1)[1][:, :, 0]]
-        for depth in range(length - 1):
-            tokens.append(self.levels.below(tokens[-1], above, depth, 1)[1][:, :, 0])
-        return torch.from_numpy(np.concatenate(tokens, axis=1)), len(words.index)
+        return top_chain(LevelTops(self, self.levels), self.batch, length), len(words.index)
 
 
 class LevelTops:

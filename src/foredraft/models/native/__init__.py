@@ -2,7 +2,7 @@
 
 from .compiled import MOST, Compiled, compiled
 from .levels import LEVELS, SWITCH, Level, has_bf16_products
-from .structs import Correction, Layer, Options, Pass, Source, Span, Tail, Weight
+from .structs import Correction, Layer, Options, Pass, Pointing, Source, Span, Tail, Weight
 from .tiles import COLUMNS, Tiles, fits
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Level",
     "Options",
     "Pass",
+    "Pointing",
     "Source",
     "Span",
     "Tail",

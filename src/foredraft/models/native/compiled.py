@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .build import built
 from .levels import SWITCH, Level, levels
-from .structs import Correction, Options, Pass, Weight
+from .structs import Correction, Options, Pass, Pointing, Weight
 
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
@@ -34,6 +34,7 @@ class Compiled:
         self._code = ctypes.CDLL(str(path))
         self._code.fd_layers.argtypes = [ctypes.POINTER(Pass)]
         self._code.fd_correct.argtypes = [ctypes.POINTER(Correction)]
+        self._code.fd_point.argtypes = [ctypes.POINTER(Pointing)]
         weight = ctypes.POINTER(Weight)
         self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int]
         self._code.fd_norm.argtypes = [_pointer, _pointer, _float, _int, _int, _pointer]
@@ -54,6 +55,10 @@ class Compiled:
         """The states of a level of a block drafter."""
         if not self._code.fd_correct(ctypes.byref(order)):
             raise IndexError("a token lies outside the vocabulary")
+
+    def point(self, order: Pointing) -> int:
+        """The places of a text that resemble its end; how many were found."""
+        return int(self._code.fd_point(ctypes.byref(order)))
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool) -> Tensor:
         """x [.., depth] -> [.., columns] in bf16, or in float32 where `wide`."""

@@ -388,3 +388,4 @@ extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, in
 }
 
 #include "correct.h"
+#include "pointing.h"

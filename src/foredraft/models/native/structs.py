@@ -92,3 +92,14 @@ class Correction(ctypes.Structure):
         ("row_stride", ctypes.c_int64),
         *_fields("", "state"),
     ]
+
+
+class Pointing(ctypes.Structure):
+    _fields_ = [
+        *_fields("layers heads dim matches count threads"),
+        ("end", ctypes.c_int64),
+        *_fields("", "keys"),
+        ("head_stride", ctypes.c_int64),
+        ("place_stride", ctypes.c_int64),
+        *_fields("", "asked text worth values places"),
+    ]

@@ -14,20 +14,21 @@ from torch import Tensor
 
 from ....core.distributions.sampling import ParamBlock
 from ....core.rng.keyed import Rng
-from ....core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ....core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
 from ....core.shapes.eagle2_tree import Eagle2Tree
 from ....core.trees.editing import part
-from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops
+from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops, top_chain
 from ....errors import UsageError
 from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
-from ....models.heads.blocks.forerunner import Copied, Pointers
+from ....models.heads.blocks.forerunner import Copied, Pointer, Pointers
 from ....models.layers.linear import TiledLinear
 from ....models.native import MOST
 from ....runtime import Output, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import GraphExecutor
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
+from ....runtime.native.pointing import Pointing, points_natively
 from ....types import DraftBatch, Kind, Sequence, Verdict
 from ...base import Round
 from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_budgets, run_round, shape_for
@@ -60,6 +61,9 @@ class ForerunnerDrafter(MedusaDrafter):
         super().__init__(head, shape, vocabulary, name)  # type: ignore[arg-type]
         self.target, self.draft_vocab = target, draft_vocab
         self._levels: dict[int, CorrectedLevels] = {}
+        native = target.compiled
+        self.numbers = PointerNumbers(head.pointer) if head.copies and target.device.type == "cpu" else None
+        self._pointing = Pointing(native, head) if native is not None and points_natively(native, head) else None
         self._owner = next(OWNERS)
         self._texts: DeviceTexts | None = None  # None = no round was captured yet
         self._round_states = RoundStates(self._owner, head.taps, last_row, self.kept)
@@ -95,17 +99,25 @@ class ForerunnerDrafter(MedusaDrafter):
 
     def levels(self, batch: int) -> CorrectedLevels | None:
         """For shapes that grow by levels in numpy; one for every size of a batch."""
-        native, words = self.target.compiled, self.draft_vocab or self.head.head
-        fits = isinstance(self.shape, Eagle2Tree) and self.shape.width <= MOST and corrects_natively(self.head)
-        if native is None or not fits or not isinstance(words, TiledLinear):
+        native, words, shape = self.target.compiled, self.draft_vocab or self.head.head, self.shape
+        width = shape.width if isinstance(shape, Eagle2Tree) else 1 if isinstance(shape, Chain) else MOST + 1
+        if native is None or width > MOST or not corrects_natively(self.head) or not isinstance(words, TiledLinear):
             return None
         if batch not in self._levels:
-            self._levels[batch] = CorrectedLevels(native, self.head, words, batch, self.shape.width)  # type: ignore[attr-defined]
+            self._levels[batch] = CorrectedLevels(native, self.head, words, batch, width)
         return self._levels[batch]
 
+    @property
+    def size(self) -> int:
+        """Rows of a block that the shape may ask for."""
+        shape, most = self.shape, self.head.length
+        known = shape.nodes + shape.states if isinstance(shape, Chain) else getattr(shape, "depth", most)
+        return min(most, int(known))
+
     def blocks(self, sequences: Seq[Sequence]) -> Block:
-        """The backbone's rows after each sequence, [B, k, d], and where they may copy from."""
-        return read_block(self.head, self.states_of(sequences), KnownTexts(self.head, self.target, sequences))
+        """The backbone's rows after each sequence, [B, size, d], and where they may copy from."""
+        texts = KnownTexts(self.head, self.target, sequences, self._pointing)
+        return read_block(self.head, self.states_of(sequences), texts, self.size)
 
     def _captured(self, executor: GraphExecutor, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one CUDA graph; None where it must go step by step."""
@@ -123,7 +135,7 @@ class ForerunnerDrafter(MedusaDrafter):
         ) -> InsideStepper:
             assert states is not None
             read = InsideTexts(head, inside, texts.tokens, (tokens, counts), reach)
-            return InsideStepper(self, ids, read_block(head, states[:, 0], read), block, self.vocabulary)
+            return InsideStepper(self, ids, read_block(head, states[:, 0], read, self.size), block, self.vocabulary)
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
@@ -161,7 +173,7 @@ class ForerunnerStepper:
         self._states = self.rows.new_zeros((*rooms, self.head.hidden_size))
         if self.pointers is not None:
             self._scores = self.pointers.score.new_zeros((*rooms, self.pointers.score.shape[1]))
-        self._depth, self._levels = 0, drafter.levels(self.batch)
+        self._depth, self._levels, self._numbers = 0, drafter.levels(self.batch), drafter.numbers
 
     def root(self) -> Step:
         self._states[:, 0] = self.rows[:, 0]
@@ -173,7 +185,13 @@ class ForerunnerStepper:
 
     def tops(self) -> Tops:
         """For growth in numpy; of the two forms one is used in a round."""
-        return SteppedTops(self) if self._levels is None else BlockTops(self, self._levels)
+        return SteppedTops(self) if self._levels is None else BlockTops(self, self._levels, self._numbers)
+
+    def top_chain(self, length: int) -> tuple[Tensor, int] | None:
+        """[B, length] the top tokens of greedy chains, and how many ids there are; None where drafts are drawn."""
+        if self._levels is None or not self.block.all_greedy:
+            return None
+        return top_chain(self.tops(), self.batch, length), len(self.vocabulary.index)
 
     def expand(self, frontier: Frontier) -> Step:
         self._depth += 1
@@ -209,17 +227,27 @@ class InsideStepper(ForerunnerStepper):
     tracks, row_of = False, None  # nothing that it reads stays
 
 
+class PointerNumbers:
+    """A head's pointer in numpy, once for all rounds."""
+
+    def __init__(self, pointer: Pointer) -> None:
+        self.gate, self.level, self.followed = (
+            part.detach().float().numpy().copy() for part in (pointer.gate, pointer.level, pointer.followed)
+        )
+
+
 class BlockTops:
     """The same in numpy, without steps: the library runs a level, and copies change a few of its words."""
 
     _tokens: Numbers | None
     _scores: Numbers | None
 
-    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels) -> None:
-        self._stepper, self._levels, self._head = stepper, levels, stepper.head
+    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels, pointer: PointerNumbers | None) -> None:
+        self._stepper, self._levels = stepper, levels
         self._ids, self._index = stepper.vocabulary.ids, stepper.vocabulary.index.numpy()
         self._tokens = self._scores = None
-        if stepper.pointers is not None:
+        if stepper.pointers is not None and pointer is not None:
+            self._pointer = pointer
             score, token = stepper.pointers.score.numpy(), stepper.pointers.token.numpy()
             loud = (score > NEGLIGIBLE).any(axis=0)
             if loud.any():
@@ -234,7 +262,7 @@ class BlockTops:
     def below(self, front: Front, k: int) -> Found:
         level = front.level
         if self._scores is not None and self._tokens is not None:
-            left, kept = self._head.pointer.followed[level].tolist()
+            left, kept = self._pointer.followed[level]
             same = self._tokens[:, None, :, level - 1] == front.token[:, :, None]
             self._scores = self._scores[self._who, front.above] + np.where(same, kept, left)
         return self._mixed(self._levels.below(front.token, front.above, level, k), level)
@@ -243,33 +271,31 @@ class BlockTops:
         """The top words after pointers had their shares; as `Pointer.mixed`, with probabilities instead of logits."""
         if self._scores is None or self._tokens is None:
             return found
-        (values, ids), pointer = found, self._head.pointer
-        gate = (self._levels.features.float() @ pointer.gate.float() + pointer.level[level].float()).numpy()
-        token = np.broadcast_to(self._tokens[:, None, :, level], self._scores.shape)
+        gate = self._levels.features.float().numpy() @ self._pointer.gate + self._pointer.level[level]
+        share = self._scores.reshape(len(gate), -1) + gate[:, None]
+        token = np.repeat(self._tokens[:, :, level], len(gate) // len(self._tokens), axis=0)
         column = np.where(token >= 0, self._index[token], -1)
-        logits = self._levels.logits.numpy().reshape(*values.shape[:2], -1)
-        return with_copies(
-            values, ids, logits, self._index, self._scores + gate.reshape(*values.shape[:2], 1), token, column
-        )
+        values, ids = (part.reshape(len(gate), -1) for part in found)
+        values, ids = with_copies(values, ids, self._levels.logits.numpy(), self._index, share, token, column)
+        return values.reshape(found[0].shape), ids.reshape(found[1].shape)
 
 
 def with_copies(
     values: Numbers, ids: Numbers, logits: Numbers, index: Numbers, share: Numbers, token: Numbers, column: Numbers
 ) -> Found:
-    """Top words [B, w, k] with the shares of pointers [B, w, M] to tokens (their columns of the logits, -1 = none).
+    """Top words [N, k] with the shares of pointers [N, M] to tokens (their columns of the logits [N, V], -1 = none).
 
     With q the words' probabilities and c the shares, a word has (q + sum of its exp c) / (1 + sum of all exp c).
     """
-    mass = np.where(column >= 0, np.exp(np.minimum(share, 30.0)), 0.0)
-    total = np.log1p(mass.sum(-1, keepdims=True))
-    same = token[..., :, None] == token[..., None, :]
-    first = (column >= 0) & ~np.tril(same, -1).any(-1)
-    own = np.take_along_axis(logits, np.maximum(column, 0), -1)
-    top = np.take_along_axis(logits, index[ids[..., :1]], -1)
-    plain = np.exp(own - top + values[..., :1])  # the top word's value says what the sum over all words is
-    copied = np.log(np.maximum(plain + (same * mass[..., None, :]).sum(-1), 1e-38))
-    copied = np.where(first, copied - total, IMPOSSIBLE)
-    kept = np.where((ids[..., :, None] == token[..., None, :]).any(-1), IMPOSSIBLE, values - total)
-    every, names = np.concatenate((kept, copied), -1), np.concatenate((ids, token), -1)
-    best = np.argsort(-every, axis=-1, kind="stable")[..., : values.shape[-1]]
-    return np.take_along_axis(every, best, -1).astype(np.float32), np.take_along_axis(names, best, -1)
+    mass, row = np.exp(np.minimum(share, 30.0)) * (column >= 0), np.arange(len(values))[:, None]
+    total = np.log1p(mass.sum(axis=1, keepdims=True))
+    same = token[:, :, None] == token[:, None, :]
+    first = (column >= 0) & (same.argmax(axis=2) == np.arange(token.shape[1]))  # of those that name the same
+    own = logits[row, np.maximum(column, 0)] - logits[row, index[ids[:, :1]]]
+    plain = np.exp(own + values[:, :1])  # the top word's value says what the sum over all words is
+    copied = np.log(np.maximum(plain + (same @ mass[:, :, None])[:, :, 0], 1e-38)) - total
+    known = (ids[:, :, None] == token[:, None, :]).any(axis=2)
+    every = np.concatenate((np.where(known, IMPOSSIBLE, values - total), np.where(first, copied, IMPOSSIBLE)), axis=1)
+    names, k = np.concatenate((ids, token), axis=1), values.shape[1]
+    best = every.argmax(axis=1)[:, None] if k == 1 else np.argsort(-every, axis=1, kind="stable")[:, :k]
+    return every[row, best].astype(np.float32), names[row, best]

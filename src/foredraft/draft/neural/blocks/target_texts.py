@@ -20,6 +20,7 @@ from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, like
 from ....runtime import Rows, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import BATCHES, GraphExecutor, fitting
+from ....runtime.native.pointing import Pointing
 from ....runtime.row_layout import upload
 from ....types import Sequence
 from ..captured_drafts import READS
@@ -43,20 +44,20 @@ class Texts(Protocol):
     def beside(self, rows: Tensor) -> Tensor:
         """Rows [B, k, d] after the texts -> the same after the head's layers, each beside a layer of the target."""
 
-    def pointers(self, asked: Tensor) -> Pointers:
-        """Places that resemble what is asked for, [B, heads, D]."""
+    def pointers(self, asked: Tensor, size: int) -> Pointers:
+        """Places that resemble what is asked for, [B, heads, D], each with the `size` tokens that follow it."""
 
 
-def read_block(head: ForerunnerHead, states: Tensor, texts: Texts) -> tuple[Tensor, Pointers | None]:
-    """The backbone's rows after each text, [B, k, d], and where they may copy from. states: the target's before the
-    pending tokens, all taps in a row."""
-    rows = head.stream(texts.pending, torch.split(states, head.hidden_size, dim=-1))
+def read_block(head: ForerunnerHead, states: Tensor, texts: Texts, size: int) -> tuple[Tensor, Pointers | None]:
+    """The first rows of blocks after texts, [B, size, d], and where they may copy from; no row sees those after it.
+    states: the target's before the pending tokens, all taps in a row."""
+    rows = head.stream(texts.pending, torch.split(states, head.hidden_size, dim=-1), size)
     position = texts.position
     rows = texts.beside(rows) if head.context else head.backbone(rows, position, OwnRows(len(rows)))
     if not head.copies:
         return rows, None
     cos, sin = head.rotations[position.clamp(max=len(head.rotations) - 1)].chunk(2, dim=1)
-    return rows, texts.pointers(head.pointer.asked(head.features(rows[:, 0]), cos, sin))
+    return rows, texts.pointers(head.pointer.asked(head.features(rows[:, 0]), cos, sin), size)
 
 
 class OwnRows:
@@ -74,8 +75,11 @@ class OwnRows:
 class KnownTexts:
     """As the host knows them: text after text."""
 
-    def __init__(self, head: ForerunnerHead, target: TorchExecutor, sequences: Seq[Sequence]) -> None:
-        self._head, self._target, self._sequences = head, target, sequences
+    def __init__(
+        self, head: ForerunnerHead, target: TorchExecutor, sequences: Seq[Sequence], pointing: Pointing | None = None
+    ) -> None:
+        """pointing: the library's way to look for places; None = in torch."""
+        self._head, self._target, self._sequences, self._pointing = head, target, sequences, pointing
         ends = [[s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences]]
         self.pending, self.position = upload(ends, target.device).unbind(0)
 
@@ -84,13 +88,17 @@ class KnownTexts:
         chains = Rows.chains([s.slot for s in self._sequences], tokens, rows.device)
         return self._target.read_beside(chains, rows.flatten(0, 1), self._head.beside).view_as(rows)
 
-    def pointers(self, asked: Tensor) -> Pointers:
+    def pointers(self, asked: Tensor, size: int) -> Pointers:
         layers = self._head.context_layers
         found = []
         for s, one in zip(self._sequences, asked, strict=True):
+            if self._pointing is not None:
+                found.append(self._pointing.find(s.slot, s.tokens, one, size))
+                continue
             text = upload([s.tokens], asked.device)
             keys = [self._target.context(layer, s.slot)[0][None, None] for layer in layers]
-            found.append(_pointers(self._head, keys, one[None], text, torch.full_like(text[:, :1], len(s.tokens) - 1)))
+            end = torch.full_like(text[:, :1], len(s.tokens) - 1)
+            found.append(_pointers(self._head, keys, one[None], text, end, size))
         score = torch.cat([F.pad(p.score, (0, POINTERS - p.score.shape[1]), value=NOWHERE) for p in found])
         token = torch.cat([F.pad(p.token, (0, 0, 0, POINTERS - p.token.shape[1]), value=-1) for p in found])
         return Pointers(score, token)
@@ -114,18 +122,20 @@ class InsideTexts:
     def beside(self, rows: Tensor) -> Tensor:
         return self._inside.read_beside(rows, self._head.beside)
 
-    def pointers(self, asked: Tensor) -> Pointers:
+    def pointers(self, asked: Tensor, size: int) -> Pointers:
         keys = (self._inside.keys(layer, self._reach) for layer in self._head.context_layers)  # one at a time in memory
-        return _pointers(self._head, keys, asked, self._text, self.position[:, None])
+        return _pointers(self._head, keys, asked, self._text, self.position[:, None], size)
 
 
-def _pointers(head: ForerunnerHead, keys: Iterable[Tensor], asked: Tensor, text: Tensor, end: Tensor) -> Pointers:
+def _pointers(
+    head: ForerunnerHead, keys: Iterable[Tensor], asked: Tensor, text: Tensor, end: Tensor, size: int
+) -> Pointers:
     """keys: [B, P, Hkv, rows, D] of each context layer, by page; texts [B, T], whose last tokens are at end [B, 1]."""
     parts = asked.view(len(asked), len(head.context_layers), -1, head.pointer.dim).unbind(1)
     found = sum(likeness(key, part) for key, part in zip(keys, parts, strict=True))
     assert isinstance(found, Tensor)
     found = F.pad(found, (0, text.shape[1] - found.shape[1]))  # nothing follows the pending token, which has no key yet
-    return point(head.pointer.scores(found[:, None], matched_tokens(text, end)), text, end, head.length)
+    return point(head.pointer.scores(found[:, None], matched_tokens(text, end)), text, end, size)
 
 
 class DeviceTexts:

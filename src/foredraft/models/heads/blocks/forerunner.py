@@ -97,12 +97,13 @@ class ForerunnerHead(nn.Module):
         """Its layers, each with the target's layer whose keys and values it reads."""
         return list(zip(self.context_layers, (cast(Layer, layer) for layer in self.layers), strict=True))
 
-    def stream(self, token: Tensor, states: Sequence[Tensor]) -> Tensor:
-        """Pending tokens [N] and the target's states before them by tap, [N, d] each -> rows [N, k, d]."""
+    def stream(self, token: Tensor, states: Sequence[Tensor], size: int | None = None) -> Tensor:
+        """Pending tokens [N] and the target's states before them by tap, [N, d] each -> the first `size` rows of a
+        block, all k unless said, [N, size, d]."""
         embeds = F.embedding(token, self.embedding) / self.unit
         scaled = [state / scale for state, scale in zip(states, self.scales, strict=True)]
         joined: Tensor = self.fuse(torch.cat([part.to(self.query.dtype) for part in (embeds, *scaled)], dim=-1))
-        return joined[:, None] + self.query.to(joined.dtype)
+        return joined[:, None] + self.query[:size].to(joined.dtype)
 
     def backbone(self, rows: Tensor, position: Tensor, attend: object) -> Tensor:
         """Rows [N, k, d] that begin at positions [N] -> the same after all layers. `attend`: as a decoder's layers."""
