@@ -111,7 +111,7 @@ def test_text_that_nothing_can_be_learnt_from(change: Callable[[Corpus], Corpus]
 @pytest.mark.parametrize("kind", ["falcon", "sdsat", "eagle"])
 def test_lengths_that_no_answer_has(kind: str, tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=f"--length 25: the longest answer that {kind} learns from has 24 tokens; give"
+        UsageError, match=f"--length 25: no row that {kind} learns from holds more than 24 written tokens; give"
     ):
         training(tmp_path, kind, length=25)
     usual = KINDS[kind].defaults.length

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
 
 from foredraft.core.distributions.sampling import ParamBlock
 from foredraft.core.rng.keyed import KeyedRng
-from foredraft.core.shapes.base import Chain, Frontier, Shape, Vocabulary
+from foredraft.core.shapes.base import Chain, Frontier, Shape, StaticTree, Vocabulary
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
-from foredraft.core.trees.host_builder import HostTreeBuilder, SteppedTops
-from foredraft.core.verify import default_rule
+from foredraft.core.trees.host_builder import HostTreeBuilder, SteppedTops, top_chain
+from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural.blocks.forerunner import BlockTops, ForerunnerDrafter, ForerunnerStepper, with_copies
 from foredraft.draft.neural.blocks.target_texts import KnownTexts
 from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
-from foredraft.models.heads import ForerunnerHead, HeadSpec, Identity, own_parameters, settle
+from foredraft.models.heads import DraftVocab, ForerunnerHead, HeadSpec, Identity, own_parameters, settle
 from foredraft.models.heads.blocks.forerunner import MATCHES, NOWHERE, Copied, matched_tokens, point
+from foredraft.models.layers.linear import TiledLinear
 from foredraft.runtime import TorchExecutor, executor_for
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
 from foredraft.train.objectives import forward_kl, kl_and_acceptance, total_variation
 from foredraft.train.simulation.tree_simulation import TreeSize, simulate_trees
-from foredraft.types import Budget, SamplingParams, Sequence
+from foredraft.types import Budget, Kind, SamplingParams, Sequence
 from tests.engine.runs import finish, request
 
 from . import toys
 
 STEPS, WORDS = 3, 40
+needs_native = pytest.mark.skipif(native.compiled() is None, reason="no compiler")
 
 
 def made(**switches: float) -> tuple[ForerunnerHead, toys.Decoder]:
@@ -157,9 +161,10 @@ def test_bad_settings_are_refused_in_a_line(extra: dict[str, object], said: str)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.skipif(native.compiled() is None, reason="no compiler")
-def native_drafter(copy: bool, shape: Shape) -> tuple[ForerunnerDrafter, list[Sequence]]:
-    """One whose products are all packed, and two sequences of different lengths."""
+def native_drafter(
+    copy: bool, shape: Shape, off: str = "", follows: bool = False
+) -> tuple[ForerunnerDrafter, list[Sequence]]:
+    """One whose products are all packed, and two sequences of different lengths. off: an ingredient that it lacks."""
     config = ModelConfig("llama", 96, 64, 4, 2, 1, 32, 64, max_position=128, tied_head=True)
     decoder = random_decoder(config, seed=4)
     for parameter in decoder.parameters():
@@ -167,17 +172,20 @@ def native_drafter(copy: bool, shape: Shape) -> tuple[ForerunnerDrafter, list[Se
     assert pack(decoder, torch.bfloat16)
     target = executor_for(decoder, 2, 100)
     extra = {"scales": [1.0, 1.0], "context_layers": [1, 3], "width": 32, "ff": 32, "copy": copy}
+    extra |= {off: False} if off else {}
     spec = HeadSpec("forerunner", Identity.of(config, "toy"), 64, (1, 3), 2, 4, extra)
     torch.manual_seed(1)
     head = ForerunnerHead(decoder, spec, torch.arange(64))
     for name, parameter in own_parameters(head).items():  # type: ignore[arg-type]
         parameter.data += 0.2 * torch.randn_like(parameter) * (parameter.dim() > 1 or name == "pointer.gate")
-    if copy:
+    if head.copies:
         head.pointer.matched.data += 6.0
     settle(head, torch.bfloat16)
     index = torch.full((96,), -1)
     index[:64] = torch.arange(64)
-    drafter = ForerunnerDrafter(head, target, shape, Vocabulary(torch.arange(64), index))
+    words = Vocabulary(torch.arange(64), index)
+    few = DraftVocab(cast(TiledLinear, decoder.head), words.ids, 16) if follows else None
+    drafter = ForerunnerDrafter(head, target, shape, words, draft_vocab=few)
     texts = [[1, 2, 3, 9, 1, 2, 3], [7, 8] * 9]
     sequences = [Sequence(i, text, 2, SamplingParams(), 0, slot=i) for i, text in enumerate(texts)]
     states = target.prefill([0, 1], [text[:-1] for text in texts], head.taps)
@@ -190,6 +198,7 @@ def stepper(drafter: ForerunnerDrafter, sequences: list[Sequence]) -> Forerunner
     return ForerunnerStepper(drafter, (0, 1), drafter.blocks(sequences), block, drafter.vocabulary)
 
 
+@needs_native
 @pytest.mark.parametrize("copy", [True, False])
 def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
     """Two sequences of different lengths: the same top tokens after the same nodes, up to the rounding of bf16."""
@@ -207,6 +216,7 @@ def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
     assert np.abs(found[0] - wanted[0]).max() < 0.08 and (found[1] == wanted[1]).mean() > 0.8
 
 
+@needs_native
 @pytest.mark.parametrize("copy", [True, False])
 def test_chains_of_the_library_are_the_steps_in_torch(copy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, sequences = native_drafter(copy, Chain(3))
@@ -218,14 +228,15 @@ def test_chains_of_the_library_are_the_steps_in_torch(copy: bool, monkeypatch: p
     slow = stepper(drafter, sequences)
     assert found is not None and slow.top_chain(3) is None
     assert torch.equal(found[0], drafter.shape.grow(slow, [Budget(3, 3)] * 2, rng).token)
+    assert torch.equal(found[0], top_chain(SteppedTops(stepper(drafter, sequences)), 2, 3))
 
 
+@needs_native
 def test_places_of_the_library_are_those_of_torch() -> None:
     """Of texts that repeat themselves: the same best places, the same tokens after them; scores as bf16 allows."""
     drafter, sequences = native_drafter(True, Chain(3))
     head, target = drafter.head, drafter.target
-    native_way, torch_way = (KnownTexts(head, target, sequences, way) for way in (drafter._pointing, None))
-    assert drafter._pointing is not None
+    native_way, torch_way = (KnownTexts(head, target, sequences, way) for way in (drafter.search, None))
     asked = torch.randn((2, head.pointer.heads, head.pointer.dim), generator=torch.Generator().manual_seed(3))
     found, wanted = native_way.pointers(asked, 3), torch_way.pointers(asked, 3)
     there = wanted.score > NOWHERE / 2
@@ -233,6 +244,53 @@ def test_places_of_the_library_are_those_of_torch() -> None:
     assert (found.score - wanted.score)[there].abs().max() < 0.05 * wanted.score[there].abs().max()
     assert (found.token[there] == wanted.token[there]).all(dim=1).float().mean() > 0.8  # near-ties may change places
     assert (found.token[~there] == -1).all() and (found.token[0, :6] == wanted.token[0, :6]).all(dim=1).any()
+
+
+def written(shape: Shape | None, temperature: float = 0.0, off: str = "", follows: bool = False) -> tuple[Any, int]:
+    """What a batch of two texts and one that waits for a slot goes on with, and how many tokens were drafted."""
+    drafter, _ = native_drafter(True, shape or Chain(1), off, follows)
+    rule = RULES["sample-and-match"] if shape is None else default_rule(drafter.kinds, drafter.topology)
+    method = Method("plain", rule) if shape is None else Method("forerunner", rule, drafter)
+    prompts = ([1, 2, 3, 9, 1, 2, 3], [4], list(range(20, 40)))
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature}
+    requests = [request(prompt, method, i, **options) for i, prompt in enumerate(prompts)]
+    return finish(Engine(drafter.target), *requests), sum(each.stats.drafted for each in requests)
+
+
+@needs_native
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize(
+    "shape", [Chain(3), Chain(3, kind=Kind.CHOSEN), Eagle2Tree(8, 3, 3), StaticTree((2, 1))], ids=str
+)
+def test_native_rounds_write_what_plain_decoding_writes(shape: Shape, follows: bool) -> None:
+    """Ragged batches, a prompt of one token, a vocabulary that follows the texts."""
+    if follows and shape.kind is not Kind.CHOSEN:
+        pytest.skip("drawn from a vocabulary that changes")
+    texts, drafted = written(shape, follows=follows)
+    assert texts == written(None)[0] and drafted > 0
+
+
+@needs_native
+@pytest.mark.parametrize("off", SWITCHES)
+def test_native_rounds_without_an_ingredient(off: str) -> None:
+    texts, drafted = written(Chain(3), off=off)
+    assert texts == written(None)[0] and drafted > 0
+
+
+@needs_native
+def test_native_chains_are_drawn_where_they_are_asked_to_be() -> None:
+    drafter, sequences = native_drafter(True, Chain(3))
+    warm = ParamBlock.of([SamplingParams(temperature=0.8), SamplingParams()], 64, torch.device("cpu"))
+    assert ForerunnerStepper(drafter, (0, 1), drafter.blocks(sequences), warm, drafter.vocabulary).top_chain(3) is None
+    texts, drafted = written(Chain(3, kind=Kind.CHOSEN), temperature=0.8)
+    assert texts == written(None, temperature=0.8)[0] and drafted > 0  # sample-and-match: the very same draws
+
+
+@needs_native
+def test_shapes_read_no_more_of_a_block_than_they_need() -> None:
+    drafter, _ = native_drafter(True, Chain(3))  # its head has four rows
+    sizes = {Chain(2): 2, Chain(2, states=True): 3, Eagle2Tree(8, 3, 3): 3, StaticTree((2, 1)): 2, Chain(9): 4}
+    assert {shape: drafter.size_for(shape) for shape in sizes} == sizes
 
 
 def test_copies_by_hand_are_the_heads_own() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ..control.lengths import LENGTHS
-from ..core.shapes.base import Chain, Shape
+from ..core.shapes.base import Chain, Shape, deepest
 from ..core.shapes.fan import Decide
 from ..core.spec import PartTable, Value, parameters_of
 from ..core.verify import Rule, default_rule, find_rule
@@ -38,7 +38,7 @@ from .judge_rules import find_judge, judge_rule
 from .loading import DTYPES, Loaded, Place, load, same_device
 from .profiles.calibration_texts import calibration_prompts
 from .profiles.drafter_profiles import drafter_mark, stored_ranks
-from .shape_table import SHAPES, deepest
+from .shape_table import SHAPES
 from .stop_table import STOPS
 from .trained import (
     Ready,
@@ -217,8 +217,8 @@ class PartsFactory:
             costs=lambda: costs_of(self.target),
             measured=lambda: lambda temperature: self.ranks(kind, options.drafter, temperature),
         )
-        if deepest(shape) > most:
-            raise UsageError(f"shape {options.shape!r} is {deepest(shape)} deep, and this head drafts {most} tokens")
+        if (depth := deepest(shape) or 1) > most:
+            raise UsageError(f"shape {options.shape!r} is {depth} deep, and this head drafts {most} tokens")
         if options.stop is None:
             return shape
         if not isinstance(shape, Chain):

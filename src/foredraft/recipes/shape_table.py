@@ -21,7 +21,7 @@ from ..core.shapes.eagle2_tree import Eagle2Tree
 from ..core.shapes.fan import Fan
 from ..core.shapes.opt_tree import OptTree
 from ..core.shapes.sequoia import Sequoia
-from ..core.shapes.static_tree import LANTERN_PATHS, FixedTree, StaticTree, rank_paths
+from ..core.shapes.static_tree import LANTERN_PATHS, StaticTree, rank_paths
 from ..core.spec import PartTable
 from ..errors import UsageError, check_drafting
 from ..types import Kind
@@ -154,13 +154,6 @@ SHAPES: PartTable[Shape] = PartTable(
     },
 )
 SHAPE_NAMES = tuple(SHAPES.factories)
-
-
-def deepest(shape: Shape) -> int:
-    """The longest path that a shape drafts."""
-    if isinstance(shape, Chain):
-        return shape.nodes
-    return len(shape.layout.levels(shape.nodes)) if isinstance(shape, FixedTree) else int(getattr(shape, "depth", 1))
 
 
 def _some(count: int, what: str = "width") -> int:

@@ -36,10 +36,6 @@ SIZES = ("anchors", "rank", "width")  # of `extra`
 WORDS = {"alignment": ALIGNMENTS, "reads": tuple(READS)}  # of `extra`: what each may say
 LISTS = ("taps", "context_layers", "begun_as", "exits")  # of `extra`: layers with commas between
 LAYER_BY_LAYER = ("begun_as", "context_layers")  # lists in a head's `extra` that name a target's layer for each own one
-OF_WORDS = (
-    "embedding",
-    "head.",
-)  # beginnings of names of weights with a row for each word, which most heads borrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +176,11 @@ def check_lists(spec: HeadSpec, extra: dict[str, Any]) -> None:
 
 
 def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
-    """A head for which a draft vocabulary of this size is chosen again. Words are rows of the target's, so that what
-    the head has learnt still holds; one with rows of its own would mix them up."""
+    """A head for which a draft vocabulary of this size is chosen again. Words are rows of the target's, which heads
+    borrow and no file keeps, so that what the head has learnt still holds."""
     weights = {name: value for name, value in earlier.weights.items() if name != "ids"}
     if "ids" not in earlier.weights:
         raise UsageError(f"the {earlier.spec.kind} head has no draft vocabulary; go on without --vocab")
-    if any(name.startswith(OF_WORDS) for name in weights):
-        raise UsageError(f"the {earlier.spec.kind} head has rows of its own for its words; go on without --vocab")
     return Pretrained(replace(earlier.spec, draft_vocab_size=size), weights)
 
 

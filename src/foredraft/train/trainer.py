@@ -104,12 +104,13 @@ def checked_taps(kind: Kind, target: Decoder, settings: Settings, earlier: Pretr
 
 
 def check_length(kind: Kind, settings: Settings, corpus: Corpus) -> None:
-    """Refuse to draft further than any answer goes, of which nothing could be learnt; what is usual goes everywhere."""
+    """Refuse to draft further than what any row holds was written, of which nothing could be learnt; what is usual goes
+    everywhere."""
     longest = int(corpus.written.sum(axis=1).max())
     if settings.length > max(longest, kind.defaults.length):
         raise UsageError(
-            f"--length {settings.length}: the longest answer that {kind.name} learns from has {longest} tokens; "
-            "give a smaller one, or longer text"
+            f"--length {settings.length}: no row that {kind.name} learns from holds more than {longest} written tokens"
+            "; give a smaller one, or longer text"
         )
 
 

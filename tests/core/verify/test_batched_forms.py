@@ -87,7 +87,7 @@ def alone(case: BatchCase, index: int) -> BatchCase:
     return BatchCase(own, TableDistributions(case.target.probs[which]), case.rng.choose(which))
 
 
-@pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3, 4, 5), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(("rule", "kinds", "topology"), CASES, ids=name_of)
 def test_batched_form_agrees_with_the_readable_form(

@@ -25,7 +25,7 @@ from ..rng.keyed import Purpose, Rng
 from .static_tree import FixedTree, StaticTree
 from .step import Frontier, Step, Stepper, Vocabulary, chain_distributions
 
-__all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop", "Vocabulary"]
+__all__ = ["Chain", "Frontier", "Shape", "StaticTree", "Step", "Stepper", "Stop", "Vocabulary", "deepest"]
 
 
 class Stop(Protocol):
@@ -72,6 +72,15 @@ def most_siblings(shape: Shape) -> int:
     if isinstance(shape, FixedTree):
         return max(map(shape.layout.parent.count, shape.layout.parent))
     return 1 if shape.topology is Topology.CHAIN else shape.nodes
+
+
+def deepest(shape: Shape) -> int | None:
+    """The longest path that a shape drafts; None where it does not say."""
+    if isinstance(shape, Chain):
+        return shape.nodes
+    if isinstance(shape, FixedTree):
+        return len(shape.layout.levels(shape.nodes))
+    return getattr(shape, "depth", None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,14 @@ from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder
 from ..trees.host_builder import on_host
+from .base import Chain, Shape
 from .eagle2_growth import Growth
 from .step import Step, Stepper
+
+
+def level_width(shape: Shape) -> int | None:
+    """Nodes of a level that are read at once, of shapes that grow level by level from top tokens; None = another."""
+    return shape.width if isinstance(shape, Eagle2Tree) else 1 if isinstance(shape, Chain) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,10 +89,11 @@ def tops_of(stepper: Stepper) -> Tops:
 
 def top_chain(tops: Tops, batch: int, length: int) -> Tensor:
     """[B, length] one token after another, each the most likely one there."""
-    here, value = np.zeros((batch, 1), dtype=np.int64), np.zeros((batch, 1), dtype=np.float32)
+    above, value = np.zeros((batch, 1), dtype=np.int64), np.zeros((batch, 1), dtype=np.float32)
     tokens = [tops.root(1)[1][:, :, 0]]
     for level in range(1, length):
-        tokens.append(tops.below(Front(here, tokens[-1], here, here, value, level), 1)[1][:, :, 0])
+        front = Front(above + level - 1, tokens[-1], above + level - 2, above, value, level)
+        tokens.append(tops.below(front, 1)[1][:, :, 0])
     return torch.from_numpy(np.concatenate(tokens, axis=1))
 
 

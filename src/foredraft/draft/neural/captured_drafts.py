@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...core.distributions.param_table import Form, block_of, form_of, key_lines
 from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import KeyedRng
-from ...core.shapes.base import Chain, Shape
+from ...core.shapes.base import Chain, Shape, deepest
 from ...core.shapes.eagle2_tree import Eagle2Tree
 from ...core.shapes.step import Stepper
 from ...core.trees.editing import cut, part
@@ -87,7 +87,8 @@ def can_capture(executor: Executor, shape: Shape, sequences: Seq[Sequence], word
         return shape.stop is None and not shape.values and any(s.budget.chain > 0 for s in sequences)
     # A tree has all its nodes where the vocabulary has enough tokens.
     sure = type(shape) is Eagle2Tree and shape.numbered >= shape.nodes and words >= shape.width
-    return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= _deepest(shape) for s in sequences)
+    depth = deepest(shape) or 0
+    return sure and all(s.budget.nodes >= shape.nodes and s.budget.depth >= depth for s in sequences)
 
 
 def shape_for(shape: Shape, sequences: Seq[Sequence]) -> Shape:
@@ -150,7 +151,7 @@ def run_round(executor: GraphExecutor, asked: Asked) -> CapturedDrafts:
         block = sure_block(batch, executor.device) if draws is None else block_of(draws.form, keys[3:])
         rng = _no_rng(fresh) if draws is None else KeyedRng(keys[0], keys[1], keys[2])
         stepper = make(inside, given.contiguous(), fresh, features, block)
-        drafts = shape.grow(stepper, [Budget(shape.nodes, _deepest(shape))] * batch, rng)
+        drafts = shape.grow(stepper, [Budget(shape.nodes, deepest(shape) or shape.nodes)] * batch, rng)
         rows = stepper.row_of if stepper.tracks else None
         return CapturedDrafts(replace(drafts, lengths_host=(shape.nodes,) * batch), rows, inside.first)
 
@@ -190,10 +191,6 @@ def sure_block(batch: int, device: torch.device) -> ParamBlock:
 def _no_rng(any: Tensor) -> KeyedRng:
     """Never drawn from: the top token needs no random number."""
     return KeyedRng(any, any, any)
-
-
-def _deepest(shape: Shape) -> int:
-    return shape.depth if isinstance(shape, Eagle2Tree) else shape.nodes
 
 
 def _padded(features: Seq[Tensor] | Tensor) -> Tensor:

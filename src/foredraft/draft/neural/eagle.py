@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...core.distributions.sampling import ParamBlock
 from ...core.rng.keyed import Rng
-from ...core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
-from ...core.shapes.eagle2_tree import Eagle2Tree
+from ...core.shapes.base import Frontier, Shape, Step, Vocabulary
+from ...core.shapes.eagle2_tree import level_width
 from ...core.trees.host_builder import Found, Front, SteppedTops, Tops, top_chain
 from ...errors import UsageError
 from ...kernels.top_k_search import IMPOSSIBLE
@@ -116,12 +116,11 @@ class EagleDrafter(ModelDrafter):
         """For shapes that grow by levels in numpy, and for chains; one for every size of a batch."""
         native = self.executor.compiled
         assert native is not None
-        shape = self.shape
-        width = shape.width if isinstance(shape, Eagle2Tree) else int(isinstance(shape, Chain))
-        if not 0 < width <= MOST or not native.reads_levels:
+        width = level_width(self.shape)
+        if width is None or width > MOST or not native.reads_levels:
             return None
         if batch not in self._levels:
-            self._levels[batch] = Levels(native, batch, shape.reads, width, CATCH_UP)
+            self._levels[batch] = Levels(native, batch, self.shape.reads, width, CATCH_UP)
         return self._levels[batch]
 
     def _words(self, sequences: Seq[Sequence]) -> Vocabulary | None:

@@ -1,6 +1,6 @@
 // A level of a block drafter: states of nodes from those above them, their tokens, and what their level shares:
 //   state = row + W silu(a) b,  (a, b) = share + N [norm(above); scale token]
-// decoder.cpp includes it behind all that it uses; structs.py declares the same fields.
+// decoder.cpp includes it after all that it uses; structs.py declares the same fields.
 #pragma once
 
 struct Correction {

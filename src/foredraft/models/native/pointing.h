@@ -1,6 +1,6 @@
 // Places of a text that resemble its end; a block drafter copies what follows them. The score of a place is the sum over
 // layers and heads of <its key, what is asked for>, and what it is worth that so many tokens up to it agree with the newest.
-// decoder.cpp includes it behind all that it uses; structs.py declares the same fields.
+// decoder.cpp includes it after all that it uses; structs.py declares the same fields.
 #pragma once
 
 struct Pointing {

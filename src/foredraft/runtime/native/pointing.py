@@ -14,15 +14,10 @@ from ...models.heads import ForerunnerHead
 from ...models.heads.blocks.forerunner import MATCHES, NOWHERE, POINTERS, Pointers
 from .executor import NativeExecutor
 
-LANES = 16  # numbers of a key that are multiplied at once
+assert POINTERS <= native.MOST  # the library keeps no more
 
 
-def points_natively(executor: NativeExecutor, head: ForerunnerHead) -> bool:
-    """Whether the library can look for places."""
-    return head.copies and head.pointer.dim % LANES == 0 and executor.decoder.dtype == torch.bfloat16
-
-
-class Pointing:
+class PlaceSearch:
     """What stays the same from text to text is given to the library once."""
 
     def __init__(self, executor: NativeExecutor, head: ForerunnerHead) -> None:
@@ -39,6 +34,7 @@ class Pointing:
         text, asked, order = np.array(tokens, dtype=np.int64), asked.float().contiguous(), self._order
         for i, layer in enumerate(self._layers):
             keys = self._executor.context(layer, slot)[0]  # all layers lie alike
+            assert keys.shape[1] == len(text) - 1  # the library reads as many
             self._keys[i] = keys.data_ptr()
         order.head_stride, order.place_stride, order.end = keys.stride(0), keys.stride(1), len(text) - 1
         score, place = np.full(POINTERS, NOWHERE, dtype=np.float32), np.zeros(POINTERS, dtype=np.int64)

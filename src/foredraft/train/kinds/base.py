@@ -87,7 +87,10 @@ class Kind(Protocol):
         """What training makes small."""
 
     def guess(self, head: Any, outputs: TeacherOutputs, length: int) -> Tensor | None:
-        """[B, T, length] target ids that it would draft after slot t, had all before been right; None = no drafter."""
+        """[B, T, k] target ids that it would draft after slot t, had all before been right; None = no drafter.
+
+        Kinds of a fixed k have that whatever the length, and the caller cuts.
+        """
 
 
 @runtime_checkable

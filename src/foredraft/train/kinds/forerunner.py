@@ -26,7 +26,7 @@ from .eagle import narrowed, take
 
 ANCHORS = 96  # tokens of a text that blocks follow in a step
 SWITCHES = ("context", "correction", "copy")  # ingredients that --set NAME=0 leaves out
-OWN = {"width": 384, "anchors": ANCHORS, "length_weight": 0.5, "reach": 1.0, "context_layers": "", "taps": ""}
+OWN = {"width": 512, "anchors": ANCHORS, "length_weight": 0.5, "reach": 1.0, "context_layers": "", "taps": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,7 @@ class Forerunner:
 
     name: str = "forerunner"
     defaults: Settings = field(
-        default_factory=lambda: Settings(
-            length=8, layers=3, ff=576, decay=0.85, extra=OWN | dict.fromkeys(SWITCHES, 1.0)
-        )
+        default_factory=lambda: Settings(length=8, layers=3, decay=0.85, extra=OWN | dict.fromkeys(SWITCHES, 1.0))
     )
 
     def taps(self, target: Decoder, settings: Settings) -> tuple[int, ...]:

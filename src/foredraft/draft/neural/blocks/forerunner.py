@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ....core.distributions.sampling import ParamBlock
 from ....core.rng.keyed import Rng
-from ....core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary
-from ....core.shapes.eagle2_tree import Eagle2Tree
+from ....core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary, deepest
+from ....core.shapes.eagle2_tree import level_width
 from ....core.trees.editing import part
 from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops, top_chain
 from ....errors import UsageError
@@ -28,7 +28,7 @@ from ....runtime import Output, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import GraphExecutor
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
-from ....runtime.native.pointing import Pointing, points_natively
+from ....runtime.native.pointing import PlaceSearch
 from ....types import DraftBatch, Kind, Sequence, Verdict
 from ...base import Round
 from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_budgets, run_round, shape_for
@@ -61,9 +61,9 @@ class ForerunnerDrafter(MedusaDrafter):
         super().__init__(head, shape, vocabulary, name)  # type: ignore[arg-type]
         self.target, self.draft_vocab = target, draft_vocab
         self._levels: dict[int, CorrectedLevels] = {}
-        native = target.compiled
-        self.numbers = PointerNumbers(head.pointer) if head.copies and target.device.type == "cpu" else None
-        self._pointing = Pointing(native, head) if native is not None and points_natively(native, head) else None
+        native = target.compiled if head.copies else None
+        self.search = None if native is None else PlaceSearch(native, head)
+        self.numbers = None if native is None else PointerNumbers(head.pointer)
         self._owner = next(OWNERS)
         self._texts: DeviceTexts | None = None  # None = no round was captured yet
         self._round_states = RoundStates(self._owner, head.taps, last_row, self.kept)
@@ -98,26 +98,26 @@ class ForerunnerDrafter(MedusaDrafter):
         return self.shape.grow(stepper, [s.budget for s in sequences], rng.to(self.target.device))
 
     def levels(self, batch: int) -> CorrectedLevels | None:
-        """For shapes that grow by levels in numpy; one for every size of a batch."""
-        native, words, shape = self.target.compiled, self.draft_vocab or self.head.head, self.shape
-        width = shape.width if isinstance(shape, Eagle2Tree) else 1 if isinstance(shape, Chain) else MOST + 1
-        if native is None or width > MOST or not corrects_natively(self.head) or not isinstance(words, TiledLinear):
+        """For shapes that grow by levels in numpy, and for chains; one for every size of a batch."""
+        native, words, width = self.target.compiled, self.draft_vocab or self.head.head, level_width(self.shape)
+        if native is None or width is None or width > MOST or not isinstance(words, TiledLinear):
+            return None
+        if not corrects_natively(self.head):
             return None
         if batch not in self._levels:
             self._levels[batch] = CorrectedLevels(native, self.head, words, batch, width)
         return self._levels[batch]
 
-    @property
-    def size(self) -> int:
-        """Rows of a block that the shape may ask for."""
-        shape, most = self.shape, self.head.length
-        known = shape.nodes + shape.states if isinstance(shape, Chain) else getattr(shape, "depth", most)
-        return min(most, int(known))
+    def size_for(self, shape: Shape) -> int:
+        """Rows of a block that a shape may ask for."""
+        most = self.head.length
+        further = int(isinstance(shape, Chain) and shape.states)  # which are those after the last token
+        return min(most, (deepest(shape) or most) + further)
 
     def blocks(self, sequences: Seq[Sequence]) -> Block:
         """The backbone's rows after each sequence, [B, size, d], and where they may copy from."""
-        texts = KnownTexts(self.head, self.target, sequences, self._pointing)
-        return read_block(self.head, self.states_of(sequences), texts, self.size)
+        texts = KnownTexts(self.head, self.target, sequences, self.search)
+        return read_block(self.head, self.states_of(sequences), texts, self.size_for(self.shape))
 
     def _captured(self, executor: GraphExecutor, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one CUDA graph; None where it must go step by step."""
@@ -127,15 +127,16 @@ class ForerunnerDrafter(MedusaDrafter):
         if not fits_round(executor, len(slots), reach):
             return None
         shape, ids = shape_for(self.shape, sequences), tuple(s.id for s in sequences)
+        size = self.size_for(shape)
         if head.context:
-            executor.kv_cache.take(slots, [head.length] * len(slots))
+            executor.kv_cache.take(slots, [size] * len(slots))
 
         def make(
             inside: CapturedPasses, tokens: Tensor, counts: Tensor, states: Tensor | None, block: ParamBlock
         ) -> InsideStepper:
             assert states is not None
             read = InsideTexts(head, inside, texts.tokens, (tokens, counts), reach)
-            return InsideStepper(self, ids, read_block(head, states[:, 0], read, self.size), block, self.vocabulary)
+            return InsideStepper(self, ids, read_block(head, states[:, 0], read, size), block, self.vocabulary)
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
@@ -169,15 +170,14 @@ class ForerunnerStepper:
         self.rows, self.pointers = read
         self.batch, self.ids, self.device = len(self.rows), ids, drafter.target.device
         self._shares = self.head.shares(self.rows.flatten(0, 1)).view(*self.rows.shape[:2], -1)
-        rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
-        self._states = self.rows.new_zeros((*rooms, self.head.hidden_size))
-        if self.pointers is not None:
-            self._scores = self.pointers.score.new_zeros((*rooms, self.pointers.score.shape[1]))
+        self._rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
         self._depth, self._levels, self._numbers = 0, drafter.levels(self.batch), drafter.numbers
 
     def root(self) -> Step:
+        self._states = self.rows.new_zeros((*self._rooms, self.head.hidden_size))
         self._states[:, 0] = self.rows[:, 0]
         if self.pointers is not None:
+            self._scores = self.pointers.score.new_zeros((*self._rooms, self.pointers.score.shape[1]))
             token, index = self.pointers.token.transpose(1, 2), self.vocabulary.index  # [B, k, M]
             self._copied = Copied.of(torch.where(token >= 0, index[token.clamp(min=0)], -1))
             self._scores[:, 0] = self.pointers.score
@@ -227,15 +227,6 @@ class InsideStepper(ForerunnerStepper):
     tracks, row_of = False, None  # nothing that it reads stays
 
 
-class PointerNumbers:
-    """A head's pointer in numpy, once for all rounds."""
-
-    def __init__(self, pointer: Pointer) -> None:
-        self.gate, self.level, self.followed = (
-            part.detach().float().numpy().copy() for part in (pointer.gate, pointer.level, pointer.followed)
-        )
-
-
 class BlockTops:
     """The same in numpy, without steps: the library runs a level, and copies change a few of its words."""
 
@@ -246,7 +237,8 @@ class BlockTops:
         self._stepper, self._levels = stepper, levels
         self._ids, self._index = stepper.vocabulary.ids, stepper.vocabulary.index.numpy()
         self._tokens = self._scores = None
-        if stepper.pointers is not None and pointer is not None:
+        if stepper.pointers is not None:
+            assert pointer is not None  # a library that runs levels looks for places, too
             self._pointer = pointer
             score, token = stepper.pointers.score.numpy(), stepper.pointers.token.numpy()
             loud = (score > NEGLIGIBLE).any(axis=0)
@@ -278,6 +270,15 @@ class BlockTops:
         values, ids = (part.reshape(len(gate), -1) for part in found)
         values, ids = with_copies(values, ids, self._levels.logits.numpy(), self._index, share, token, column)
         return values.reshape(found[0].shape), ids.reshape(found[1].shape)
+
+
+class PointerNumbers:
+    """A head's pointer in numpy, once for all rounds."""
+
+    def __init__(self, pointer: Pointer) -> None:
+        self.gate, self.level, self.followed = (
+            part.detach().float().numpy().copy() for part in (pointer.gate, pointer.level, pointer.followed)
+        )
 
 
 def with_copies(

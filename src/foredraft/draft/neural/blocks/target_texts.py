@@ -20,7 +20,7 @@ from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, like
 from ....runtime import Rows, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import BATCHES, GraphExecutor, fitting
-from ....runtime.native.pointing import Pointing
+from ....runtime.native.pointing import PlaceSearch
 from ....runtime.row_layout import upload
 from ....types import Sequence
 from ..captured_drafts import READS
@@ -76,10 +76,10 @@ class KnownTexts:
     """As the host knows them: text after text."""
 
     def __init__(
-        self, head: ForerunnerHead, target: TorchExecutor, sequences: Seq[Sequence], pointing: Pointing | None = None
+        self, head: ForerunnerHead, target: TorchExecutor, sequences: Seq[Sequence], search: PlaceSearch | None = None
     ) -> None:
-        """pointing: the library's way to look for places; None = in torch."""
-        self._head, self._target, self._sequences, self._pointing = head, target, sequences, pointing
+        """search: the library's way to look for places; None = in torch."""
+        self._head, self._target, self._sequences, self._search = head, target, sequences, search
         ends = [[s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences]]
         self.pending, self.position = upload(ends, target.device).unbind(0)
 
@@ -92,8 +92,8 @@ class KnownTexts:
         layers = self._head.context_layers
         found = []
         for s, one in zip(self._sequences, asked, strict=True):
-            if self._pointing is not None:
-                found.append(self._pointing.find(s.slot, s.tokens, one, size))
+            if self._search is not None:
+                found.append(self._search.find(s.slot, s.tokens, one, size))
                 continue
             text = upload([s.tokens], asked.device)
             keys = [self._target.context(layer, s.slot)[0][None, None] for layer in layers]
