@@ -194,6 +194,14 @@ def test_two_processes_share_the_work(tmp_path: Path, start: Start) -> None:
     assert total != ranks[0][1]["eagle3"]
 
 
+@pytest.mark.parametrize("kind", toys.DRAFTING)
+def test_no_file_keeps_rows_for_words(kind: str) -> None:
+    """So that `with_other_words` may choose others: of a head for 37 words nothing that is its own has that size."""
+    head, _ = toys.head(toys.target(), kind, words=37)
+    own = own_parameters(head)  # type: ignore[arg-type]
+    assert own and not [name for name, value in own.items() if 37 in value.shape]
+
+
 def test_training_goes_on_from_earlier_heads(tmp_path: Path) -> None:
     """What it begins from is what was saved, its scales and vocabulary included; other vocabularies are refused."""
     decoder = toys.target()

@@ -176,8 +176,8 @@ def check_lists(spec: HeadSpec, extra: dict[str, Any]) -> None:
 
 
 def with_other_words(earlier: Pretrained, size: int) -> Pretrained:
-    """A head for which a draft vocabulary of this size is chosen again. Words are rows of the target's, which heads
-    borrow and no file keeps, so that what the head has learnt still holds."""
+    """A head for which a draft vocabulary of this size is chosen again. Heads borrow the target's rows for their words
+    and no file keeps any (a test holds every kind to it), so what a head has learnt still holds."""
     weights = {name: value for name, value in earlier.weights.items() if name != "ids"}
     if "ids" not in earlier.weights:
         raise UsageError(f"the {earlier.spec.kind} head has no draft vocabulary; go on without --vocab")

@@ -104,8 +104,8 @@ def checked_taps(kind: Kind, target: Decoder, settings: Settings, earlier: Pretr
 
 
 def check_length(kind: Kind, settings: Settings, corpus: Corpus) -> None:
-    """Refuse to draft further than what any row holds was written, of which nothing could be learnt; what is usual goes
-    everywhere."""
+    """Refuse drafts longer than the written part of every row, of which nothing could be learnt. A kind's usual length
+    is always taken."""
     longest = int(corpus.written.sum(axis=1).max())
     if settings.length > max(longest, kind.defaults.length):
         raise UsageError(

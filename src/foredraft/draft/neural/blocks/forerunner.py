@@ -28,7 +28,7 @@ from ....runtime import Output, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import GraphExecutor
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
-from ....runtime.native.pointing import PlaceSearch
+from ....runtime.native.place_search import PlaceSearch
 from ....types import DraftBatch, Kind, Sequence, Verdict
 from ...base import Round
 from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_budgets, run_round, shape_for

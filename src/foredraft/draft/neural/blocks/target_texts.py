@@ -20,7 +20,7 @@ from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, like
 from ....runtime import Rows, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import BATCHES, GraphExecutor, fitting
-from ....runtime.native.pointing import PlaceSearch
+from ....runtime.native.place_search import PlaceSearch
 from ....runtime.row_layout import upload
 from ....types import Sequence
 from ..captured_drafts import READS
