@@ -20,7 +20,7 @@ from foredraft.train import make_data
 from foredraft.train.batch_attention import Causal
 from foredraft.train.bulk_generate import Task, write
 from foredraft.train.corpus import Corpus, answers, load_corpus, save_corpus
-from foredraft.train.corpus_writer import Written, write_texts
+from foredraft.train.corpus_writer import BatchWriter, EngineWriter, Written
 from foredraft.train.prompt_sources import from_file, from_text, starters
 from tests.engine.runs import finish, request
 
@@ -42,23 +42,40 @@ def test_texts_for_a_corpus_are_the_same_in_any_number_of_slots() -> None:
     """Greedy ones those of the other writer; drawn ones depend on their numbers alone. In no time one is written."""
     decoder, tasks = toys.target(), [Task([1 + i % 7, 5 + i], float(i % 2)) for i in range(9)]
     found = [
-        dict(write_texts(TorchExecutor(decoder, slots, 128), tasks, lambda task: 40, {0}, seed=3)) for slots in (1, 4)
+        dict(EngineWriter(TorchExecutor(decoder, slots, 128)).texts(tasks, lambda task: 40, {0}, seed=3))
+        for slots in (1, 4)
     ]
     assert found[0] == found[1] and len(found[0]) == 9
     greedy = [i for i in range(9) if not tasks[i].temperature]
     assert [found[0][i] for i in greedy] == write(decoder, [tasks[i] for i in greedy], 40, {0})
-    assert 1 <= len(list(write_texts(TorchExecutor(decoder, 4, 128), tasks, lambda task: 40, {0}, until=0.0))) < 9
+    writer = EngineWriter(TorchExecutor(decoder, 4, 128))
+    assert 1 <= len(list(writer.texts(tasks, lambda task: 40, {0}, until=0.0))) < 9
+
+
+def test_batches_write_what_the_engine_writes() -> None:
+    """Greedy text, each to its own length; in no time one batch is written, and not always the shortest."""
+    decoder, tasks = toys.target(), [Task([1 + i % 7] * (1 + i % 5)) for i in range(9)]
+
+    def room(task: Task) -> int:
+        return 40 - 5 * len(task.prompt)
+
+    engine = dict(EngineWriter(TorchExecutor(decoder, 4, 128)).texts(tasks, room, {0}))
+    assert dict(BatchWriter(decoder, 4).texts(tasks, room, {0})) == engine and len(engine) == 9
+    assert BatchWriter.fitting(decoder, 128, 4) == BatchWriter(decoder, 4)
+    some = [{w.task for w in BatchWriter(decoder, 4).texts(tasks, room, {0}, seed, until=0.0)} for seed in range(9)]
+    assert all(0 < len(numbers) <= 4 for numbers in some) and len(set.union(*some)) == 9
 
 
 def test_a_text_that_the_target_cannot_go_on_with_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request ends with an error; nobody waits for it."""
+    """Nobody waits for it."""
     decoder = toys.target()
     read = decoder.embed
     monkeypatch.setattr(decoder, "embed", lambda ids: torch.where((ids == 9)[:, None], torch.nan, read(ids)))
     tasks = [Task([1, 2]), Task([9, 2]), Task([3, 4])]
     soon = time.monotonic() + 30
-    found = dict(write_texts(TorchExecutor(decoder, 2, 64), tasks, lambda task: 5, {0}, until=soon))
-    assert found.keys() == {0, 2} and time.monotonic() < soon
+    for writer in (EngineWriter(TorchExecutor(decoder, 2, 64)), BatchWriter(decoder, 3)):
+        found = dict(writer.texts(tasks, lambda task: 5, {0}, until=soon))
+        assert found.keys() == {0, 2} and time.monotonic() < soon
 
 
 def test_the_writer_samples_the_targets_distribution() -> None:
@@ -212,16 +229,15 @@ def test_a_file_that_is_named_twice_is_read_twice_a_pass(tmp_path: Path) -> None
     assert len(training) == 6 and sorted(training._order().tolist()).count(5) == training.times[5]
 
 
-def test_when_the_time_is_over_what_is_answered_is_kept(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(_: object, tasks: list[Task], room: object, ends: object, seed: int, until: float) -> list[Written]:
+def test_when_the_time_is_over_what_is_answered_is_kept(tokenizer: Tokenizer) -> None:
+    def written(tasks: list[Task], room: object, ends: object, seed: int, until: float) -> list[Written]:
         return [Written(i, [5, 7, 2]) for i in range(len(tasks))][:: 1 if until else 3]
 
-    monkeypatch.setattr(make_data, "write_texts", written)
-    executor: Any = SimpleNamespace(vocab_size=49152)
+    writer: Any = SimpleNamespace(vocab_size=49152, texts=written)
     questions = [f"What is {'very ' * n}odd?" for n in range(12)]
     order, tell = make_data.DataOrder(row=96), lambda *state: None
-    whole = make_data.answer(executor, tokenizer, frozenset({2}), questions, order, tell)
-    some = make_data.answer(executor, tokenizer, frozenset({2}), questions, order, tell, until=0.0)
+    whole = make_data.answer(writer, tokenizer, frozenset({2}), questions, order, tell)
+    some = make_data.answer(writer, tokenizer, frozenset({2}), questions, order, tell, until=0.0)
     assert len(whole) == 12 and len(some) == 4
     lines = {row.tobytes() for row in whole.ids}
     assert all(row.tobytes() in lines for row in some.ids) and some.written.sum() == 12

@@ -1,7 +1,7 @@
 """The target writes text in large batches: one cache of columns for all rows, prompts padded on the left.
 
-For a model whose weights are being trained, which has no executor: every row starts together, so a step is a handful of
-large products. Corpora are written through the engine (`corpus_writer`).
+Every row starts together, so a step is a handful of large products. The weights may be those of a model in training,
+which has no executor.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def write(
     seed: int = 0,
     tell: Callable[[int], None] = lambda tokens: None,
 ) -> list[list[int]]:
-    """What the target writes after each prompt, its closing token included. All tasks run as one batch."""
+    """What the target writes after each prompt, its closing token included; nothing where it has no distribution. All
+    tasks run as one batch."""
     device = decoder.device
     generator = torch.Generator(device).manual_seed(seed)
     width = max(len(task.prompt) for task in tasks)
@@ -91,10 +92,12 @@ def write(
     lengths = torch.full((len(tasks),), max_new, dtype=torch.int64, device=device)
     who = torch.arange(len(tasks), device=device)  # which task each running row is
     for i in range(max_new):
-        token = _choose(decoder.logits(features), heat[who], floor[who], generator)
+        logits = decoder.logits(features)
+        token = _choose(logits, heat[who], floor[who], generator)
         written[who, i] = token
-        over = torch.isin(token, stops)
-        lengths[who] = torch.where(over & (lengths[who] == max_new), i + 1, lengths[who])
+        ended = torch.where(torch.isin(token, stops), i + 1, max_new)
+        ended = torch.where(logits.amax(-1).isfinite(), ended, 0)
+        lengths[who] = torch.where(lengths[who] == max_new, ended, lengths[who])
         tell(len(who))
         alive = lengths[who] == max_new
         if i + 1 == max_new or (i % 16 == 15 and not bool(alive.any())):

@@ -17,10 +17,9 @@ from ..core.repetition import find_loop
 from ..errors import UsageError
 from ..models import Tokenizer
 from ..provenance import provenance, without_folders, write_json
-from ..runtime import Executor
 from .bulk_generate import Task
 from .corpus import Corpus, save_corpus
-from .corpus_writer import write_texts
+from .corpus_writer import CorpusWriter
 from .prompt_sources import SHORTEST, ask_about, from_file, from_text, openings, starters
 
 USER = "user"
@@ -50,7 +49,7 @@ class DataOrder:
 
 
 def make_data(
-    executor: Executor,
+    writer: CorpusWriter,
     tokenizer: Tokenizer,
     ends: frozenset[int],
     order: DataOrder,
@@ -60,7 +59,7 @@ def make_data(
 ) -> Corpus:
     """Write `out`/corpus.npz with its provenance; tell(done prompts, all, tokens written) as it goes.
 
-    As many texts are written at a time as the executor has slots; these hold a row each. `target` names the model.
+    `target` names the model.
     """
     begun = time.monotonic()
     questions = [q for path in order.prompts for q in from_file(path)]
@@ -68,13 +67,13 @@ def make_data(
         questions += from_text(path, order.per_text, order.seed + i, order.longest)
     until = begun + order.seconds / 4
     if order.own:
-        questions += own_questions(executor, tokenizer, ends, order, until)
+        questions += own_questions(writer, tokenizer, ends, order, until)
     if order.documents:
-        questions += own_documents(executor, tokenizer, ends, order, time.monotonic() + order.seconds / 4)
+        questions += own_documents(writer, tokenizer, ends, order, time.monotonic() + order.seconds / 4)
     if not questions:
         raise UsageError("no prompts were named; give --prompts FILE, --texts FILE, --own N or --documents N")
     random.Random(order.seed).shuffle(questions)
-    corpus = answer(executor, tokenizer, ends, questions, order, tell, begun + order.seconds)
+    corpus = answer(writer, tokenizer, ends, questions, order, tell, begun + order.seconds)
     out.mkdir(parents=True, exist_ok=True)
     save_corpus(out / "corpus.npz", corpus, tokenizer.vocab_hash())
     digest = hashlib.sha256((out / "corpus.npz").read_bytes()).hexdigest()
@@ -89,25 +88,25 @@ def make_data(
 
 
 def own_questions(
-    executor: Executor, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
+    writer: CorpusWriter, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
 ) -> list[str]:
     """User turns that the target writes itself, from the opening of a user's turn in its own template."""
     marker = "\0"
     before = tokenizer.chat([{"role": USER, "content": marker}], add_generation_prompt=False).split(marker)[0]
     opening = tokenizer.encode(before, add_special=False)
     words = starters(order.own, order.seed)
-    texts = _going_on(executor, tokenizer, ends, order, words, opening, order.max_new, until)
+    texts = _going_on(writer, tokenizer, ends, order, words, opening, order.max_new, until)
     return [text for text, ended in texts if ended and len(text) > 8]
 
 
 def own_documents(
-    executor: Executor, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
+    writer: CorpusWriter, tokenizer: Tokenizer, ends: frozenset[int], order: DataOrder, until: float = math.inf
 ) -> list[str]:
     """Questions about documents that the target writes outside its template: news, reference works, letters."""
     chosen = random.Random(order.seed)
     words = openings(order.documents, order.seed)
     room = order.row - order.max_new - TEMPLATE_ROOM
-    texts = _going_on(executor, tokenizer, ends, order, words, [], room, until)
+    texts = _going_on(writer, tokenizer, ends, order, words, [], room, until)
     return [
         ask_about(text[: chosen.randrange(SHORTEST, order.longest)], chosen)
         for text, _ in texts
@@ -116,7 +115,7 @@ def own_documents(
 
 
 def _going_on(
-    executor: Executor,
+    writer: CorpusWriter,
     tokenizer: Tokenizer,
     ends: frozenset[int],
     order: DataOrder,
@@ -127,12 +126,12 @@ def _going_on(
 ) -> Iterator[tuple[str, bool]]:
     """(text, whether the target ended it) of every beginning that the target goes on with, until the time is over."""
     tasks = [Task(opening + begun, 1.0, OWN_MIN_P) for begun in tokenizer.encode_many(words, add_special=False)]
-    for number, turn in write_texts(executor, tasks, lambda task: max_new, ends, order.seed, until):
+    for number, turn in writer.texts(tasks, lambda task: max_new, ends, order.seed, until):
         yield (words[number] + tokenizer.decode(turn)).strip(), turn[-1] in ends
 
 
 def answer(
-    executor: Executor,
+    writer: CorpusWriter,
     tokenizer: Tokenizer,
     ends: frozenset[int],
     questions: list[str],
@@ -143,7 +142,7 @@ def answer(
     """The target's answers as rows, those that were written in time."""
     chats = [tokenizer.chat([{"role": USER, "content": q}]) for q in questions]
     prompts = [p for p in tokenizer.encode_many(chats, add_special=False) if len(p) <= order.row - 32]
-    ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if executor.vocab_size <= 65536 else np.uint32)
+    ids = np.zeros((len(prompts), order.row), dtype=np.uint16 if writer.vocab_size <= 65536 else np.uint32)
     written = np.zeros(ids.shape, dtype=bool)
     heat = np.array([order.temperatures[i % len(order.temperatures)] for i in range(len(prompts))], dtype=np.float32)
     tasks, tokens = [Task(p, float(h)) for p, h in zip(prompts, heat, strict=True)], 0
@@ -151,7 +150,7 @@ def answer(
     def room(task: Task) -> int:
         return min(order.max_new, order.row - len(task.prompt))
 
-    for done, (number, text) in enumerate(write_texts(executor, tasks, room, ends, order.seed, until), start=1):
+    for done, (number, text) in enumerate(writer.texts(tasks, room, ends, order.seed, until), start=1):
         prompt, loop = prompts[number], find_loop(text, ends)
         ids[number, : len(prompt) + len(text)] = prompt + text
         written[number, len(prompt) : len(prompt) + (loop.cut if loop else len(text))] = True

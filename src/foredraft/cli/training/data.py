@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Target = Annotated[str, typer.Option("--target", "--model", "-m", help="The model that the drafter is for.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 OWN, OWN_ON_CPU = 20_000, 600  # questions of its own that a target answers where no text was named
+ENGINE_ROWS = 64  # on a GPU, of models that the built-in decoder does not run
 CORPUS, RECORD = "corpus.npz", "provenance.json"
 
 
@@ -37,7 +38,7 @@ def data(
     temperatures: Annotated[str, typer.Option(help="Of the answers, taken in turns.")] = "0,0,0.7,1.0",
     max_new_tokens: o.MaxNewTokens = 256,
     row: Annotated[int, typer.Option(min=2, help="Tokens of a row, prompt included.")] = 640,
-    batch_size: Annotated[int, typer.Option(help="Texts at a time; 0 = 16 on a CPU, 256 on a GPU.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts at a time; 0 = 16 on a CPU, up to 2,048 on a GPU.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for corpus.npz and its provenance.")] = Path("data"),
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -66,11 +67,16 @@ def write_corpus(
 ) -> dict[str, Any]:
     """Load the target, let it write under a progress bar, and say how much it wrote."""
     from ...recipes.loading import Place, load
+    from ...train.corpus_writer import BatchWriter, CorpusWriter, EngineWriter
     from ...train.make_data import make_data
 
     # Hundreds of rows at a time: on a GPU packed weights would be widened in every pass.
     cpu = _on_cpu(device)
-    loaded = load(target, Place(dtype, device, batch_size or (16 if cpu else 256), order.row, packed=cpu))
+    slots = batch_size or 16 if cpu else min(batch_size or ENGINE_ROWS, ENGINE_ROWS)
+    loaded = load(target, Place(dtype, device, slots, order.row, packed=cpu))
+    writer: CorpusWriter = EngineWriter(loaded.executor)
+    if not cpu and loaded.executor.decoder is not None and not loaded.executor.decoder.config.windows:
+        writer = BatchWriter.fitting(loaded.executor.decoder, order.row, batch_size)
     columns = (TextColumn("writing"), BarColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
     with Progress(*columns, console=o.errors, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("writing", total=None, news="")
@@ -78,7 +84,7 @@ def write_corpus(
         def tell(done: int, total: int, tokens: int) -> None:
             progress.update(task, completed=done, total=total, news=f"{tokens:,} tokens")
 
-        corpus = make_data(loaded.executor, loaded.tokenizer, loaded.eos_ids, order, out, target, tell)
+        corpus = make_data(writer, loaded.tokenizer, loaded.eos_ids, order, out, target, tell)
     return {"rows": len(corpus), "written_tokens": int(corpus.written.sum()), "out": str(out)}
 
 
