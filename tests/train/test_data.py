@@ -19,7 +19,7 @@ from foredraft.runtime import TorchExecutor
 from foredraft.train import make_data
 from foredraft.train.batch_attention import Causal
 from foredraft.train.bulk_generate import Task, write
-from foredraft.train.corpus import Corpus, answers, load_corpus, save_corpus
+from foredraft.train.corpus import Corpus, answers, cut_by_length, load_corpus, save_corpus
 from foredraft.train.corpus_writer import BatchWriter, EngineWriter, Written
 from foredraft.train.prompt_sources import from_file, from_text, starters
 from tests.engine.runs import finish, request
@@ -135,6 +135,15 @@ def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> N
     (tmp_path / "b.npz").write_text("no file of arrays")
     with pytest.raises(ForedraftError, match="no training text"):
         load_corpus([tmp_path / "b.npz"], tokenizer)
+
+
+def test_one_long_text_makes_no_other_wide() -> None:
+    lengths = np.array([300] * 62 + [320, 2000])
+    parts = cut_by_length(np.arange(64), lengths)
+    assert [part.tolist() for part in parts] == [list(range(63)), [63]]
+    assert len(cut_by_length(np.arange(64), np.full(64, 640))) == 1
+    several = cut_by_length(np.arange(96), np.repeat([100, 700, 1900], 32))
+    assert [len(part) for part in several] == [32, 32, 32]
 
 
 def test_text_of_another_tokenizer_is_refused(

@@ -26,6 +26,7 @@ from ..jsonl import replacing
 from ..models import Tokenizer
 
 PART_ROWS = 64  # rows of like length that are read together: fewer, and a GPU waits for the launches of its kernels
+WORTH = 16384  # tokens of padding that a further part must save: about what its launches cost a small model
 PLAIN_ROW = 256  # tokens of a row of plain text
 BLOCK = 32  # widths of batches: few different ones, so that memory and plans are used again
 
@@ -108,7 +109,8 @@ class Corpus:
         order = np.random.default_rng((seed, epoch)).permutation(every)
         mine = order[part * each + rank * rows :][:rows]
         mine = mine[np.argsort(self.lengths[mine], kind="stable")]
-        return [self._part(one) for one in np.array_split(mine, -(-rows // PART_ROWS))]
+        equal = np.array_split(mine, -(-rows // PART_ROWS))
+        return [self._part(one) for part in equal for one in cut_by_length(part, self.lengths[part])]
 
     def _part(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         width = -(-max(int(self.lengths[rows].max()), 2) // BLOCK) * BLOCK
@@ -124,6 +126,15 @@ class Corpus:
     def share(self, words: Tensor) -> float:
         """How much of the target's text consists of these ids."""
         return float(np.isin(self.ids[self.written], words.numpy()).mean())
+
+
+def cut_by_length(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows by ascending `lengths` in parts, each as wide as its last row: a long text makes few others as wide."""
+    saved = np.arange(len(rows)) * (lengths[-1] - np.roll(lengths, 1))  # padding before each place, if it is cut there
+    place = int(saved.argmax())
+    if saved[place] < WORTH:
+        return [rows]
+    return [*cut_by_length(rows[:place], lengths[:place]), rows[place:]]
 
 
 def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer) -> Corpus:
