@@ -14,7 +14,7 @@ from foredraft.core.shapes.base import Chain, Frontier, Shape, StaticTree, Vocab
 from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.host_builder import HostTreeBuilder, SteppedTops, top_chain
 from foredraft.core.verify import RULES, default_rule
-from foredraft.draft.neural.blocks.forerunner import BlockTops, ForerunnerDrafter, ForerunnerStepper, with_copies
+from foredraft.draft.neural.blocks.forerunner import BlockTops, ForerunnerDrafter, ForerunnerStepper
 from foredraft.draft.neural.blocks.target_texts import KnownTexts
 from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
@@ -23,12 +23,14 @@ from foredraft.models.heads import DraftVocab, ForerunnerHead, HeadSpec, Identit
 from foredraft.models.heads.blocks.forerunner import MATCHES, NOWHERE, Copied, matched_tokens, point
 from foredraft.models.layers.linear import TiledLinear
 from foredraft.runtime import TorchExecutor, executor_for
+from foredraft.runtime.native.copied_words import CopiedWords
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
 from foredraft.train.objectives import forward_kl, kl_and_acceptance, total_variation
 from foredraft.train.simulation.tree_simulation import TreeSize, simulate_trees
 from foredraft.types import Budget, Kind, SamplingParams, Sequence
 from tests.engine.runs import finish, request
+from tests.kit.native_levels import NAMES, use
 
 from . import toys
 
@@ -293,18 +295,23 @@ def test_shapes_read_no_more_of_a_block_than_they_need() -> None:
     assert {shape: drafter.size_for(shape) for shape in sizes} == sizes
 
 
-def test_copies_by_hand_are_the_heads_own() -> None:
-    """`with_copies` on the top words gives what `Pointer.mixed` gives on all of them."""
+@needs_native
+@pytest.mark.parametrize("level", NAMES)
+def test_copies_of_the_library_are_the_heads_own(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes of the top words is what `Pointer.mixed` makes of all: several pointers to one token, tokens that
+    are not among the words, a text without pointers, scores that lie as numpy has left them."""
     head, _ = made()
     torch.manual_seed(2)
-    logits, feature = torch.randn(3, 40), torch.randn(3, 32)
-    score, token = 2 * torch.randn(3, 5), torch.tensor([[4, 2, 4, -1, 50], [39, 1, 1, 1, 0], [-1] * 5])
-    column = words().index[token.clamp(min=0)].where(token >= 0, -1)
-    wanted = head.pointer.mixed(logits, feature, score, Copied.of(column), 1).log_softmax(-1).topk(6)
-    gate = feature @ head.pointer.gate + head.pointer.level[1]
+    logits, feature = torch.randn(6, 40), torch.randn(6, 32).bfloat16()
+    torch.nn.init.normal_(head.pointer.gate)
+    score = 2 * torch.randn(3, 2, 5)
+    token = torch.tensor([[4, 2, 4, -1, 50], [39, 1, 1, 1, 0], [-1] * 5])
+    column = words().index[token.clamp(min=0)].where(token >= 0, -1).repeat_interleave(2, dim=0)
+    given = logits, feature.float(), score.view(6, 5)
+    wanted = head.pointer.mixed(*given, Copied.of(column), 1).log_softmax(-1).topk(6)
     plain = logits.log_softmax(-1).topk(6)
-    values, ids = with_copies(
-        plain.values.numpy(), plain.indices.numpy(), logits.numpy(), words().index.numpy(),
-        (score + gate[:, None]).numpy(), token.numpy(), column.numpy(),
-    )  # fmt: skip
-    assert (ids == wanted.indices.numpy()).all() and np.abs(values - wanted.values.numpy()).max() < 1e-5
+    values, ids = (part.numpy().reshape(3, 2, 6) for part in plain)
+    copied, block = CopiedWords(use(level, monkeypatch), head.pointer), token[:, :, None].expand(-1, -1, 2).numpy()
+    copied.mix((values, ids), (logits, feature), words().index, np.asfortranarray(score), block, 1)
+    assert (ids.reshape(6, 6) == wanted.indices.numpy()).all()
+    assert np.abs(values.reshape(6, 6) - wanted.values.numpy()).max() < 1e-4

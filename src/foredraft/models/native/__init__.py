@@ -2,7 +2,7 @@
 
 from .compiled import MOST, Compiled, compiled
 from .levels import LEVELS, SWITCH, Level, has_bf16_products
-from .structs import Correction, Layer, Options, Pass, Pointing, Source, Span, Tail, Weight
+from .structs import Copying, Correction, Layer, Options, Pass, Pointing, Source, Span, Tail, Weight
 from .tiles import COLUMNS, Tiles, fits
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "MOST",
     "SWITCH",
     "Compiled",
+    "Copying",
     "Correction",
     "Layer",
     "Level",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .build import built
 from .levels import SWITCH, Level, levels
-from .structs import Correction, Options, Pass, Pointing, Weight
+from .structs import Copying, Correction, Options, Pass, Pointing, Weight
 
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
@@ -33,6 +33,7 @@ class Compiled:
         self.level = level
         self._code = ctypes.CDLL(str(path))
         self._code.fd_layers.argtypes = [ctypes.POINTER(Pass)]
+        self._code.fd_copy.argtypes = [ctypes.POINTER(Copying)]
         self._code.fd_correct.argtypes = [ctypes.POINTER(Correction)]
         self._code.fd_point.argtypes = [ctypes.POINTER(Pointing)]
         weight = ctypes.POINTER(Weight)
@@ -50,6 +51,10 @@ class Compiled:
         """Send rows through layers, and on to their logits where the pass has a tail."""
         if not self._code.fd_layers(ctypes.byref(order)):
             raise IndexError("a token lies outside the vocabulary")
+
+    def copy(self, order: Copying) -> None:
+        """The top words of a block drafter with what pointers add."""
+        self._code.fd_copy(ctypes.byref(order))
 
     def correct(self, order: Correction) -> None:
         """The states of a level of a block drafter."""

@@ -387,5 +387,6 @@ extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, in
     for (int r = 0; r < rows; r++) norm(x + long(r) * size, gain, eps, size, to + long(r) * size);
 }
 
+#include "copying.h"
 #include "correct.h"
 #include "pointing.h"

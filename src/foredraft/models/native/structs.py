@@ -94,6 +94,17 @@ class Correction(ctypes.Structure):
     ]
 
 
+class Copying(ctypes.Structure):
+    _fields_ = [
+        *_fields("rows width hidden pointers top none"),
+        ("level", _float),
+        ("nothing", _float),
+        *_fields("", "features gate scores token index"),
+        *((name, ctypes.c_int64) for name in ("text_stride", "pointer_stride", "words")),
+        *_fields("", "logits values ids"),
+    ]
+
+
 class Pointing(ctypes.Structure):
     _fields_ = [
         *_fields("layers heads dim matches count threads"),

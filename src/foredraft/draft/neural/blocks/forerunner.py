@@ -21,12 +21,13 @@ from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops
 from ....errors import UsageError
 from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
-from ....models.heads.blocks.forerunner import Copied, Pointer, Pointers
+from ....models.heads.blocks.forerunner import Copied, Pointers
 from ....models.layers.linear import TiledLinear
 from ....models.native import MOST
 from ....runtime import Output, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import GraphExecutor
+from ....runtime.native.copied_words import CopiedWords
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
 from ....runtime.native.place_search import PlaceSearch
 from ....types import DraftBatch, Kind, Sequence, Verdict
@@ -63,7 +64,7 @@ class ForerunnerDrafter(MedusaDrafter):
         self._levels: dict[int, CorrectedLevels] = {}
         native = target.compiled if head.copies else None
         self.search = None if native is None else PlaceSearch(native, head)
-        self.numbers = None if native is None else PointerNumbers(head.pointer)
+        self.copied = None if native is None else CopiedWords(native.code, head.pointer)
         self._owner = next(OWNERS)
         self._texts: DeviceTexts | None = None  # None = no round was captured yet
         self._round_states = RoundStates(self._owner, head.taps, last_row, self.kept)
@@ -171,7 +172,7 @@ class ForerunnerStepper:
         self.batch, self.ids, self.device = len(self.rows), ids, drafter.target.device
         self._shares = self.head.shares(self.rows.flatten(0, 1)).view(*self.rows.shape[:2], -1)
         self._rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
-        self._depth, self._levels, self._numbers = 0, drafter.levels(self.batch), drafter.numbers
+        self._depth, self._levels, self._copied_words = 0, drafter.levels(self.batch), drafter.copied
 
     def root(self) -> Step:
         self._states = self.rows.new_zeros((*self._rooms, self.head.hidden_size))
@@ -185,7 +186,7 @@ class ForerunnerStepper:
 
     def tops(self) -> Tops:
         """For growth in numpy; of the two forms one is used in a round."""
-        return SteppedTops(self) if self._levels is None else BlockTops(self, self._levels, self._numbers)
+        return SteppedTops(self) if self._levels is None else BlockTops(self, self._levels, self._copied_words)
 
     def top_chain(self, length: int) -> tuple[Tensor, int] | None:
         """[B, length] the top tokens of greedy chains, and how many ids there are; None where drafts are drawn."""
@@ -233,9 +234,9 @@ class BlockTops:
     _tokens: Numbers | None
     _scores: Numbers | None
 
-    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels, pointer: PointerNumbers | None) -> None:
+    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels, pointer: CopiedWords | None) -> None:
         self._stepper, self._levels = stepper, levels
-        self._ids, self._index = stepper.vocabulary.ids, stepper.vocabulary.index.numpy()
+        self._ids = stepper.vocabulary.ids
         self._tokens = self._scores = None
         if stepper.pointers is not None:
             assert pointer is not None  # a library that runs levels looks for places, too
@@ -254,49 +255,13 @@ class BlockTops:
     def below(self, front: Front, k: int) -> Found:
         level = front.level
         if self._scores is not None and self._tokens is not None:
-            left, kept = self._pointer.followed[level]
-            same = self._tokens[:, None, :, level - 1] == front.token[:, :, None]
-            self._scores = self._scores[self._who, front.above] + np.where(same, kept, left)
+            scores, foreseen = self._scores[self._who, front.above], self._tokens[:, :, level - 1]
+            self._scores = self._pointer.follow(scores, foreseen, front.token, level)
         return self._mixed(self._levels.below(front.token, front.above, level, k), level)
 
     def _mixed(self, found: Found, level: int) -> Found:
-        """The top words after pointers had their shares; as `Pointer.mixed`, with probabilities instead of logits."""
-        if self._scores is None or self._tokens is None:
-            return found
-        gate = self._levels.features.float().numpy() @ self._pointer.gate + self._pointer.level[level]
-        share = self._scores.reshape(len(gate), -1) + gate[:, None]
-        token = np.repeat(self._tokens[:, :, level], len(gate) // len(self._tokens), axis=0)
-        column = np.where(token >= 0, self._index[token], -1)
-        values, ids = (part.reshape(len(gate), -1) for part in found)
-        values, ids = with_copies(values, ids, self._levels.logits.numpy(), self._index, share, token, column)
-        return values.reshape(found[0].shape), ids.reshape(found[1].shape)
-
-
-class PointerNumbers:
-    """A head's pointer in numpy, once for all rounds."""
-
-    def __init__(self, pointer: Pointer) -> None:
-        self.gate, self.level, self.followed = (
-            part.detach().float().numpy().copy() for part in (pointer.gate, pointer.level, pointer.followed)
-        )
-
-
-def with_copies(
-    values: Numbers, ids: Numbers, logits: Numbers, index: Numbers, share: Numbers, token: Numbers, column: Numbers
-) -> Found:
-    """Top words [N, k] with the shares of pointers [N, M] to tokens (their columns of the logits [N, V], -1 = none).
-
-    With q the words' probabilities and c the shares, a word has (q + sum of its exp c) / (1 + sum of all exp c).
-    """
-    mass, row = np.exp(np.minimum(share, 30.0)) * (column >= 0), np.arange(len(values))[:, None]
-    total = np.log1p(mass.sum(axis=1, keepdims=True))
-    same = token[:, :, None] == token[:, None, :]
-    first = (column >= 0) & (same.argmax(axis=2) == np.arange(token.shape[1]))  # of those that name the same
-    own = logits[row, np.maximum(column, 0)] - logits[row, index[ids[:, :1]]]
-    plain = np.exp(own + values[:, :1])  # the top word's value says what the sum over all words is
-    copied = np.log(np.maximum(plain + (same @ mass[:, :, None])[:, :, 0], 1e-38)) - total
-    known = (ids[:, :, None] == token[:, None, :]).any(axis=2)
-    every = np.concatenate((np.where(known, IMPOSSIBLE, values - total), np.where(first, copied, IMPOSSIBLE)), axis=1)
-    names, k = np.concatenate((ids, token), axis=1), values.shape[1]
-    best = every.argmax(axis=1)[:, None] if k == 1 else np.argsort(-every, axis=1, kind="stable")[:, :k]
-    return every[row, best].astype(np.float32), names[row, best]
+        """The top words after pointers had their shares."""
+        if self._scores is not None and self._tokens is not None:
+            of, index = (self._levels.logits, self._levels.features), self._stepper.vocabulary.index
+            self._pointer.mix(found, of, index, self._scores, self._tokens, level)
+        return found
