@@ -36,22 +36,29 @@ def top_tokens_fused(logits: Tensor, k: int, ids: Tensor | None) -> tuple[Tensor
 
 
 def _search(rows: Tensor, k: int, ids: Tensor | None, distribution: bool) -> tuple[Tensor, Tensor]:
-    (count, length), device = rows.shape, rows.device
-    size = 4096 if k == 1 else 1024  # every further entry is one more look at the whole chunk
-    chunks = triton.cdiv(length, size)
-    keys = torch.empty((count, chunks, k), dtype=torch.int64, device=device)
-    peak, mass = (torch.empty((count, chunks), dtype=torch.float32, device=device) for _ in range(2))
+    keys, peak, mass = search_chunks(rows, k, distribution)
+    (count, chunks), device = peak.shape, rows.device
     values = torch.empty((count, k), dtype=torch.float32 if distribution else rows.dtype, device=device)
     places = torch.empty((count, k), dtype=torch.int64, device=device)
-    _search_chunk[(count, chunks)](
-        rows, keys, peak, mass, length, rows.stride(0), chunks, K=k, SIZE=size, DISTRIBUTION=distribution
-    )
     _merge_chunks[(count,)](
         keys, peak, mass, places if ids is None else ids, values, places, chunks, IMPOSSIBLE,
         K=k, CELLS=triton.next_power_of_2(chunks * k), CHUNKS=triton.next_power_of_2(chunks), DISTRIBUTION=distribution,
         NAMED=ids is not None, num_warps=1 if chunks * k <= 256 else 4,
     )  # fmt: skip
     return values, places
+
+
+def search_chunks(rows: Tensor, k: int, distribution: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest keys of every chunk [M, chunks, k]; of a distribution its largest logit and its mass, too."""
+    (count, length), device = rows.shape, rows.device
+    size = 4096 if k == 1 else 1024  # every further entry is one more look at the whole chunk
+    chunks = triton.cdiv(length, size)
+    keys = torch.empty((count, chunks, k), dtype=torch.int64, device=device)
+    peak, mass = (torch.empty((count, chunks), dtype=torch.float32, device=device) for _ in range(2))
+    _search_chunk[(count, chunks)](
+        rows, keys, peak, mass, length, rows.stride(0), chunks, K=k, SIZE=size, DISTRIBUTION=distribution
+    )
+    return keys, peak, mass
 
 
 if triton is not None:
@@ -74,6 +81,16 @@ if triton is not None:
     @triton.jit
     def place_of(key):  # type: ignore[no-untyped-def]
         return (key & PLACES) ^ PLACES
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def log_total(peak, mass, row, chunks, CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The log of what a row's exponentials sum up to."""
+        chunk = tl.arange(0, CHUNKS)
+        tops = tl.load(peak + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+        masses = tl.load(mass + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+        top = tl.max(tops, axis=0)
+        top = tl.where(top == -float("inf"), 0.0, top)
+        return top + tl.log(tl.sum(masses * tl.exp(tops - top), axis=0))
 
     @triton.jit(do_not_specialize=["length", "chunks"])  # type: ignore[untyped-decorator]
     def _search_chunk(  # type: ignore[no-untyped-def]
@@ -103,12 +120,7 @@ if triton is not None:
         cell = tl.arange(0, CELLS)
         key = tl.load(keys + row * chunks * K + cell, mask=cell < chunks * K, other=NOTHING)
         if DISTRIBUTION:
-            chunk = tl.arange(0, CHUNKS)
-            tops = tl.load(peak + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
-            masses = tl.load(mass + row * chunks + chunk, mask=chunk < chunks, other=0.0)
-            top = tl.max(tops, axis=0)
-            top = tl.where(top == -float("inf"), 0.0, top)
-            total = top + tl.log(tl.sum(masses * tl.exp(tops - top), axis=0))
+            total = log_total(peak, mass, row, chunks, CHUNKS)
         for i in tl.static_range(K):
             best = tl.max(key, axis=0)
             key = tl.where(key == best, NOTHING, key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.tree_growth import grow_level, pick_best
+from ...kernels.drafting.tree_growth import grow_level, pick_best
 from ...types import DraftBatch, Kind
 from .step import Frontier, Step
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.tree_growth import can_grow
+from ...kernels.drafting.tree_growth import can_grow
 from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng

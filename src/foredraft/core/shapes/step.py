@@ -6,7 +6,7 @@ A shape asks for the distributions after nodes; it sees logits and states of the
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -89,6 +89,24 @@ class Step:
         values = values - torch.logsumexp(logits, dim=1, keepdim=True)
         values = torch.nan_to_num(values, nan=IMPOSSIBLE).clamp(min=IMPOSSIBLE)  # a broken drafter guesses too
         return values, self.target_ids(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TopStep(Step):
+    """One of which only the top words are known: whoever made it has not worked out all probabilities."""
+
+    values: Tensor = field(kw_only=True)  # [M, k] as `top_rows` gives them
+    ids: Tensor = field(kw_only=True)
+
+    def top_rows(self, k: int) -> tuple[Tensor, Tensor]:
+        assert k <= self.ids.shape[1]
+        return self.values[:, :k], self.ids[:, :k]
+
+    def logits_of(self, column: int) -> Tensor:
+        raise AssertionError("a step of top words has no distribution")
+
+    def dense(self) -> Tensor:
+        raise AssertionError("a step of top words has no distribution")
 
 
 def draft_distributions(steps: Seq[Step], row_of: Tensor) -> Distributions:

@@ -9,15 +9,17 @@ cores: one row, or two of a model that is less narrow. Several rows of a narrow 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels.activation import gated_reference
 from ...kernels.early_launch import early
 from ...kernels.gemv_narrow_rows import MOST, rows_product
 from ...kernels.gemv_narrow_rows import MOST_INPUTS as MOST_INPUTS_OF_ROWS
-from ...kernels.norm import norm_reference
+from ...kernels.norm import norm, norm_reference
 from .gemv_stream import StreamedLinear
 from .linear import Linear
 
@@ -72,6 +74,19 @@ def normed_gate(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
 def product_added(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     """residual + x @ weight.T."""
     return _launch(x, weight, None, 0.0, residual, gates=False)
+
+
+def norm_and_multiply(product: nn.Module, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """product(norm(x)), in one kernel where it fits."""
+    if fits(x, product):
+        return normed_product(x, gain, eps, cast(Tensor, product.weight))
+    found: Tensor = product(norm(x, gain, eps))
+    return found
+
+
+def multiply_and_add(product: Linear, x: Tensor, residual: Tensor) -> Tensor:
+    """residual + product(x), in one kernel where it fits."""
+    return product_added(x, product.weight, residual) if fits(x, product) else product.add_to(residual, x)
 
 
 def normed_product_reference(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:

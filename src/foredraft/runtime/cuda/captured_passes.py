@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...models.decoder import Layer
+from ...models.layers.fused_pass import fused_pass_of
 from ..base import Output, Rows
 from ..row_layout import SlotTable
 from .executor import GraphExecutor, TreeAttention
@@ -55,9 +56,22 @@ class CapturedPasses:
         given = self._scratch(batch, width), width, streams.flatten(0, 1), depth, None
         layout, laid = pad_rows(*given, executor.seen, executor.limits)
         attend = TreeAttention(executor.kv_cache, executor.decoder.rotations, layout)
+        fused = fused_pass_of(attend, laid)
         for index, layer in layers:
-            laid = layer(laid, laid, laid, attend, index)  # it turns heads by itself: nobody looks at cos and sin
+            if fused is not None and layer.usual:
+                laid = fused.through(layer, index, laid, None)
+            else:
+                laid = layer(laid, laid, laid, attend, index)  # it turns heads by itself: nobody looks at cos and sin
         return laid.view_as(streams)
+
+    def key_pages(self, layers: Sequence[int], rows: int) -> tuple[list[Tensor], Tensor] | None:
+        """All pages of keys of these layers, [pages, Hkv, rows, D] each, and which of them [B, P] hold the first `rows`
+        rows of each text, at least; None where keys are rounded."""
+        kv_cache = self.executor.kv_cache
+        found = [kv_cache.in_layer(layer) for layer in layers]
+        if found[0].key_scales is not None:
+            return None
+        return [layer.keys for layer in found], kv_cache.pages.table[:, : kv_cache.sizes.holding(rows)][self.slot]
 
     def keys(self, layer: int, rows: int) -> Tensor:
         """[B, P, Hkv, rows of a page, D] a layer's keys of each text, the first `rows` of them at least, by page.

@@ -136,15 +136,14 @@ def packed(outputs: TeacherOutputs, anchors: Tensor) -> Tensor:
 def read_blocks(head: ForerunnerHead, outputs: TeacherOutputs, anchors: Tensor) -> Blocks:
     """The backbone after slots [B, G]: the target's states there, the tokens after them pending."""
     pending = outputs.shifted(outputs.ids, 1).gather(1, anchors).flatten()
-    states = [take(outputs.states[tap], anchors).flatten(0, 1).float() for tap in head.taps]
+    states = torch.cat([take(outputs.states[tap], anchors).flatten(0, 1).float() for tap in head.taps], dim=-1)
     seen = {i: outputs.context[layer] for i, layer in enumerate(head.context_layers)}
     attend = Anchored(seen, anchors, head.length, head.context)
     position = (anchors + 1).flatten()
     rows = head.backbone(head.stream(pending, states), position, attend)
     if not head.copies:
         return Blocks(anchors, rows, None)
-    cos, sin = head.rotations[position.clamp(max=len(head.rotations) - 1)].chunk(2, dim=1)
-    asked = head.pointer.asked(head.features(rows[:, 0]), cos, sin).view(*anchors.shape, -1)
+    asked = head.asked(head.features(rows[:, 0]), position).view(*anchors.shape, -1)
     keys = torch.cat([key.transpose(1, 2).flatten(2) for key, _ in seen.values()], dim=2)  # [B, T, layers * heads * D]
     likeness = asked.to(keys.dtype) @ keys.transpose(1, 2)
     end = (anchors + 1).clamp(max=outputs.ids.shape[1] - 1)  # nobody asks what follows a text's last slot

@@ -16,6 +16,7 @@ from ....core.distributions.sampling import ParamBlock
 from ....core.rng.keyed import Rng
 from ....core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary, deepest
 from ....core.shapes.eagle2_tree import level_width
+from ....core.shapes.step import TopStep
 from ....core.trees.editing import part
 from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops, top_chain
 from ....errors import UsageError
@@ -36,6 +37,7 @@ from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_b
 from ..draft_model import draft_block, draft_params
 from ..kept_features import RoundStates, last_row
 from ..medusa import MedusaDrafter
+from .fused_levels import FusedLevels, can_fuse
 from .target_texts import DeviceTexts, InsideTexts, KnownTexts, fits_round, read_block
 
 Block = tuple[Tensor, Pointers | None]  # the backbone's rows [B, k, d], and where they may copy from
@@ -137,7 +139,7 @@ class ForerunnerDrafter(MedusaDrafter):
         ) -> InsideStepper:
             assert states is not None
             read = InsideTexts(head, inside, texts.tokens, (tokens, counts), reach)
-            return InsideStepper(self, ids, read_block(head, states[:, 0], read, size), block, self.vocabulary)
+            return InsideStepper(self, ids, read_block(head, states[:, 0], read, size), block)
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
@@ -222,10 +224,42 @@ class ForerunnerStepper:
 
 
 class InsideStepper(ForerunnerStepper):
-    """The same inside a captured round."""
+    """The same inside a captured round, by kernels where top words are all that is asked for."""
 
     captured = True  # shapes must do all in tensors
     tracks, row_of = False, None  # nothing that it reads stays
+
+    def __init__(self, drafter: ForerunnerDrafter, ids: tuple[int, ...], read: Block, block: ParamBlock) -> None:
+        super().__init__(drafter, ids, read, block, drafter.vocabulary)
+        self._fused: FusedLevels | None = None
+        width, states = level_width(drafter.shape), getattr(drafter.shape, "states", False)
+        if width is None or states or self.pointers is None or not block.all_greedy:
+            return
+        if can_fuse(self.head, self.rows, self.vocabulary, width):
+            self._fused = FusedLevels(self.head, self.rows, self._shares, self.pointers, self.vocabulary, width)
+
+    def root(self) -> Step:
+        return super().root() if self._fused is None else self._found(self._fused.root(), 1)
+
+    def expand(self, frontier: Frontier) -> Step:
+        if self._fused is None:
+            return super().expand(frontier)
+        self._depth += 1
+        width = frontier.token.shape[1]
+        return self._found(self._fused.below(frontier.token, frontier.above, self._depth), width)
+
+    def top_chain(self, length: int) -> tuple[Tensor, int] | None:
+        if self._fused is None:
+            return None
+        found = [self._fused.root()[1]]
+        for level in range(1, length):
+            found.append(self._fused.below(found[-1], None, level)[1])
+        return torch.cat(found, dim=1), len(self.vocabulary.index)
+
+    def _found(self, found: tuple[Tensor, Tensor], width: int) -> Step:
+        assert self._fused is not None
+        rows = torch.arange(self.batch * width, device=self.device).view(self.batch, width)
+        return TopStep(self._fused.logits, rows, self.block, vocabulary=self.vocabulary, values=found[0], ids=found[1])
 
 
 class BlockTops:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....kernels.drafting.copy_places import best_places, score_places
+from ....kernels.top_k_search import can_search
 from ....models.heads import ForerunnerHead
 from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, likeness, matched_tokens, point
 from ....runtime import Rows, TorchExecutor
@@ -44,20 +46,19 @@ class Texts(Protocol):
     def beside(self, rows: Tensor) -> Tensor:
         """Rows [B, k, d] after the texts -> the same after the head's layers, each beside a layer of the target."""
 
-    def pointers(self, asked: Tensor, size: int) -> Pointers:
-        """Places that resemble what is asked for, [B, heads, D], each with the `size` tokens that follow it."""
+    def pointers(self, features: Tensor, size: int) -> Pointers:
+        """Places that resemble what the features [B, d] of first rows ask for, each with the `size` tokens after it."""
 
 
 def read_block(head: ForerunnerHead, states: Tensor, texts: Texts, size: int) -> tuple[Tensor, Pointers | None]:
     """The first rows of blocks after texts, [B, size, d], and where they may copy from; no row sees those after it.
     states: the target's before the pending tokens, all taps in a row."""
-    rows = head.stream(texts.pending, torch.split(states, head.hidden_size, dim=-1), size)
+    rows = head.stream(texts.pending, states, size)
     position = texts.position
     rows = texts.beside(rows) if head.context else head.backbone(rows, position, OwnRows(len(rows)))
     if not head.copies:
         return rows, None
-    cos, sin = head.rotations[position.clamp(max=len(head.rotations) - 1)].chunk(2, dim=1)
-    return rows, texts.pointers(head.pointer.asked(head.features(rows[:, 0]), cos, sin), size)
+    return rows, texts.pointers(head.features(rows[:, 0]), size)
 
 
 class OwnRows:
@@ -88,8 +89,8 @@ class KnownTexts:
         chains = Rows.chains([s.slot for s in self._sequences], tokens, rows.device)
         return self._target.read_beside(chains, rows.flatten(0, 1), self._head.beside).view_as(rows)
 
-    def pointers(self, asked: Tensor, size: int) -> Pointers:
-        layers = self._head.context_layers
+    def pointers(self, features: Tensor, size: int) -> Pointers:
+        layers, asked = self._head.context_layers, self._head.asked(features, self.position)
         found = []
         for s, one in zip(self._sequences, asked, strict=True):
             if self._search is not None:
@@ -122,9 +123,15 @@ class InsideTexts:
     def beside(self, rows: Tensor) -> Tensor:
         return self._inside.read_beside(rows, self._head.beside)
 
-    def pointers(self, asked: Tensor, size: int) -> Pointers:
-        keys = (self._inside.keys(layer, self._reach) for layer in self._head.context_layers)  # one at a time in memory
-        return _pointers(self._head, keys, asked, self._text, self.position[:, None], size)
+    def pointers(self, features: Tensor, size: int) -> Pointers:
+        head, pointer = self._head, self._head.pointer
+        if (pages := self._inside.key_pages(head.context_layers, self._reach)) is not None and can_search(features, 1):
+            asked = pointer.query(features).view(len(features), pointer.heads, pointer.dim)
+            text, end, count = self._text, self.position, min(POINTERS, self._reach)
+            scores = score_places(*pages, asked, head.rotations, text, end, pointer.matched, NOWHERE)
+            return Pointers(*best_places(scores, text, end, count, size, NOWHERE))
+        keys = (self._inside.keys(layer, self._reach) for layer in head.context_layers)  # one at a time in memory
+        return _pointers(head, keys, head.asked(features, self.position), self._text, self.position[:, None], size)
 
 
 def _pointers(

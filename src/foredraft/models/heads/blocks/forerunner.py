@@ -14,7 +14,6 @@ drafted follows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,13 +50,15 @@ class ForerunnerHead(nn.Module):
     borrowed: tuple[str, ...] = ("embedding", "head.")
     ids: Tensor
     rotations: Tensor
+    scale: Tensor  # [taps * d] of the target's states
 
     def __init__(self, target: Decoder, spec: HeadSpec, ids: Tensor) -> None:
         super().__init__()
         extra, where, d = spec.extra, target.device, target.config.hidden_size
         self.taps, self.length, self.hidden_size = spec.taps, spec.length, d
         self.context_layers: tuple[int, ...] = tuple(extra["context_layers"])
-        self.scales = [float(scale) for scale in extra["scales"]]
+        scales = torch.tensor([float(scale) for scale in extra["scales"]], device=where)
+        self.register_buffer("scale", scales.repeat_interleave(d), persistent=False)
         self.context, self.corrects, self.copies = (bool(extra.get(n, True)) for n in ("context", "correction", "copy"))
         self.config = draft_config(target.config, spec.layers, len(ids), extra.get("ff"))
         self.embedding, self.head = target.embedding, word_rows(target, ids)
@@ -88,7 +89,7 @@ class ForerunnerHead(nn.Module):
             for name, own in layer.named_parameters():
                 source = given.get(name)
                 if source is not None and source.shape == own.shape:
-                    smaller = self.scales[-1] if name in ("out.weight", "down.weight") else 1.0
+                    smaller = self.scale[-1] if name in ("out.weight", "down.weight") else 1.0
                     own.copy_(source / smaller)
         self.norm.copy_(target.norm)
 
@@ -97,12 +98,12 @@ class ForerunnerHead(nn.Module):
         """Its layers, each with the target's layer whose keys and values it reads."""
         return list(zip(self.context_layers, (cast(Layer, layer) for layer in self.layers), strict=True))
 
-    def stream(self, token: Tensor, states: Sequence[Tensor], size: int | None = None) -> Tensor:
-        """Pending tokens [N] and the target's states before them by tap, [N, d] each -> the first `size` rows of a
-        block, all k unless said, [N, size, d]."""
+    def stream(self, token: Tensor, states: Tensor, size: int | None = None) -> Tensor:
+        """Pending tokens [N] and the target's states before them, all taps in a row [N, taps * d] -> the first `size`
+        rows of a block, all k unless said, [N, size, d]."""
         embeds = F.embedding(token, self.embedding) / self.unit
-        scaled = [state / scale for state, scale in zip(states, self.scales, strict=True)]
-        joined: Tensor = self.fuse(torch.cat([part.to(self.query.dtype) for part in (embeds, *scaled)], dim=-1))
+        scaled = states / self.scale  # in float32
+        joined: Tensor = self.fuse(torch.cat([part.to(self.query.dtype) for part in (embeds, scaled)], dim=-1))
         return joined[:, None] + self.query[:size].to(joined.dtype)
 
     def backbone(self, rows: Tensor, position: Tensor, attend: object) -> Tensor:
@@ -115,6 +116,11 @@ class ForerunnerHead(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, cos, sin, attend, index)
         return x.view(count, size, d)
+
+    def asked(self, features: Tensor, position: Tensor) -> Tensor:
+        """What first rows [N, d] that stand at positions [N] ask texts for, [N, heads, D]."""
+        cos, sin = self.rotations[position.clamp(max=len(self.rotations) - 1)].chunk(2, dim=1)
+        return self.pointer.asked(features, cos, sin)
 
     def features(self, state: Tensor) -> Tensor:
         """States [.., d] -> what the target's output rows read."""

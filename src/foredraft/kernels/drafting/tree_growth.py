@@ -14,7 +14,7 @@ try:
     import triton
     import triton.language as tl
 
-    from .top_k_search import NOTHING, key_of
+    from ..top_k_search import NOTHING, key_of
 except ImportError:  # a CPU build of torch comes without it
     triton = None
 

@@ -1,0 +1,1 @@
+"""Kernels that drafting alone uses: the growth of trees, and the rounds of block drafters."""
