@@ -30,6 +30,7 @@ METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in R
     "draft-model tree": ("draft-model", Options(shape="tree", drafter="layers:27")),
     "draft-model sampled tree": ("draft-model", Options(shape="sampled-tree", drafter="layers:29")),
     "pearl": ("pearl", Options(drafter="layers:28", draft_length=3)),  # a given length drafts whether it pays or not
+    "cascade": ("cascade", Options(own=(("plan", "1(2)+2"),))),  # likewise a given plan
     "duodecoding": ("duodecoding", Options(drafter="layers:28", draft_length=4)),
     "dyspec node by node": ("dyspec", Options(shape="dyspec:nodes=8", drafter="layers:29")),
     "opt-tree of 12": ("opt-tree", Options(shape="opt-tree:nodes=12,gain=0.2", drafter="layers:27")),

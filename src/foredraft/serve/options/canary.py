@@ -91,7 +91,6 @@ class Canary:
         decode = self._llm.tokenizer.decode
         flipped = lossy != exact and final(decode(lossy)) != final(decode(exact))
         self._flips.append(flipped)
-        self._metrics.canary_compared.inc()
         self._metrics.canary_flips.inc(flipped)
         self._metrics.canary_drift.observe(drift(lossy, exact))
         flips, count = sum(self._flips), len(self._flips)
@@ -102,6 +101,7 @@ class Canary:
             )  # fmt: skip
             self._methods.exact_only = True
             self._metrics.canary_fallback.set(1)
+        self._metrics.canary_compared.inc()  # last: whoever sees it sees what followed
 
 
 def final(text: str) -> str | None:
