@@ -105,7 +105,8 @@ if triton is not None:
     ):  # fmt: skip
         n = tl.program_id(0).to(tl.int64)
         b, i, j = n // width, tl.arange(0, BLOCK), tl.arange(0, SHARES)
-        inside, dtype = i < CHANNELS, read.dtype.element_ty
+        inside = i < CHANNELS
+        dtype = read.dtype.element_ty
         scale = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
         if EARLY:
             wait_for_others()
@@ -126,7 +127,7 @@ if triton is not None:
         return top + tl.log(tl.sum(tl.exp(x - top[:, None]), axis=1))
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def gate_after(x, weight, gating, eps, dtype: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    def gate_after(x, weight, gating, eps, dtype, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
         """What a state says of copying: its norm, rounded as the reference rounds it, times the gate."""
         turn = tl.rsqrt(tl.sum(x * x, axis=0) / CHANNELS + eps)
         return tl.sum((x * turn * weight).to(dtype).to(tl.float32) * gating, axis=0)
