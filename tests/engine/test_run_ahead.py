@@ -25,6 +25,7 @@ from foredraft.types import Sequence as Text
 from tests.runtime.tape import TapeGraphs
 from tests.train import toys
 
+from .drafted import Drafted, drafts_of
 from .guesses import comings_and_goings, more_than_fit, watch
 from .runs import finish, request
 from .test_captured import PROMPTS, Make, counts, drafter, eager, taped
@@ -42,6 +43,15 @@ def engine_of(make: Make) -> tuple[Engine, Method]:
     decoder = toys.target()
     made = ModelDrafter(make(shallow(decoder, 1)), Chain(4))
     return Engine(make(decoder)), Method("model", default_rule(made.kinds, made.topology), made)
+
+
+def engine_with(kind: str, make: Make) -> tuple[Engine, Method]:
+    """With a head that drafts chains."""
+    torch.manual_seed(5)
+    decoder = toys.target(layers=3)
+    engine = Engine(make(decoder))
+    made = drafter(decoder, kind, Chain(4), make, engine.executor)  # type: ignore[arg-type]
+    return engine, Method(kind, default_rule(made.kinds, made.topology), made)
 
 
 def test_one_request_is_always_ahead(seen: Counter[str]) -> None:
@@ -63,10 +73,48 @@ def test_chains_are_drafted_ahead(seen: Counter[str]) -> None:
     assert any(r.stats.accepted > r.stats.steps for r in after)  # whole chains stood, so two tokens were unread
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-def test_who_ends_or_comes_leaves_no_trace(drafts: bool, seen: Counter[str]) -> None:
-    def run(make: Make) -> list[list[int]]:
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["eagle3", "forerunner"])
+def test_heads_draft_ahead(kind: str, heat: float, seen: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same drafts, one by one: those of the device's own guess are those that the host would have asked for."""
+
+    def run(make: Make) -> tuple[list[list[int]], list[Request], Drafted]:
+        engine, method = engine_with(kind, make)
+        made: Any = method.drafter
+        requests = [request(PROMPTS[i], method, i, max_new_tokens=60, temperature=heat) for i in range(2)]
+        with monkeypatch.context() as patch:
+            drafted = drafts_of(made, patch)
+            return finish(engine, *requests), requests, drafted
+
+    expected, before, wanted = run(eager)
+    found, after, drafted = run(taped)
+    assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
+    assert drafted == wanted
+    assert seen["draft taken"] > 20 > seen["draft dropped"]
+    assert any(r.stats.accepted for r in after) or (kind, heat) == ("eagle3", 0.0)  # this toy's guesses are bad
+
+
+def test_a_trace_tells_of_its_own_round(seen: Counter[str]) -> None:
+    """Not of the drafts that the device has begun to write meanwhile."""
+
+    def run(make: Make) -> list[tuple[list[int], list[int]]]:
         engine, method = engine_of(make)
+        asked = request(PROMPTS[0], method, max_new_tokens=60)
+        asked.trace = True
+        engine.add(asked)
+        traces = []
+        while not engine.scheduler.idle:
+            traces += [(e.trace.token, e.trace.parent) for e in engine.step() if e.trace is not None]
+        return traces
+
+    assert run(taped) == run(eager)
+    assert seen["draft taken"] > 5
+
+
+@pytest.mark.parametrize("drafts", ["", "model", "eagle3", "forerunner"])
+def test_who_ends_or_comes_leaves_no_trace(drafts: str, seen: Counter[str]) -> None:
+    def run(make: Make) -> list[list[int]]:
+        engine, method = engine_of(make) if drafts in ("", "model") else engine_with(drafts, make)
         return comings_and_goings(engine, method if drafts else PLAIN, PROMPTS, 80)
 
     assert run(taped) == run(eager)

@@ -163,10 +163,11 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def test_a_round_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_a_round_never_waits_for_the_device(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two texts capture what the third, the same once more, replays; up to where its last tokens go step by step."""
     executor = GraphExecutor(decoder(), 1, 256)
-    method, drafter = method_of(executor, SHAPES[1])
+    method, drafter = method_of(executor, shape)
     for turn in range(2):
         finish(Engine(executor), request(SHORT[5], method, turn, max_new_tokens=120))
     calls: list[str] = []
@@ -181,7 +182,7 @@ def test_a_round_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
         return call
 
-    for name in ("propose", "prefetch", "observe"):
+    for name in ("propose", "prefetch", "draft_ahead", "observe"):
         monkeypatch.setattr(drafter, name, watched(name))
     engine = Engine(executor)
     engine.add(request(SHORT[5], method, 2, max_new_tokens=120))

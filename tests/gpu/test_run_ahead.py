@@ -14,24 +14,29 @@ from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
 from tests.engine.guesses import comings_and_goings, more_than_fit, watch
 
-from .test_graphs import decoder
+from .test_forerunner import method_of
+from .test_graphs import decoder, drafter
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12]]
 
 
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("drafts", ["", "model", "eagle3", "forerunner"])
 @pytest.mark.parametrize("reuse", [False, True])
-def test_texts_are_those_of_the_steps(drafts: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_those_of_the_steps(drafts: str, reuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     seen, texts = watch(monkeypatch), {}
     for make in (TorchExecutor, GraphExecutor):
         model = decoder()
+        executor = make(model, 3, 400)
         method = Method("plain", RULES["sample-and-match"])
-        if drafts:
-            drafter = ModelDrafter(make(shallow(model, 2), 3, 400), Chain(4))
-            method = Method("model", default_rule(drafter.kinds, drafter.topology), drafter)
-        engine = Engine(make(model, 3, 400), sharing=Sharing(reuse=reuse))
+        if drafts == "forerunner":
+            method, _ = method_of(executor, Chain(4))
+        elif drafts:
+            deep = ModelDrafter(make(shallow(model, 2), 3, 400), Chain(4))
+            made = deep if drafts == "model" else drafter(model, drafts, Chain(4), make)
+            method = Method(drafts, default_rule(made.kinds, made.topology), made)
+        engine = Engine(executor, sharing=Sharing(reuse=reuse))
         texts[make] = comings_and_goings(engine, method, PROMPTS, 160)
     assert texts[GraphExecutor] == texts[TorchExecutor]
     assert seen["draft taken" if drafts else "plain taken"] > 30

@@ -22,7 +22,6 @@ from .captured_drafts import (
     OWNERS,
     READS,
     Asked,
-    CapturedDrafts,
     Draws,
     can_capture,
     capture_round,
@@ -32,7 +31,7 @@ from .captured_drafts import (
     shape_for,
 )
 from .native_step import NativeStep
-from .pipelined import Begun, Last, begin
+from .pipelined import Last, Pipeline, begin_model
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -69,8 +68,7 @@ class ModelDrafter(Drafter):
         self._read: dict[int, Tensor] = {}  # sequence id -> scratch row of each node, -1 = not read
         self._rows: dict[int, int] = {}  # sequence id -> scratch rows
         self._owner = next(OWNERS)
-        self._last: Last | None = None  # a captured chain whose verdict is awaited
-        self._begun: Begun | None = None
+        self._pipeline = Pipeline()
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -105,12 +103,11 @@ class ModelDrafter(Drafter):
                 self._free.append(slot)
 
     def propose(self, sequences: Seq[Sequence], rng: Rng) -> DraftBatch:
-        self._last = None
         if can_capture(self.executor, self.shape, sequences, self.executor.vocab_size):
             drafts = self._captured(sequences)
             if drafts is not None:
                 return drafts
-        self._begun = None
+        self._pipeline.drop()
         slots = [self._slots[s.id] for s in sequences]
         block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         stepper = self.new_stepper(False, self.executor, slots, sequences, block, self.shape)
@@ -149,30 +146,29 @@ class ModelDrafter(Drafter):
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
-        who, begun, self._begun = [s.id for s in sequences], self._begun, None
-        if begun is not None and begun.holds(who, shape, known, unread):
-            made: CapturedDrafts | None = settled(executor, begun.made, slots, unread)
+        who = [s.id for s in sequences]
+        made = self._pipeline.take(self._owner, who, shape, known, unread)
+        if made is not None:
+            made = settled(executor, made, slots, unread)
         else:
             made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, draws=draws))
         if made is None:
             return None
         assert made.row_of is not None
-        if isinstance(shape, Chain) and not shape.states:
-            self._last = Last(who, slots, shape, made, draws)
         self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
         self._rows |= {s.id: made.rows for s in sequences}
-        return cut_to_budgets(made.drafts, sequences)
+        last = Last.of(who, slots, shape, made, draws)
+        return cut_to_budgets(self._pipeline.handed_out(last, made.drafts), sequences)
 
     @torch.no_grad()
     def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
-        last, self._last, executor = self._last, None, self.executor.capturing
-        if last is not None and last.who == [s.id for s in sequences] and executor is not None:
-            self._begun = begin(executor, self._owner, last, verdict)
+        last, executor = self._pipeline.awaited(sequences), self.executor.capturing
+        if last is not None and executor is not None:
+            self._pipeline.begun = begin_model(executor, self._owner, last, verdict)
 
     def observe(self, round: Round) -> None:
         """Keep the K/V of accepted nodes that the draft model has read; it reads the others next time."""
-        if self._begun is not None:
-            self._begun.observe([s.id for s in round.sequences], round.accepted)
+        self._pipeline.observe(round)
         who = [b for b, s in enumerate(round.sequences) if s.id in self._read]
         if not who:
             return

@@ -27,9 +27,19 @@ from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
-from .captured_drafts import Asked, Draws, can_capture, capture_round, cut_to_budgets, filled, shape_for
+from .captured_drafts import (
+    Asked,
+    Draws,
+    can_capture,
+    capture_round,
+    cut_to_budgets,
+    filled,
+    settled,
+    shape_for,
+)  # fmt: skip
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_block, draft_params
 from .kept_features import KeptFeatures, RoundStates, accepted_rows, first_unread, path_rows, unread_slots
+from .pipelined import Last, ahead_reads, begin_head
 
 
 class EagleDrafter(ModelDrafter):
@@ -59,6 +69,7 @@ class EagleDrafter(ModelDrafter):
         self.taps = frozenset(head.taps)
         self._features = KeptFeatures(head.feature)
         self._round_states = RoundStates(self._owner, head.taps, path_rows, lambda states: self.head.feature(states))
+        self._coming: Tensor | None = None  # features of the round whose verdict is awaited
         self._levels: dict[int, Levels] = {}
 
     @staticmethod
@@ -88,6 +99,7 @@ class EagleDrafter(ModelDrafter):
             made = self._captured(sequences)
             if made is not None:
                 return made
+        self._pipeline.drop()
         slots = [self._slots[s.id] for s in sequences]
         block = draft_block(sequences, self.shape, self.executor.vocab_size, self.executor.device)
         features = self._joined(sequences)
@@ -159,8 +171,8 @@ class EagleDrafter(ModelDrafter):
         assert executor is not None
         shape = shape_for(self.shape, sequences)
         features: Tensor | list[Tensor]
-        if (last := self._last_round(sequences, slots)) is not None:
-            features, unread = last
+        if (newest := self._last_round(sequences, slots)) is not None:
+            features, unread = newest
         else:
             features, unread = unread_slots(executor, slots, [s.tokens for s in sequences], self._joined(sequences))
 
@@ -176,15 +188,23 @@ class EagleDrafter(ModelDrafter):
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
-        made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, features, draws))
+        who, known = [s.id for s in sequences], [executor.length(slot) for slot in slots]
+        made = self._pipeline.take(self._owner, who, shape, known, unread)
+        if made is not None:
+            made = settled(executor, made, slots, unread)
+        else:
+            reads = ahead_reads(shape, len(slots))
+            made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, features, draws, reads))
         if made is None:
             return None
         self._cut(sequences)
-        return cut_to_budgets(made.drafts, sequences)
+        last = Last.of(who, slots, shape, made, draws)
+        return cut_to_budgets(self._pipeline.handed_out(last, made.drafts), sequences)
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:
         """Keep the target's states at the pending token and at every accepted node: they are new slots."""
+        self._pipeline.observe(round)
         if (padded := self._round_states.take(self.executor, round)) is not None:
             self._features.keep_round([s.id for s in round.sequences], padded, [n + 1 for n in round.accepted])
             return
@@ -200,7 +220,15 @@ class EagleDrafter(ModelDrafter):
     @torch.no_grad()
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
         """The features of accepted paths before the host knows them; for outputs that stay where they are."""
-        self._round_states.begin(self.executor, out, verdict)
+        self._coming = self._round_states.begin(self.executor, out, verdict)
+
+    @torch.no_grad()
+    def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
+        last, executor = self._pipeline.awaited(sequences), self.executor.capturing
+        if last is not None and self._coming is not None and executor is not None:
+            width = ahead_reads(last.shape, len(last.slots))[0]
+            asked = self._owner, width, width + last.shape.reads
+            self._pipeline.begun = begin_head(executor, asked, last, verdict, self._coming, grows=False)
 
     def _here(self, states: Tensor) -> Tensor:
         """Target states on the head's device and in its precision; counts what came from another device."""

@@ -117,11 +117,14 @@ class RoundStates:
         """Whether an output is that of a captured round, on this very device."""
         return out.lasting and executor.capturing is not None and out.index.device == executor.device
 
-    def begin(self, executor: Executor, out: Output, verdict: Verdict) -> None:
-        """No value is read here."""
+    def begin(self, executor: Executor, out: Output, verdict: Verdict) -> Tensor | None:
+        """What `take` will give, as far as it is known on the device: no value is read here."""
         capturing = executor.capturing
-        if capturing is not None and self.fits(executor, out):
-            self._begun = [*self._others(out), (out, self._run(capturing.graphs, out, verdict))]
+        if capturing is None or not self.fits(executor, out):
+            return None
+        made = self._run(capturing.graphs, out, verdict)
+        self._begun = [*self._others(out), (out, made)]
+        return made
 
     def take(self, executor: Executor, round: Round) -> Tensor | None:
         """[B, W, d'] of a round; None where it was not captured."""

@@ -1,24 +1,27 @@
-"""The next chain of a draft model, begun before the host knows how much of the last one is accepted.
+"""The next chain of a drafter, begun before the host knows how much of the last one is accepted.
 
-What the next round reads is known to the device as soon as the verdict is: the token after the accepted drafts, and
-before it the last draft, if that was accepted too, since it has not been read. The draft model's text is longer by the
-accepted drafts that it has read. The host works out the same when it observes the round, and takes these drafts if it
-then asks for just them; if not, they are dropped, and have touched nothing but scratch rows.
+What the next round reads is known to the device as soon as the verdict is. A draft model has read the accepted drafts,
+but for the last one: that, if it was accepted too, and the token after it are unread. A head reads every accepted draft
+and the token after them, with the target's states before each. The host works out the same when it observes the round,
+and takes these drafts if it then asks for just them; if not, they are dropped, and have touched nothing but scratch
+rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.shapes.base import Shape
+from ...core.shapes.base import Chain, Shape
 from ...runtime.cuda.executor import BATCHES, GraphExecutor
 from ...runtime.row_layout import pinned
-from ...types import Verdict
+from ...types import DraftBatch, Sequence, Verdict
+from ..base import Round
 from .captured_drafts import READS, CapturedDrafts, Draws, key_of
 
 MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
@@ -34,53 +37,149 @@ class Last:
     made: CapturedDrafts
     draws: Draws | None
 
+    @classmethod
+    def of(
+        cls, who: list[int], slots: list[int], shape: Shape, made: CapturedDrafts, draws: Draws | None
+    ) -> Last | None:
+        """None where the next one has to wait: of trees the device does not know which tokens come, and states are
+        handed over for this round alone."""
+        return cls(who, slots, shape, made, draws) if isinstance(shape, Chain) and not shape.states else None
+
+
+# (the text's length, accepted drafts) -> the length of what has been read, and how many tokens are unread.
+After = Callable[[int, int], tuple[int, int]]
+
 
 @dataclass(slots=True)
 class Begun:
     """The round under way."""
 
+    owner: Hashable
     who: list[int]
     shape: Shape
-    lengths: list[int]  # texts that the draft model had read before the accepted drafts
+    lengths: list[int]  # texts without the accepted drafts
+    after: After
     made: CapturedDrafts
     expected: list[tuple[int, int]] = field(default_factory=list)  # length and unread tokens, once they are known
 
     def observe(self, who: list[int], accepted: Seq[int]) -> None:
         """The verdict, on the host."""
-        held = self.made.rows
         if who == self.who:
-            ends = zip(self.lengths, accepted, strict=True)
-            self.expected = [(length + min(n, held), 1 + (n > held)) for length, n in ends]
+            self.expected = [self.after(*each) for each in zip(self.lengths, accepted, strict=True)]
 
-    def holds(self, who: list[int], shape: Shape, known: Seq[int], unread: Seq[Seq[int]]) -> bool:
+    def holds(self, owner: Hashable, who: list[int], shape: Shape, known: Seq[int], unread: Seq[Seq[int]]) -> bool:
         """Whether it is the one that is asked for."""
         asked = [(length, len(run)) for length, run in zip(known, unread, strict=True)]
-        return self.who == who and self.shape == shape and self.expected == asked
+        return (self.owner, self.who, self.shape, self.expected) == (owner, who, shape, asked)
 
 
-def begin(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
-    """Replay the next round, if it is captured and its batch needs no padding."""
-    batch, key = len(last.slots), key_of(owner, last.shape, len(last.slots), READS[0], last.draws)
-    graphs = executor.graphs
-    fits = batch <= MOST and batch in BATCHES and len(verdict.accepted) == batch
-    if not fits or verdict.accepted.device != executor.device or not graphs.holds(key):
+@dataclass(slots=True)
+class Pipeline:
+    """What a drafter knows of rounds whose verdicts are awaited."""
+
+    last: Last | None = None  # None = none that the device could go on from
+    begun: Begun | None = None
+
+    def take(
+        self, owner: Hashable, who: list[int], shape: Shape, known: Seq[int], unread: Seq[Seq[int]]
+    ) -> CapturedDrafts | None:
+        """The round under way, if it is the one that is asked for; it is dropped if not."""
+        begun, self.begun = self.begun, None
+        return begun.made if begun is not None and begun.holds(owner, who, shape, known, unread) else None
+
+    def drop(self) -> None:
+        """The round is another one."""
+        self.last = self.begun = None
+
+    def handed_out(self, last: Last | None, drafts: DraftBatch) -> DraftBatch:
+        """The drafts of a round for whoever looks at them later: the next round may overwrite its own."""
+        self.last = last
+        return drafts if last is None else replace(drafts, token=drafts.token.clone())
+
+    def observe(self, round: Round) -> None:
+        if self.begun is not None:
+            self.begun.observe([s.id for s in round.sequences], round.accepted)
+
+    def awaited(self, sequences: Seq[Sequence]) -> Last | None:
+        """The round of these sequences whose verdict is awaited; asked for once."""
+        last, self.last = self.last, None
+        return last if last is not None and last.who == [s.id for s in sequences] else None
+
+
+def ahead_reads(shape: Shape, batch: int) -> tuple[int, ...]:
+    """Unread tokens that rounds of a head are captured for: as many as a round may leave, where it is begun early."""
+    early = isinstance(shape, Chain) and batch <= MOST
+    return tuple(size for size in READS if not early or size > shape.nodes) or READS[-1:]
+
+
+def begin_model(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
+    """Of a draft model."""
+    accepted, token, held, draft = verdict.accepted, verdict.token, last.made.rows, last.made.drafts.token[:, -1]
+
+    def unread(length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        whole = accepted > held  # the last draft is accepted, and not read yet
+        tokens = torch.stack((torch.where(whole, draft, token), token))
+        return length + accepted.clamp(max=held), 1 + whole.to(torch.int64), tokens
+
+    def after(length: int, accepted: int) -> tuple[int, int]:
+        return length + min(accepted, held), 1 + (accepted > held)
+
+    most = held + READS[0] + last.shape.reads  # rows after the text, if every draft is accepted
+    return _begin(executor, (owner, READS[0], most), last, verdict, unread, after)
+
+
+def begin_head(
+    executor: GraphExecutor, asked: tuple[Hashable, int, int], last: Last, verdict: Verdict, states: Tensor, grows: bool
+) -> Begun | None:
+    """Of a head. asked: its owner, the unread tokens [W] that the round is captured for, and its rows after the text.
+
+    states [B, .., d]: those before the unread tokens, as the round takes them. grows: it drafts in the target's slots,
+    whose texts are longer by what was accepted; else its own, in which nothing of that is read yet.
+    """
+    accepted, token, drafts, width = verdict.accepted, verdict.token, last.made.drafts.token, asked[1]
+    if drafts.shape[1] >= width:
         return None
-    most = last.made.rows + READS[0] + last.shape.reads  # rows after the text, if every draft is accepted
+
+    def unread(length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        place, lines = torch.arange(width, device=length.device)[:, None], F.pad(drafts, (0, width - drafts.shape[1])).T
+        tokens = torch.where(place < accepted, lines, token)
+        return length + (accepted + 1) if grows else length, accepted + 1, tokens
+
+    def after(length: int, accepted: int) -> tuple[int, int]:
+        return length + (accepted + 1) * grows, accepted + 1
+
+    return _begin(executor, asked, last, verdict, unread, after, states[:, :width])
+
+
+def _begin(
+    executor: GraphExecutor,
+    asked: tuple[Hashable, int, int],
+    last: Last,
+    verdict: Verdict,
+    unread: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    after: After,
+    *states: Tensor,
+) -> Begun | None:
+    """Replay the next round, if it is captured and its batch needs no padding. unread: lengths [B] -> those after the
+    verdict, how many tokens are unread, and these [W, B]."""
+    (owner, width, most), batch, graphs = asked, len(last.slots), executor.graphs
+    key, accepted = key_of(owner, last.shape, batch, width, last.draws), verdict.accepted
+    fits = batch <= MOST and batch in BATCHES and len(accepted) == batch == len(last.made.drafts.token)
+    if not fits or accepted.device != executor.device or not graphs.holds(key):
+        return None
     if not all([executor.hold(slot, most) for slot in last.slots]):
         return None
     lengths = [executor.length(slot) for slot in last.slots]
-    accepted, token, draft, held = verdict.accepted, verdict.token, last.made.drafts.token[:, -1], last.made.rows
+    lines = [] if last.draws is None else last.draws.lines
 
     def body(text: Tensor) -> Tensor:
         (slot, length), keys = text[:2].unbind(0), text[2:]
-        whole = accepted > held  # the last draft is accepted, and not read yet
-        first = torch.where(whole, draft, token)
         if len(keys):  # the next round, at the position of the token that ends this one
             keys = torch.cat((keys[:1], keys[1:2] + 1, keys[2:3] + accepted + 1, keys[3:]))
-        read = torch.stack((slot, length + accepted.clamp(max=held), 1 + whole.to(torch.int64)))
-        return torch.cat((read, keys, torch.stack((first, token))))
+        longer, counts, tokens = unread(length)
+        return torch.cat((torch.stack((slot, longer, counts)), keys, tokens))
 
-    lines = [] if last.draws is None else last.draws.lines
-    where = ("ahead", owner, batch, held, len(lines), *(x.data_ptr() for x in (accepted, token, draft)))
+    read = (accepted, verdict.token, last.made.drafts.token)
+    where = ("ahead", owner, batch, width, last.made.rows, len(lines), *(x.data_ptr() for x in read))
     table = graphs.run(where, body, [pinned([last.slots, lengths, *lines], executor.device)], after=1)
-    return Begun(last.who, last.shape, lengths, graphs.replay(key, [table]))
+    return Begun(owner, last.who, last.shape, lengths, after, graphs.replay(key, [table, *states]))

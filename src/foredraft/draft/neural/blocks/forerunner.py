@@ -37,6 +37,7 @@ from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_b
 from ..draft_model import draft_block, draft_params
 from ..kept_features import RoundStates, last_row
 from ..medusa import MedusaDrafter
+from ..pipelined import Last, Pipeline, begin_head
 from .fused_levels import FusedLevels, can_fuse
 from .target_texts import DeviceTexts, InsideTexts, KnownTexts, fits_round, read_block
 
@@ -69,6 +70,8 @@ class ForerunnerDrafter(MedusaDrafter):
         self.copied = None if native is None else CopiedWords(native.code, head.pointer)
         self._owner = next(OWNERS)
         self._texts: DeviceTexts | None = None  # None = no round was captured yet
+        self._coming: Tensor | None = None  # states of the round whose verdict is awaited
+        self._pipeline = Pipeline()
         self._round_states = RoundStates(self._owner, head.taps, last_row, self.kept)
 
     def kept(self, states: list[Tensor]) -> Tensor:
@@ -92,6 +95,7 @@ class ForerunnerDrafter(MedusaDrafter):
             made = self._captured(executor, sequences) if self.draft_vocab is None else None
             if made is not None:
                 return made
+        self._pipeline.drop()
         if self.draft_vocab is not None:
             for s in sequences:
                 self.draft_vocab.follow(s.id, s.tokens)
@@ -130,9 +134,7 @@ class ForerunnerDrafter(MedusaDrafter):
         if not fits_round(executor, len(slots), reach):
             return None
         shape, ids = shape_for(self.shape, sequences), tuple(s.id for s in sequences)
-        size = self.size_for(shape)
-        if head.context:
-            executor.kv_cache.take(slots, [size] * len(slots))
+        size, owner = self.size_for(shape), (self._owner, reach)
 
         def make(
             inside: CapturedPasses, tokens: Tensor, counts: Tensor, states: Tensor | None, block: ParamBlock
@@ -143,14 +145,20 @@ class ForerunnerDrafter(MedusaDrafter):
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
-        unread, states = texts.unread(sequences), self.states_of(sequences)[:, None]
-        asked = Asked(shape, slots, unread, make, (self._owner, reach), states, draws, READS[-1:])
-        made = run_round(executor, asked)
+        unread, known = texts.unread(sequences), [executor.length(slot) for slot in slots]
+        made = self._pipeline.take(owner, list(ids), shape, known, unread)
+        if made is None:
+            if head.context:
+                executor.kv_cache.take(slots, [size] * len(slots))
+            states = self.states_of(sequences)[:, None]
+            made = run_round(executor, Asked(shape, slots, unread, make, owner, states, draws, READS[-1:]))
         texts.enter(sequences)
-        return cut_to_budgets(part(made.drafts, range(len(slots))), sequences)
+        drafts = self._pipeline.handed_out(Last.of(list(ids), slots, shape, made, draws), made.drafts)
+        return cut_to_budgets(part(drafts, range(len(slots))), sequences)
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:
+        self._pipeline.observe(round)
         newest = self._round_states.take(self.target, round)
         if newest is None:
             super().observe(round)
@@ -159,7 +167,17 @@ class ForerunnerDrafter(MedusaDrafter):
 
     @torch.no_grad()
     def prefetch(self, sequences: Seq[Sequence], out: Output, verdict: Verdict) -> None:
-        self._round_states.begin(self.target, out, verdict)
+        self._coming = self._round_states.begin(self.target, out, verdict)
+
+    @torch.no_grad()
+    def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
+        last, executor = self._pipeline.awaited(sequences), self.target.capturing
+        if last is None or self._coming is None or self._texts is None or executor is None:
+            return
+        nodes, reach = last.shape.nodes, self._texts.reach(sequences)
+        if self._texts.reach(sequences, nodes + 1) == reach:
+            asked = (self._owner, reach), READS[-1], 1 + nodes + self.size_for(last.shape)
+            self._pipeline.begun = begin_head(executor, asked, last, verdict, self._coming, grows=True)
 
 
 class ForerunnerStepper:

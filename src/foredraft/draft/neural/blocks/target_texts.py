@@ -158,9 +158,9 @@ class DeviceTexts:
             self.tokens = torch.zeros((len(pages.table), pages.capacity), dtype=torch.int64, device=executor.device)
         self._known: dict[int, tuple[int, int]] = {}  # slot -> whose text is there, and how many tokens of it
 
-    def reach(self, sequences: Seq[Sequence]) -> int:
-        """Tokens that a round of these has to look through, in few sizes."""
-        return min(self.tokens.shape[1], fitting(max(len(s.tokens) for s in sequences), REACHES))
+    def reach(self, sequences: Seq[Sequence], more: int = 0) -> int:
+        """Tokens that a round of these has to look through, in few sizes; more: by which they have become longer."""
+        return min(self.tokens.shape[1], fitting(max(len(s.tokens) for s in sequences) + more, REACHES))
 
     def unread(self, sequences: Seq[Sequence]) -> list[list[int]]:
         """The newest tokens of each text, the pending one among them, no more than a round reads; others are there."""

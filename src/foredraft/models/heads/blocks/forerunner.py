@@ -25,6 +25,7 @@ from ....core.distributions.top_k import find_top_k
 from ....kernels.activation import gated
 from ....kernels.norm import norm
 from ...decoder import Decoder, Layer
+from ...layers.gemv_narrow import norm_and_multiply
 from ...layers.linear import Linear
 from ...layers.rope import rotate
 from ..base import HeadSpec, draft_config, start, word_rows
@@ -156,8 +157,7 @@ class Correction(nn.Module):
         start(self)
 
     def share(self, rows: Tensor) -> Tensor:
-        read: Tensor = self.row(norm(rows, self.row_norm, self.eps))
-        return read
+        return norm_and_multiply(self.row, rows, self.row_norm, self.eps)
 
     def forward(self, row: Tensor, share: Tensor, above: Tensor, embeds: Tensor) -> Tensor:
         read = torch.cat((norm(above, self.above_norm, self.eps), embeds.to(above.dtype)), dim=-1)
