@@ -51,7 +51,10 @@ def target() -> Decoder:
 
 
 def eager(decoder: Decoder) -> TorchExecutor:
-    return TorchExecutor(decoder, 3, 128)
+    """Drafts may go beyond the end of a request, as where passes are captured."""
+    executor = TorchExecutor(decoder, 3, 128)
+    executor.pads_rows = True
+    return executor
 
 
 def taped(decoder: Decoder) -> GraphExecutor:
@@ -257,13 +260,25 @@ def test_chains_shorter_than_the_drafters_own_are_recorded(kind: str) -> None:
         made = drafter(decoder, kind, Chain(4), make)
         rule = default_rule(made.kinds, made.topology)
         methods = [Method(str(n), rule, made, draft_length=n) for n in (1, 2, 0)]
-        requests = [request(text, methods[i % 3], i, max_new_tokens=40) for i, text in enumerate(PROMPTS)]
+        # Those that want four are through first; after that two are enough.
+        requests = [
+            request(text, methods[i % 3], i, max_new_tokens=60 - 20 * (i % 3)) for i, text in enumerate(PROMPTS)
+        ]
         return finish(Engine(make(decoder)), *requests), requests
 
     (expected, before), (found, after) = texts(eager), texts(taped)
     assert found == expected and [counts(r.stats) for r in after] == [counts(r.stats) for r in before]
     graphs = after[0].method.drafter.executor.graphs  # type: ignore[union-attr]
     assert {2, 4} <= {key[2].nodes for key in keys(graphs, "draft")} <= {1, 2, 3, 4} and graphs.replayed > 10
+
+
+def test_the_last_rounds_of_an_answer_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree that is deeper than what is left to write is drafted all the same, and no token too much is handed out."""
+    monkeypatch.setitem(globals(), "PROMPTS", PROMPTS[:3])  # short ones: a long one is read step by step
+    expected = run(eager, "eagle3", Eagle2Tree(8, 3, 3))[0]
+    monkeypatch.setattr(EagleDrafter, "new_round", lambda *any: pytest.fail("a round goes step by step"))
+    found = run(taped, "eagle3", Eagle2Tree(8, 3, 3))[0]
+    assert found == expected and {len(text) for text in found} == {TOKENS}
 
 
 def test_rounds_that_are_recorded_teach_no_costs() -> None:

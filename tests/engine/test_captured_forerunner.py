@@ -87,14 +87,15 @@ def test_slots_that_keep_earlier_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(SHAPES[1], monkeypatch, sharing=Sharing(reuse=True))
 
 
-def test_requests_that_begin_again_and_long_absences(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_requests_that_begin_again_and_long_absences(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is put back in the middle; another goes on without drafts for longer than a round reads."""
 
     def texts(make: Make) -> tuple[list[list[int]], Drafted]:
         torch.manual_seed(5)
         decoder = target()
         executor = make(decoder)
-        drafter = ForerunnerDrafter(head(decoder), executor, SHAPES[1], WORDS)
+        drafter = ForerunnerDrafter(head(decoder), executor, shape, WORDS)
         method = Method("forerunner", default_rule(drafter.kinds, drafter.topology), drafter)
         requests = [request(prompt, method, i, max_new_tokens=60) for i, prompt in enumerate(PROMPTS[:3])]
         resting = range(4, 24)

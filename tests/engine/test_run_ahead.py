@@ -119,7 +119,7 @@ def test_who_ends_or_comes_leaves_no_trace(drafts: str, seen: Counter[str]) -> N
 
     assert run(taped) == run(eager)
     kind = "draft" if drafts else "plain"
-    assert seen[f"{kind} taken"] > 20 and seen[f"{kind} dropped"] >= 2
+    assert seen[f"{kind} taken"] > 20 and seen[f"{kind} dropped"] >= (1 if drafts else 2)  # who ends is forgotten
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.8])

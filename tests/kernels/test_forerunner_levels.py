@@ -13,9 +13,10 @@ from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.draft.neural.blocks import target_texts
 from foredraft.draft.neural.blocks.forerunner import ForerunnerDrafter, ForerunnerStepper
 from foredraft.draft.neural.blocks.target_texts import _pointers
+from foredraft.kernels.norm import norm
 from foredraft.models import Decoder
 from foredraft.models.heads import ForerunnerHead
-from foredraft.models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers
+from foredraft.models.heads.blocks.forerunner import NOWHERE, POINTERS, Copied, Pointers
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.types import SamplingParams
@@ -30,6 +31,7 @@ pytest.importorskip("triton")
 from foredraft.draft.neural.blocks import fused_levels
 from foredraft.draft.neural.blocks.fused_levels import FusedLevels
 from foredraft.kernels.drafting.copy_places import best_places, score_places
+from foredraft.kernels.drafting.corrected_level import Copying, pointed_words
 
 pytestmark = RUNS
 VOCAB, SIZE, BATCH = 61, 5, 2
@@ -99,6 +101,32 @@ def test_levels_are_the_steps(width: int) -> None:
     assert copied  # pointers had a say
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("k", [1, 8])
+@torch.inference_mode()
+def test_words_of_several_chunks(k: int, dtype: torch.dtype) -> None:
+    """Pointers name most of the best words, some of them twice, and one that is among the worst."""
+    head, words, count = drafter().head, 9000, 3
+    pointer, d = head.pointer.to(dtype), head.hidden_size
+    logits, states = (noise(count, 1, words) * 4).to(dtype), noise(count, 1, d).to(dtype)
+    best = logits[:, 0].float().topk(10, dim=1).indices
+    worst = logits[:, 0].float().argmin(dim=1, keepdim=True)
+    column = torch.cat((best, best[:, :3], worst, best.new_full((count, 2), -1)), dim=1)  # [N, 16]
+    score = noise(count, 1, POINTERS) * 2 - 1
+    ids = torch.arange(words, device=DEVICE) * 2
+    index = torch.full((2 * words,), -1, device=DEVICE)
+    index[ids] = torch.arange(words, device=DEVICE)
+    token = torch.where(column >= 0, column * 2, -1)[:, :, None]
+    gain, eps = head.norm.to(dtype), head.config.norm_eps
+    copying = Copying(token, gain, pointer.gate, pointer.level, pointer.followed, ids, index, eps, NOWHERE)
+    values, found, kept = pointed_words(logits[:, 0], states[:, 0], score, None, copying, 0, k)
+    mixed = pointer.mixed(logits, norm(states[:, 0], gain, eps)[:, None], score, Copied.of(column[:, None]), 0)
+    expected = mixed[:, 0].log_softmax(-1).topk(k, dim=1)
+    torch.testing.assert_close(values, expected.values, atol=2e-3, rtol=2e-3)
+    near_ties = (found != expected.indices * 2).sum()
+    assert near_ties <= (0 if dtype == torch.float32 else 2) and torch.equal(kept.view_as(score), score)
+
+
 def test_kernels_are_for_gpus_and_whole_heads() -> None:
     own = drafter()
     rows, _ = block(own.head.hidden_size)
@@ -120,7 +148,7 @@ def test_places_are_those_of_torch(lengths: tuple[int, int]) -> None:
     end = torch.tensor([length - 1 for length in lengths], device=DEVICE)
     features = noise(BATCH, head.hidden_size)
     table = pages.table[:BATCH]
-    asked = head.pointer.query(features).view(BATCH, head.pointer.heads, dim)
+    asked = head.pointer.queries(features)
     scores = score_places(keys, table, asked, head.rotations, text, end, head.pointer.matched, NOWHERE)
     score, token = best_places(scores, text, end, POINTERS, 3, NOWHERE)
 

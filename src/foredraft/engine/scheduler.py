@@ -212,13 +212,18 @@ class Scheduler:
         return found
 
     def _budget(self, request: Request) -> Budget:
-        """The last token of a request needs no draft after it, and no draft fits after the context."""
+        """The last token of a request needs no draft after it, and no draft fits after the context.
+
+        Where passes are padded, drafts go on beyond a request's end, and what is too much is cut when it is handed out:
+        rounds of one size are one CUDA graph, and a smaller one would go step by step.
+        """
         sequence, drafter = request.sequence, request.method.drafter
         if drafter is None:
             return NO_BUDGET
         ends = min(self.max_length, drafter.max_length) - len(sequence.tokens)
         longest = request.method.draft_length or ends
-        return Budget(min(drafter.nodes, self.max_nodes), max(0, min(sequence.room - 1, ends, longest)))
+        room = sequence.room - 1 if sequence.room <= 1 or not self.pads_rows else ends
+        return Budget(min(drafter.nodes, self.max_nodes), max(0, min(room, ends, longest)))
 
     def select(self, groups: list[MethodGroup]) -> None:
         """Which drafted nodes are verified. What is drawn is never dropped for what it is (invariant 5)."""

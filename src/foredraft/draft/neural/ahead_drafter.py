@@ -126,7 +126,8 @@ class AheadDrafter(ModelDrafter):
     def _submit(self, job: Callable[[], Any]) -> Future[Any]:
         if self._in_turn and self.executor.device.type == "cuda":
             torch.cuda.current_stream(self.executor.device).synchronize()  # the lane has a stream of its own
-        self._in_turn, self._begun = False, None
+        self._in_turn = False
+        self._pipeline.drop()
         self._job = self.lane.submit(job)
         return self._job
 

@@ -94,6 +94,7 @@ class ModelDrafter(Drafter):
             self.executor.rollback([slot], [0])
 
     def end(self, sequences: Seq[Sequence]) -> None:
+        self._pipeline.end(sequences)
         for sequence in sequences:
             self._read.pop(sequence.id, None)
             self._rows.pop(sequence.id, None)
@@ -147,9 +148,9 @@ class ModelDrafter(Drafter):
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
         who = [s.id for s in sequences]
-        made = self._pipeline.take(self._owner, who, shape, known, unread)
-        if made is not None:
-            made = settled(executor, made, slots, unread)
+        begun, made = self._pipeline.take(self._owner, who, shape, known, unread), None
+        if begun is not None:
+            shape, made = begun.shape, settled(executor, begun.made, slots, unread)
         else:
             made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, draws=draws))
         if made is None:

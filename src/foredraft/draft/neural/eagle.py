@@ -39,7 +39,7 @@ from .captured_drafts import (
 )  # fmt: skip
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_block, draft_params
 from .kept_features import KeptFeatures, RoundStates, accepted_rows, first_unread, path_rows, unread_slots
-from .pipelined import Last, ahead_reads, begin_head
+from .pipelined import Last, Needs, begin_head
 
 
 class EagleDrafter(ModelDrafter):
@@ -189,11 +189,11 @@ class EagleDrafter(ModelDrafter):
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
         who, known = [s.id for s in sequences], [executor.length(slot) for slot in slots]
-        made = self._pipeline.take(self._owner, who, shape, known, unread)
-        if made is not None:
-            made = settled(executor, made, slots, unread)
+        begun, made = self._pipeline.take(self._owner, who, shape, known, unread), None
+        if begun is not None:
+            shape, made = begun.shape, settled(executor, begun.made, slots, unread)
         else:
-            reads = ahead_reads(shape, len(slots))
+            reads = self._pipeline.reads(shape, len(slots))
             made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, features, draws, reads))
         if made is None:
             return None
@@ -226,9 +226,9 @@ class EagleDrafter(ModelDrafter):
     def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:
         last, executor = self._pipeline.awaited(sequences), self.executor.capturing
         if last is not None and self._coming is not None and executor is not None:
-            width = ahead_reads(last.shape, len(last.slots))[0]
-            asked = self._owner, width, width + last.shape.reads
-            self._pipeline.begun = begin_head(executor, asked, last, verdict, self._coming, grows=False)
+            width = self._pipeline.reads(last.shape, len(last.slots))[0]
+            needs = Needs(self._owner, width, width + last.shape.reads)
+            self._pipeline.begun = begin_head(executor, needs, last, verdict, self._coming, grows=False)
 
     def _here(self, states: Tensor) -> Tensor:
         """Target states on the head's device and in its precision; counts what came from another device."""

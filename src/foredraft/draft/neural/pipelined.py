@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,9 +69,11 @@ class Begun:
             self.expected = [self.after(*each) for each in zip(self.lengths, accepted, strict=True)]
 
     def holds(self, owner: Hashable, who: list[int], shape: Shape, known: Seq[int], unread: Seq[Seq[int]]) -> bool:
-        """Whether it is the one that is asked for."""
+        """Whether it is the one that is asked for, or a longer chain that begins with that."""
         asked = [(length, len(run)) for length, run in zip(known, unread, strict=True)]
-        return (self.owner, self.who, self.shape, self.expected) == (owner, who, shape, asked)
+        nodes = getattr(self.shape, "nodes", 0)
+        alike = isinstance(shape, Chain) and shape.nodes <= nodes and replace(shape, nodes=nodes) == self.shape
+        return alike and (self.owner, self.who, self.expected) == (owner, who, asked)
 
 
 @dataclass(slots=True)
@@ -79,17 +82,25 @@ class Pipeline:
 
     last: Last | None = None  # None = none that the device could go on from
     begun: Begun | None = None
+    used: bool = False  # whether anybody lets the drafter draft ahead
 
     def take(
         self, owner: Hashable, who: list[int], shape: Shape, known: Seq[int], unread: Seq[Seq[int]]
-    ) -> CapturedDrafts | None:
+    ) -> Begun | None:
         """The round under way, if it is the one that is asked for; it is dropped if not."""
-        begun, self.begun = self.begun, None
-        return begun.made if begun is not None and begun.holds(owner, who, shape, known, unread) else None
+        begun = self.begun
+        self.drop()
+        return begun if begun is not None and begun.holds(owner, who, shape, known, unread) else None
 
     def drop(self) -> None:
         """The round is another one."""
         self.last = self.begun = None
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        """Whoever is over may come again with the same text, in another slot."""
+        over = {s.id for s in sequences}
+        if any(not over.isdisjoint(each.who) for each in (self.last, self.begun) if each is not None):
+            self.drop()
 
     def handed_out(self, last: Last | None, drafts: DraftBatch) -> DraftBatch:
         """The drafts of a round for whoever looks at them later: the next round may overwrite its own."""
@@ -102,14 +113,25 @@ class Pipeline:
 
     def awaited(self, sequences: Seq[Sequence]) -> Last | None:
         """The round of these sequences whose verdict is awaited; asked for once."""
-        last, self.last = self.last, None
-        return last if last is not None and last.who == [s.id for s in sequences] else None
+        self.used, last = True, self.last
+        if last is None or last.who != [s.id for s in sequences]:
+            return None
+        self.last = None
+        return last
+
+    def reads(self, shape: Shape, batch: int) -> tuple[int, ...]:
+        """Unread tokens that rounds of a head are captured for: as many as a round may leave, where the next one is
+        begun before anybody knows."""
+        early = self.used and isinstance(shape, Chain) and not shape.states and batch <= MOST
+        return tuple(size for size in READS if not early or size > shape.nodes) or READS[-1:]
 
 
-def ahead_reads(shape: Shape, batch: int) -> tuple[int, ...]:
-    """Unread tokens that rounds of a head are captured for: as many as a round may leave, where it is begun early."""
-    early = isinstance(shape, Chain) and batch <= MOST
-    return tuple(size for size in READS if not early or size > shape.nodes) or READS[-1:]
+class Needs(NamedTuple):
+    """What the next round is captured for."""
+
+    owner: Hashable
+    width: int  # unread tokens
+    rows: int  # after the text as it is before the verdict, at most
 
 
 def begin_model(executor: GraphExecutor, owner: Hashable, last: Last, verdict: Verdict) -> Begun | None:
@@ -124,19 +146,18 @@ def begin_model(executor: GraphExecutor, owner: Hashable, last: Last, verdict: V
     def after(length: int, accepted: int) -> tuple[int, int]:
         return length + min(accepted, held), 1 + (accepted > held)
 
-    most = held + READS[0] + last.shape.reads  # rows after the text, if every draft is accepted
-    return _begin(executor, (owner, READS[0], most), last, verdict, unread, after)
+    return _begin(executor, Needs(owner, READS[0], held + READS[0] + last.shape.reads), last, verdict, unread, after)
 
 
 def begin_head(
-    executor: GraphExecutor, asked: tuple[Hashable, int, int], last: Last, verdict: Verdict, states: Tensor, grows: bool
+    executor: GraphExecutor, needs: Needs, last: Last, verdict: Verdict, states: Tensor, grows: bool
 ) -> Begun | None:
-    """Of a head. asked: its owner, the unread tokens [W] that the round is captured for, and its rows after the text.
+    """Of a head.
 
     states [B, .., d]: those before the unread tokens, as the round takes them. grows: it drafts in the target's slots,
     whose texts are longer by what was accepted; else its own, in which nothing of that is read yet.
     """
-    accepted, token, drafts, width = verdict.accepted, verdict.token, last.made.drafts.token, asked[1]
+    accepted, token, drafts, width = verdict.accepted, verdict.token, last.made.drafts.token, needs.width
     if drafts.shape[1] >= width:
         return None
 
@@ -148,12 +169,12 @@ def begin_head(
     def after(length: int, accepted: int) -> tuple[int, int]:
         return length + (accepted + 1) * grows, accepted + 1
 
-    return _begin(executor, asked, last, verdict, unread, after, states[:, :width])
+    return _begin(executor, needs, last, verdict, unread, after, states[:, :width])
 
 
 def _begin(
     executor: GraphExecutor,
-    asked: tuple[Hashable, int, int],
+    needs: Needs,
     last: Last,
     verdict: Verdict,
     unread: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
@@ -162,12 +183,12 @@ def _begin(
 ) -> Begun | None:
     """Replay the next round, if it is captured and its batch needs no padding. unread: lengths [B] -> those after the
     verdict, how many tokens are unread, and these [W, B]."""
-    (owner, width, most), batch, graphs = asked, len(last.slots), executor.graphs
+    (owner, width, rows), batch, graphs = needs, len(last.slots), executor.graphs
     key, accepted = key_of(owner, last.shape, batch, width, last.draws), verdict.accepted
     fits = batch <= MOST and batch in BATCHES and len(accepted) == batch == len(last.made.drafts.token)
     if not fits or accepted.device != executor.device or not graphs.holds(key):
         return None
-    if not all([executor.hold(slot, most) for slot in last.slots]):
+    if not all([executor.hold(slot, rows) for slot in last.slots]):
         return None
     lengths = [executor.length(slot) for slot in last.slots]
     lines = [] if last.draws is None else last.draws.lines
@@ -180,6 +201,8 @@ def _begin(
         return torch.cat((torch.stack((slot, longer, counts)), keys, tokens))
 
     read = (accepted, verdict.token, last.made.drafts.token)
-    where = ("ahead", owner, batch, width, last.made.rows, len(lines), *(x.data_ptr() for x in read))
+    where = ("ahead", key, last.made.rows, *(x.data_ptr() for x in read))
     table = graphs.run(where, body, [pinned([last.slots, lengths, *lines], executor.device)], after=1)
+    if not graphs.holds(key):  # it had to make room for that
+        return None
     return Begun(owner, last.who, last.shape, lengths, after, graphs.replay(key, [table, *states]))

@@ -29,7 +29,7 @@ def score_places(
     keys: Sequence[Tensor],
     table: Tensor,
     asked: Tensor,
-    turn: Tensor,
+    rotations: Tensor,
     text: Tensor,
     end: Tensor,
     worth: Tensor,
@@ -38,15 +38,15 @@ def score_places(
     """Scores [B, T] of the places of texts [B, T] whose last tokens are at end [B], `nowhere` from there on.
 
     keys: of each layer, [pages, Hkv, rows, D], and the pages [B, P] of every text. asked [B, layers * Hkv, D]: what is
-    looked for, before it is turned; turn: the table of rotations [positions, 2, D], of which row `end` turns it.
+    looked for, before it is turned by row `end` of the table of rotations [positions, 2, D].
     worth: what 0, 1, .. tokens bring that agree with those at the end.
     """  # fmt: skip
     (batch, length), (heads, rows, dim) = text.shape, keys[0].shape[1:]
     scores = torch.empty((batch, length), dtype=torch.float32, device=text.device)
     for i, layer in enumerate(keys):
         _score[(batch, triton.cdiv(length, PLACES))](
-            layer, table, asked, turn, text, end, worth, scores, length, text.stride(0), table.stride(0), len(turn),
-            (dim * asked.shape[1]) ** -0.5, nowhere,
+            layer, table, asked, rotations, text, end, worth, scores, length, text.stride(0), table.stride(0),
+            len(rotations), (dim * asked.shape[1]) ** -0.5, nowhere,
             ALL=asked.shape[1], FIRST=i * heads, HEADS=heads, ROWS=rows, DIM=dim, WIDE=triton.next_power_of_2(dim),
             MATCHES=len(worth) - 1, PLACES=PLACES, ADD=i > 0, **early(scores),
         )  # fmt: skip
@@ -70,7 +70,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["length", "stride", "pages", "positions", "scale", "nowhere"])  # type: ignore[untyped-decorator]
     def _score(  # type: ignore[no-untyped-def]
-        keys, table, asked, turn, text, end, worth, scores, length, stride, pages, positions, scale, nowhere,
+        keys, table, asked, rotations, text, end, worth, scores, length, stride, pages, positions, scale, nowhere,
         ALL: tl.constexpr, FIRST: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
         WIDE: tl.constexpr, MATCHES: tl.constexpr, PLACES: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
@@ -85,8 +85,8 @@ if triton is not None:
         known = place < last
         page = tl.load(table + b * pages + place // ROWS, mask=known, other=0).to(tl.int64)
         at = tl.minimum(last, positions - 1) * 2 * DIM
-        cos = tl.load(turn + at + d, mask=inside, other=0.0).to(tl.float32)
-        sin = tl.load(turn + at + DIM + d, mask=inside, other=0.0).to(tl.float32)
+        cos = tl.load(rotations + at + d, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(rotations + at + DIM + d, mask=inside, other=0.0).to(tl.float32)
         found = tl.zeros((PLACES,), tl.float32)
         for head in tl.static_range(HEADS):
             own = asked + (b * ALL + FIRST + head) * DIM

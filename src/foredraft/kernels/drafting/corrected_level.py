@@ -170,11 +170,11 @@ if triton is not None:
             worth += tl.where(tl.load(foreseen + line - 1) == tl.load(token + n), kept, left)
         tl.store(scores + n * POINTERS + m, worth)
         x = tl.load(states + n * CHANNELS + i, mask=inside, other=0.0).to(tl.float32)
-        open = gate_after(x, weight, gating, eps, states.dtype.element_ty, CHANNELS)
-        open += tl.load(gates + level).to(tl.float32)
+        opening = gate_after(x, weight, gating, eps, states.dtype.element_ty, CHANNELS)
+        opening += tl.load(gates + level).to(tl.float32)
         named = tl.load(foreseen + line)
         column = tl.load(word_of + named, mask=named >= 0, other=-1)
-        copied, first, whole = shares_of(column, tl.where(column >= 0, worth + open, nowhere), nowhere, POINTERS)
+        copied, first, whole = shares_of(column, tl.where(column >= 0, worth + opening, nowhere), nowhere, POINTERS)
         # The best of the words that no pointer names, and of those that some do.
         total = log_total(peak, mass, n, chunks, CHUNKS)
         plain = tl.load(logits + n * stride + column, mask=column >= 0, other=0.0).to(tl.float32) - total

@@ -37,7 +37,7 @@ from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_b
 from ..draft_model import draft_block, draft_params
 from ..kept_features import RoundStates, last_row
 from ..medusa import MedusaDrafter
-from ..pipelined import Last, Pipeline, begin_head
+from ..pipelined import Last, Needs, Pipeline, begin_head
 from .fused_levels import FusedLevels, can_fuse
 from .target_texts import DeviceTexts, InsideTexts, KnownTexts, fits_round, read_block
 
@@ -83,6 +83,7 @@ class ForerunnerDrafter(MedusaDrafter):
 
     def end(self, sequences: Seq[Sequence]) -> None:
         super().end(sequences)
+        self._pipeline.end(sequences)
         if self._texts is not None:
             self._texts.forget(sequences)
         for sequence in sequences:
@@ -146,8 +147,9 @@ class ForerunnerDrafter(MedusaDrafter):
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, len(self.vocabulary.ids))
         unread, known = texts.unread(sequences), [executor.length(slot) for slot in slots]
-        made = self._pipeline.take(owner, list(ids), shape, known, unread)
-        if made is None:
+        if (begun := self._pipeline.take(owner, list(ids), shape, known, unread)) is not None:
+            shape, made = begun.shape, begun.made
+        else:
             if head.context:
                 executor.kv_cache.take(slots, [size] * len(slots))
             states = self.states_of(sequences)[:, None]
@@ -176,8 +178,9 @@ class ForerunnerDrafter(MedusaDrafter):
             return
         nodes, reach = last.shape.nodes, self._texts.reach(sequences)
         if self._texts.reach(sequences, nodes + 1) == reach:
-            asked = (self._owner, reach), READS[-1], 1 + nodes + self.size_for(last.shape)
-            self._pipeline.begun = begin_head(executor, asked, last, verdict, self._coming, grows=True)
+            own = self.size_for(last.shape) if self.head.context else 0
+            needs = Needs((self._owner, reach), READS[-1], 1 + nodes + own)
+            self._pipeline.begun = begin_head(executor, needs, last, verdict, self._coming, grows=True)
 
 
 class ForerunnerStepper:

@@ -47,6 +47,7 @@ class FusedLevels:
     def below(self, token: Tensor, above: Tensor | None, level: int) -> Found:
         """After nodes [B, w], whose parents are columns `above` of the level before; None = its only one."""
         head, part = self._head, self._head.correction
+        assert above is not None or token.shape[1] == self._states.shape[1] == 1
         parents = Parents(token.contiguous(), self._first if above is None else above.contiguous())
         read, rows, shares = enter_level(
             self._states, parents, self._rows[:, level], self._shares[:, level],

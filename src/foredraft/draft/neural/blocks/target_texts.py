@@ -124,10 +124,10 @@ class InsideTexts:
         return self._inside.read_beside(rows, self._head.beside)
 
     def pointers(self, features: Tensor, size: int) -> Pointers:
-        head, pointer = self._head, self._head.pointer
-        if (pages := self._inside.key_pages(head.context_layers, self._reach)) is not None and can_search(features, 1):
-            asked = pointer.query(features).view(len(features), pointer.heads, pointer.dim)
-            text, end, count = self._text, self.position, min(POINTERS, self._reach)
+        head, pointer, count = self._head, self._head.pointer, min(POINTERS, self._reach)
+        pages = self._inside.key_pages(head.context_layers, self._reach)
+        if pages is not None and can_search(features, count):
+            text, end, asked = self._text, self.position, pointer.queries(features)
             scores = score_places(*pages, asked, head.rotations, text, end, pointer.matched, NOWHERE)
             return Pointers(*best_places(scores, text, end, count, size, NOWHERE))
         keys = (self._inside.keys(layer, self._reach) for layer in head.context_layers)  # one at a time in memory

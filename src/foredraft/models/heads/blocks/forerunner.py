@@ -180,8 +180,12 @@ class Pointer(nn.Module):
 
     def asked(self, feature: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Features [N, d] of first rows -> queries [N, heads, D], turned as the keys are."""
-        asked = self.query(feature).view(len(feature), self.heads, self.dim)
-        return rotate(asked, cos, sin) * (self.dim * self.heads) ** -0.5
+        return rotate(self.queries(feature), cos, sin) * (self.dim * self.heads) ** -0.5
+
+    def queries(self, feature: Tensor) -> Tensor:
+        """The same before they are turned and scaled."""
+        asked: Tensor = self.query(feature)
+        return asked.view(len(feature), self.heads, self.dim)
 
     def scores(self, likeness: Tensor, matches: Tensor) -> Tensor:
         """Products of queries and keys, and matched tokens, [.., T] each -> scores of every place."""
