@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from foredraft.control.constants import LEAST_PASS
 from foredraft.control.cost import CostModel
 from foredraft.draft.combine.auto import AutoDrafter
+from foredraft.draft.combine.by_clock import ClockedDrafter
 from foredraft.models import random_decoder
 from foredraft.recipes import LLM
 from foredraft.recipes.table import can_choose
@@ -28,9 +27,13 @@ def test_recorded_passes_may_be_too_quick_to_choose_beside_them() -> None:
     assert can_choose(stepwise, passes_of(LEAST_PASS / 2))  # every operation costs the host there anyway
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_auto_is_plain_decoding_then(quick: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quick", "head", "kind"), [(False, True, AutoDrafter), (True, True, ClockedDrafter), (True, False, type(None))]
+)
+def test_auto_asks_the_clock_then(quick: bool, head: bool, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of a head or nothing, whatever is faster; plain decoding where there is no head."""
+    if not head:
+        monkeypatch.setattr("foredraft.recipes.recipe.best_kind", lambda *any: None)
     monkeypatch.setattr("foredraft.recipes.table.can_choose", lambda executor, costs: not quick)
     monkeypatch.setattr("foredraft.recipes.table.costs_of", lambda target: passes_of(0.01))
-    drafter = LLM("judge-demo", method="auto", device="cpu").method.drafter
-    assert drafter is None if quick else isinstance(drafter, AutoDrafter)
+    assert type(LLM("judge-demo", method="auto", device="cpu").method.drafter) is kind

@@ -108,7 +108,7 @@ class ThroughputProbe:
 
     def __init__(self) -> None:
         self.last: float | None = None  # when the last round began; None = unknown
-        self._drafting, self._plain = Throughput(), Throughput()
+        self.drafting, self.plain = Throughput(), Throughput()
         self._trial, self._rest = Backoff(PROBE_TRIAL, PROBE_LONGEST[0]), Backoff(PROBE_REST, PROBE_LONGEST[1])
         self._sample = Backoff(PROBE_SAMPLE, PROBE_SAMPLE)
         self._now = self._trial  # which of the three runs
@@ -117,7 +117,7 @@ class ThroughputProbe:
     def rests(self, now: float, wrote: int) -> bool:
         """Whether this round is to be plain. The one before has written so many tokens, 0 = unknown."""
         if self.last is not None and wrote > 0:
-            own = self._drafting if self._now is self._trial else self._plain
+            own = self.drafting if self._now is self._trial else self.plain
             own.tokens, own.seconds = own.tokens + wrote, own.seconds + now - self.last
         self.last = now
         if not self._now.runs():
@@ -127,12 +127,12 @@ class ThroughputProbe:
 
     def _change(self) -> None:
         if self._now is self._trial:
-            self._now, self._plain = self._sample, Throughput()
-        elif self._now is self._sample and 0 < self._drafting.rate <= self._plain.rate:
+            self._now, self.plain = self._sample, Throughput()
+        elif self._now is self._sample and 0 < self.drafting.rate <= self.plain.rate:
             self._trial.reset()
             self._now = self._rest
         else:  # drafting is faster, or a rest is over
             if self._now is self._sample:
                 self._rest.reset()
-            self._now, self._drafting = self._trial, Throughput()
+            self._now, self.drafting = self._trial, Throughput()
         self._now.start()

@@ -10,12 +10,13 @@ import logging
 from dataclasses import replace
 
 from ..control.calibration import Calibration
-from ..control.constants import AUTO_DEPTH, AUTO_LENGTH, AUTO_NODES, AUTO_WIDTH, LEAST_PASS
+from ..control.constants import AUTO_DEPTH, AUTO_LENGTH, AUTO_NODES, AUTO_WIDTH, CLOCKED_LENGTH, LEAST_PASS
 from ..control.cost import CostModel, Costs
 from ..control.cost_aware_tree import CostAwareTree
 from ..core.shapes.base import Chain
 from ..core.verify.exact.matching import SAMPLE_AND_MATCH
 from ..draft.combine.auto import Arm, AutoDrafter
+from ..draft.combine.by_clock import ClockedDrafter
 from ..draft.retrieval.prompt_lookup import PromptLookup
 from ..draft.retrieval.rest import RestDrafter
 from ..draft.retrieval.suffix import SuffixDrafter
@@ -52,8 +53,7 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
         return ahead.pearl(factory, replace(options, draft_length=None))
     measured, asked = costs_of(factory.target), (options.drafter, options.draft_length, options.words)
     if not any(asked) and not can_choose(factory.target.executor, measured):
-        log.info("plain decoding: a pass takes less time here than choosing among drafts would")
-        return Parts(rule=SAMPLE_AND_MATCH)
+        return _by_clock(factory)
     length = options.draft_length or AUTO_LENGTH
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     if options.store is not None:
@@ -70,6 +70,17 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
             shape = CostAwareTree(AUTO_NODES, AUTO_WIDTH, depth, costs=costs, timing=timing, calibration=calibration)
             arms.append(Arm(ready.drafter(shape, kind), depth, timing, calibration))
     return Parts(AutoDrafter(arms, costs), SAMPLE_AND_MATCH)
+
+
+def _by_clock(factory: PartsFactory) -> Parts:
+    """Where passes are too quick to choose beside them: chains of the best head, or nothing, whatever is faster."""
+    kind = factory.best_head(parts.HEADS, None)
+    if kind is None:
+        log.info("plain decoding: a pass takes less time here than choosing among drafts would")
+        return Parts(rule=SAMPLE_AND_MATCH)
+    ready = factory.head(kind, None)
+    chain = ready.drafter(Chain(min(CLOCKED_LENGTH, ready.longest), kind=Kind.CHOSEN), kind)
+    return Parts(ClockedDrafter(chain), SAMPLE_AND_MATCH)
 
 
 def can_choose(executor: Executor, costs: CostModel) -> bool:
