@@ -153,3 +153,19 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(UsageError, match="at least one"):
         make_report([])
+
+
+def test_what_a_pass_takes_is_the_sum_of_its_parts(tmp_path: Path) -> None:
+    run = load(write_run(tmp_path))
+    for name, whole, *parts, _ in tables.pass_times(run).rows:
+        row = run.row(name, "all")
+        assert row is not None
+        passes, decoding = row["tokens"] / row["tokens_per_step"], row["seconds"] - row["split"]["prefill"]
+        assert milliseconds(whole) == pytest.approx(1e3 * decoding / passes, abs=0.01)
+        assert sum(map(milliseconds, parts)) == pytest.approx(milliseconds(whole), abs=0.02)
+
+
+def milliseconds(cell: str) -> float:
+    number, unit = cell.split()
+    assert unit == "ms"
+    return float(number)

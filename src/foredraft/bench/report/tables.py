@@ -124,6 +124,22 @@ def passes_by_task(run: Run) -> Table:
     return by_task(run, "Tokens a pass by task", lambda row: f"{row['tokens_per_step']:.2f}")
 
 
+def pass_times(run: Run) -> Table:
+    """What a pass takes from one token to the next, and where that goes."""
+    parts = {"drafting": "draft", "target and verdict": "verify", "rest": "host"}
+    rows = []
+    for row in run.totals:
+        whole = sum(row["split"][part] for part in parts.values())
+        shares = [row["split"][part] / whole * row["step_ms"] if whole else 0.0 for part in parts.values()]
+        cells = [f"{ms:.2f} ms" for ms in (row["step_ms"], *shares)]
+        rows.append([row["method"], *cells, f"{row['drafted_per_step']:.1f}"])
+    note = (
+        "Without prompts' passes. A device computes while the host goes on: there a part is the time for which the"
+        " host worked on it or waited, wherever the device was by then."
+    )
+    return Table("What a pass takes", ["method", "a pass", *parts, "drafted /pass"], rows, note=note)
+
+
 def quality(run: Run) -> Table | None:
     """Accuracy beside the target's own, and flips; None = nothing was scored."""
     heads = [
@@ -233,6 +249,7 @@ def of_run(run: Run) -> list[Table]:
     if run.kind == "peers":
         return [peers(run), speed_by_task(run)]
     found: Sequence[Table | None] = (
-        methods(run), left_out(run), speed_by_task(run), passes_by_task(run), quality(run), differences(run),
+        methods(run), left_out(run), speed_by_task(run), passes_by_task(run), pass_times(run), quality(run),
+        differences(run),
     )  # fmt: skip
     return [table for table in found if table is not None]
