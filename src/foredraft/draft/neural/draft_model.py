@@ -18,20 +18,9 @@ from ...runtime import FINAL, Executor, Output, Rows
 from ...runtime.cuda.captured_passes import CapturedPasses
 from ...types import DraftBatch, Kind, SamplingParams, Sequence, Topology, Verdict
 from ..base import Drafter, Round
-from .captured_drafts import (
-    OWNERS,
-    READS,
-    Asked,
-    Draws,
-    can_capture,
-    capture_round,
-    cut_to_budgets,
-    filled,
-    settled,
-    shape_for,
-)
+from .captured_drafts import OWNERS, READS, Asked, Draws, can_capture, filled, shape_for
 from .native_step import NativeStep
-from .pipelined import Last, Pipeline, begin_model
+from .pipelined import Pipeline, begin_model
 
 # A drawn tree needs more than one token with mass, so greedy requests are drafted at this temperature (DySpec).
 TREE_TEMPERATURE = 0.6
@@ -147,19 +136,14 @@ class ModelDrafter(Drafter):
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
-        who = [s.id for s in sequences]
-        begun, made = self._pipeline.take(self._owner, who, shape, known, unread), None
-        if begun is not None:
-            shape, made = begun.shape, settled(executor, begun.made, slots, unread)
-        else:
-            made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, draws=draws))
-        if made is None:
+        round = self._pipeline.round(executor, Asked(shape, slots, unread, make, self._owner, draws=draws), sequences)
+        if round is None:
             return None
+        made, drafts = round
         assert made.row_of is not None
         self._read |= {s.id: row for s, row in zip(sequences, made.row_of, strict=True)}
         self._rows |= {s.id: made.rows for s in sequences}
-        last = Last.of(who, slots, shape, made, draws)
-        return cut_to_budgets(self._pipeline.handed_out(last, made.drafts), sequences)
+        return drafts
 
     @torch.no_grad()
     def draft_ahead(self, sequences: Seq[Sequence], verdict: Verdict) -> None:

@@ -27,19 +27,10 @@ from ...runtime.native.native_tree import Levels
 from ...runtime.torch.executor import CHUNK
 from ...types import DraftBatch, Kind, Sequence, Verdict
 from ..base import Round, propose_for
-from .captured_drafts import (
-    Asked,
-    Draws,
-    can_capture,
-    capture_round,
-    cut_to_budgets,
-    filled,
-    settled,
-    shape_for,
-)  # fmt: skip
+from .captured_drafts import Asked, Draws, can_capture, filled, shape_for
 from .draft_model import CATCH_UP, ModelDrafter, ModelStepper, draft_block, draft_params
 from .kept_features import KeptFeatures, RoundStates, accepted_rows, first_unread, path_rows, unread_slots
-from .pipelined import Last, Needs, begin_head
+from .pipelined import Needs, begin_head
 
 
 class EagleDrafter(ModelDrafter):
@@ -188,18 +179,12 @@ class EagleDrafter(ModelDrafter):
 
         params = [draft_params(s.params, self.shape) for s in sequences]
         draws = Draws.of(shape, sequences, params, self.executor.vocab_size)
-        who, known = [s.id for s in sequences], [executor.length(slot) for slot in slots]
-        begun, made = self._pipeline.take(self._owner, who, shape, known, unread), None
-        if begun is not None:
-            shape, made = begun.shape, settled(executor, begun.made, slots, unread)
-        else:
-            reads = self._pipeline.reads(shape, len(slots))
-            made = capture_round(executor, Asked(shape, slots, unread, make, self._owner, features, draws, reads))
-        if made is None:
+        reads = self._pipeline.reads(shape, len(slots))
+        asked = Asked(shape, slots, unread, make, self._owner, features, draws, reads)
+        if (round := self._pipeline.round(executor, asked, sequences)) is None:
             return None
         self._cut(sequences)
-        last = Last.of(who, slots, shape, made, draws)
-        return cut_to_budgets(self._pipeline.handed_out(last, made.drafts), sequences)
+        return round[1]
 
     @torch.no_grad()
     def observe(self, round: Round) -> None:

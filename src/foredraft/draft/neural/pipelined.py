@@ -23,7 +23,7 @@ from ...runtime.cuda.executor import BATCHES, GraphExecutor
 from ...runtime.row_layout import pinned
 from ...types import DraftBatch, Sequence, Verdict
 from ..base import Round
-from .captured_drafts import READS, CapturedDrafts, Draws, key_of
+from .captured_drafts import READS, Asked, CapturedDrafts, Draws, capture_round, cut_to_budgets, key_of, settled
 
 MOST = 8  # sequences; of many somebody ends at every step, and then work was for nothing
 
@@ -106,6 +106,20 @@ class Pipeline:
         """The drafts of a round for whoever looks at them later: the next round may overwrite its own."""
         self.last = last
         return drafts if last is None else replace(drafts, token=drafts.token.clone())
+
+    def round(
+        self, executor: GraphExecutor, asked: Asked, sequences: Seq[Sequence]
+    ) -> tuple[CapturedDrafts, DraftBatch] | None:
+        """Of a drafter with slots of its own: the round under way, if it is the one that is asked for, or a fresh one;
+        and its drafts, cut to the budgets. None where too much is unread."""
+        who, slots, unread = [s.id for s in sequences], list(asked.slots), asked.unread
+        begun = self.take(asked.owner, who, asked.shape, [executor.length(slot) for slot in slots], unread)
+        shape = asked.shape if begun is None else begun.shape
+        made = capture_round(executor, asked) if begun is None else settled(executor, begun.made, slots, unread)
+        if made is None:
+            return None
+        drafts = self.handed_out(Last.of(who, slots, shape, made, asked.draws), made.drafts)
+        return made, cut_to_budgets(drafts, sequences)
 
     def observe(self, round: Round) -> None:
         if self.begun is not None:

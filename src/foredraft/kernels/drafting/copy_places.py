@@ -40,7 +40,7 @@ def score_places(
     keys: of each layer, [pages, Hkv, rows, D], and the pages [B, P] of every text. asked [B, layers * Hkv, D]: what is
     looked for, before it is turned by row `end` of the table of rotations [positions, 2, D].
     worth: what 0, 1, .. tokens bring that agree with those at the end.
-    """  # fmt: skip
+    """
     (batch, length), (heads, rows, dim) = text.shape, keys[0].shape[1:]
     scores = torch.empty((batch, length), dtype=torch.float32, device=text.device)
     for i, layer in enumerate(keys):

@@ -44,7 +44,7 @@ def enter_level(
     """What the correction of nodes reads, [N, 2 d]: the normed states above them, their tokens' embeddings / unit.
 
     states [B, w above, d]; row [B, d] and share [B, s] of the level, also repeated for each node: [N, d], [N, s].
-    """  # fmt: skip
+    """
     (batch, wide, d), width, shared = states.shape, parents.token.shape[1], share.shape[1]
     count = batch * width
     read, rows, shares = (states.new_empty((count, n)) for n in (2 * d, d, shared))
@@ -144,9 +144,9 @@ if triton is not None:
         whole = most + tl.log(tl.exp(-most) + tl.sum(tl.where(first, tl.exp(copied - most), 0.0), axis=0))
         return copied, first, whole
 
-    @triton.jit(
-        do_not_specialize=["width", "wide", "chunks", "stride", "size", "level", "eps", "nowhere", "impossible"]
-    )  # type: ignore[untyped-decorator]
+    _NUMBERS = ["width", "wide", "chunks", "stride", "size", "level", "eps", "nowhere", "impossible"]
+
+    @triton.jit(do_not_specialize=_NUMBERS)  # type: ignore[untyped-decorator]
     def _merge(  # type: ignore[no-untyped-def]
         keys, peak, mass, logits, states, gain, gate, gates, followed,
         score, foreseen, token, above, names, word_of, values, ids, scores,
@@ -190,7 +190,6 @@ if triton is not None:
             key = tl.where(key == best, NOTHING, key)
             rival = tl.where(rival == best, NOTHING, rival)
             value = value_of(best) - whole
-            tl.store(
-                values + n * K + r, tl.where(value > impossible, value, impossible)
-            )  # a broken drafter guesses too
+            value = tl.where(value > impossible, value, impossible)  # a broken drafter guesses too
+            tl.store(values + n * K + r, value)
             tl.store(ids + n * K + r, tl.load(names + place_of(best)))

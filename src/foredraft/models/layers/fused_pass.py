@@ -14,7 +14,7 @@ from torch import Tensor
 from ...kernels.activation import gated
 from ...kernels.norm import add_norm
 from .attention_protocol import AttendHeads
-from .gemv_narrow import fits, normed_gate, normed_product, product_added
+from .gemv_narrow import fits, multiply_and_add, normed_gate, normed_product, product_added
 from .gemv_stream import LIBRARY_ROWS, StreamedLinear, multiply
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class FusedPass:
             qkv = layer.qkv(h)
         x = product_added(self._mixed(layer, index, qkv, bias), layer.out.weight, x.contiguous())
         inner = normed_gate(x, layer.mlp_norm, layer.eps, layer.gate_up.weight)
-        if fits(inner, layer.down):
-            return product_added(inner, layer.down.weight, x)
-        return layer.down.add_to(x, inner)  # more inputs than the narrow kernel takes
+        return multiply_and_add(layer.down, inner, x)  # it may have more inputs than the narrow kernel takes
 
     @staticmethod
     def _adds_bias(layer: Layer) -> bool:
