@@ -39,6 +39,16 @@ def test_the_slower_kind_of_rounds_becomes_ever_rarer(gain: float, plain: bool) 
     assert 0 < rare <= 1000 * PROBE_TRIAL / PROBE_LONGEST[plain] + PROBE_TRIAL
 
 
+def test_the_first_round_of_either_kind_is_not_counted() -> None:
+    """A head reads there what was written while it rested: drafts pay, though each beginning costs 25 rounds."""
+    probe, now, wrote, found = ThroughputProbe(), 0.0, 0, []
+    for _ in range(600):
+        found.append(probe.rests(now, wrote))
+        begins = not found[-1] and (len(found) < 2 or found[-2])
+        wrote, now = 1, now + (1.0 if found[-1] else 1 / 1.5 + (25 if begins and len(found) > 1 else 0))
+    assert found.count(True) < 60
+
+
 def rounds_looked(rest: LookupRest, rounds: int, batch: int, gained: float) -> list[int]:
     """The rounds in which a batch looks; a pass takes 20 ms, with drafts 22, looking 4."""
     looked = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,8 +54,27 @@ def test_batches_of_another_size_are_found_out_by_themselves() -> None:
     assert rounds.run(4, 400)[-100:].count(False) > 80
     assert all(rounds.run(1, 20)), "one text still has nothing from it"
     assert [line.split(":")[0] for line in rounds.drafter.explain()] == [
-        "prompt-lookup, batches below 2", "prompt-lookup, batches below 8",
+        "prompt-lookup, greedy, batches below 2", "prompt-lookup, greedy, batches below 8",
     ]  # fmt: skip
+
+
+def test_what_loses_is_not_even_told_of_texts_that_end_before_it_is_tried_again() -> None:
+    """Sampled texts are compared apart; a rest is shorter by the texts that went unheard, and then drafts are tried."""
+    rounds = Rounds(0.6)
+    text = Sequence(9, [1], 1, SamplingParams(temperature=0.0, max_new_tokens=500), 0)
+    rounds.run(1, 1500)
+    heard = []
+    for _ in range(60):
+        heard.append(not rounds.drafter.declines(text, 1))
+        if heard[-1]:
+            assert not rounds.drafter.declines(replace(text, params=SamplingParams(temperature=1.0)), 1)
+            rounds.run(1, 500)
+    assert heard.count(True) <= 8 and heard[-16:].count(False) >= 14
+    rounds.gain = 3.0
+    for _ in range(40):
+        if not rounds.drafter.declines(text, 1):
+            rounds.run(1, 500)
+    assert not any(rounds.drafter.declines(text, 1) for _ in range(3)) and rounds.run(1, 200).count(False) > 180
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.8])

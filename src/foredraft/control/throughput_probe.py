@@ -103,29 +103,39 @@ class ThroughputProbe:
     """Rounds that draft, then a few that do not, again and again; the slower kind becomes ever rarer.
 
     After a comparison that drafting wins, twice as many rounds draft; after one that it loses, it rests for twice as
-    many, and is then tried again, since texts, machines and captured graphs change.
+    many, and is then tried again, since texts, machines and captured graphs change. The first round of either kind is
+    not counted: a head reads there what was written while it rested.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_rest: int = PROBE_LONGEST[1]) -> None:
         self.last: float | None = None  # when the last round began; None = unknown
         self.drafting, self.plain = Throughput(), Throughput()
-        self._trial, self._rest = Backoff(PROBE_TRIAL, PROBE_LONGEST[0]), Backoff(PROBE_REST, PROBE_LONGEST[1])
+        self._trial, self._rest = Backoff(PROBE_TRIAL, PROBE_LONGEST[0]), Backoff(PROBE_REST, longest_rest)
         self._sample = Backoff(PROBE_SAMPLE, PROBE_SAMPLE)
         self._now = self._trial  # which of the three runs
+        self._turned = False  # just now, from one to another
         self._now.start()
 
     def rests(self, now: float, wrote: int) -> bool:
         """Whether this round is to be plain. The one before has written so many tokens, 0 = unknown."""
-        if self.last is not None and wrote > 0:
+        if self.last is not None and wrote > 0 and not self._turned:
             own = self.drafting if self._now is self._trial else self.plain
             own.tokens, own.seconds = own.tokens + wrote, own.seconds + now - self.last
-        self.last = now
+        self.last, self._turned = now, False
         if not self._now.runs():
             self._change()
             self._now.runs()
         return self._now is not self._trial
 
+    def spares(self, rounds: int) -> bool:
+        """Whether the rest that runs covers so many rounds; it is then shorter by them: a text goes unheard."""
+        spared = self._now is self._rest and rounds <= self._rest.left
+        if spared:
+            self._rest.left -= rounds
+        return spared
+
     def _change(self) -> None:
+        self._turned = True
         if self._now is self._trial:
             self._now, self.plain = self._sample, Throughput()
         elif self._now is self._sample and 0 < self.drafting.rate <= self.plain.rate:

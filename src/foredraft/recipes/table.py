@@ -10,7 +10,15 @@ import logging
 from dataclasses import replace
 
 from ..control.calibration import Calibration
-from ..control.constants import AUTO_DEPTH, AUTO_LENGTH, AUTO_NODES, AUTO_WIDTH, CLOCKED_LENGTH, LEAST_PASS
+from ..control.constants import (
+    AUTO_DEPTH,
+    AUTO_LENGTH,
+    AUTO_NODES,
+    AUTO_WIDTH,
+    CLOCKED_BLOCK,
+    CLOCKED_LENGTH,
+    LEAST_PASS,
+)
 from ..control.cost import CostModel, Costs
 from ..control.cost_aware_tree import CostAwareTree
 from ..core.shapes.base import Chain
@@ -58,7 +66,8 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     if options.store is not None:
         arms.append(Arm(RestDrafter(factory.stores(options.store), length, length, tree=False)))
-    kind, costs = factory.best_head(parts.HEADS, options.drafter), Costs(measured)
+    heads = parts.HEADS if options.drafter is None else parts.QUICK_HEADS
+    kind, costs = factory.best_head(heads, options.drafter), Costs(measured)
     if kind is not None or options.drafter is not None:
         kind = kind or parts.HEADS[0]  # a folder without a head is refused below
         ready = factory.head(kind, options.drafter, options.words)
@@ -74,12 +83,13 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
 
 def _by_clock(factory: PartsFactory) -> Parts:
     """Where passes are too quick to choose beside them: chains of the best head, or nothing, whatever is faster."""
-    kind = factory.best_head(parts.HEADS, None)
+    kind = factory.best_head(parts.QUICK_HEADS, None)
     if kind is None:
         log.info("plain decoding: a pass takes less time here than choosing among drafts would")
         return Parts(rule=SAMPLE_AND_MATCH)
     ready = factory.head(kind, None)
-    chain = ready.drafter(Chain(min(CLOCKED_LENGTH, ready.longest), kind=Kind.CHOSEN), kind)
+    length = CLOCKED_BLOCK if kind == "forerunner" else CLOCKED_LENGTH
+    chain = ready.drafter(Chain(min(length, ready.longest), kind=Kind.CHOSEN), kind)
     return Parts(ClockedDrafter(chain), SAMPLE_AND_MATCH)
 
 
@@ -250,8 +260,8 @@ RECIPES: dict[str, Recipe] = {
             takes_stop=True,
             defaults=TREE_OF_6,
         ),
-        *multi_draft_rows(parts.HEADS),
-        *retrieval_rows(parts.HEADS, SHAPE_NAMES),
+        *multi_draft_rows(parts.BEST_HEADS),
+        *retrieval_rows(parts.BEST_HEADS, SHAPE_NAMES),
         *TREES,
         TETRIS,
         TARGET_INIT,
