@@ -75,7 +75,7 @@ def read_methods(text: str, others: Iterable[str] = ()) -> list[MethodSpec]:
     found: list[_Reading] = []
     for piece in filter(None, (part.strip() for part in text.split(","))):
         head, _, rest = piece.partition(":")
-        if "=" not in head and (head in names or not (found and found[-1].open)):
+        if "=" not in head and (head in names or not (found and found[-1].takes(piece))):
             if head not in names:
                 raise unknown_name("method", head, names)
             found.append(_Reading(head, RECIPES.get(head)))
@@ -102,6 +102,10 @@ class _Reading:
         """Whether the last option spells a part whose parameters may go on."""
         return self.last in PARTS and ":" in self.given[self.last]
 
+    def takes(self, piece: str) -> bool:
+        """Whether a piece goes on with the option before it: of a part, or the second folder of a drafter's two."""
+        return self.open or (self.last == "drafter" and "/" in piece and "=" not in piece)
+
     @property
     def own(self) -> dict[str, Value]:
         return {} if self.recipe is None else self.recipe.own
@@ -112,7 +116,7 @@ class _Reading:
         key = "length" if not sign and piece.isdigit() and not self.open else key.strip().replace("-", "_")
         if not sign and key == "length":
             value = piece
-        elif self.open and key not in FIELDS and key not in self.own:
+        elif self.takes(piece) and key not in FIELDS and key not in self.own:
             self.given[self.last] += f",{piece}"
             return
         key = self._known(key, value.strip())
