@@ -23,7 +23,7 @@ from foredraft.core.spec import PartTable
 from foredraft.core.verify import RULES, SPELLINGS
 from foredraft.draft.combine.length_control import LengthControlDrafter
 from foredraft.errors import UsageError
-from foredraft.recipes import RECIPES, Options, find_recipe, read_method
+from foredraft.recipes import RECIPES, Options, find_recipe, read_method, read_methods
 from foredraft.recipes.recipe import LENGTH_RULES, Recipe
 from foredraft.recipes.shape_table import SHAPES
 from foredraft.recipes.spelling import FIELDS
@@ -208,6 +208,15 @@ def test_options_are_given_once() -> None:
     assert named.joined(Options(draft_length=4)).draft_length == 4
     with pytest.raises(UsageError, match="shape is given twice"):
         named.joined(Options(shape="chain"))
+
+
+def test_a_list_of_methods_takes_a_drafter_of_two_folders() -> None:
+    found = read_methods("plain,adaeagle:drafter=heads/eagle3,heads/adaeagle,length=4,eagle3:drafter=heads/eagle3")
+    assert [spec.method for spec in found] == ["plain", "adaeagle", "eagle3"]
+    assert [spec.options.drafter for spec in found[1:]] == ["heads/eagle3,heads/adaeagle", "heads/eagle3"]
+    assert [spec.options.draft_length for spec in found] == [None, 4, None]
+    with pytest.raises(UsageError, match="unknown method 'adaeagel'"):
+        read_methods("eagle3:drafter=heads/eagle3,adaeagel")
 
 
 def test_a_length_rule_gets_room() -> None:

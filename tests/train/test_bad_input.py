@@ -172,6 +172,8 @@ BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
     ({"kinds": ("sdsat",), "extra": {"rank": 0.0}}, "--set rank must be at least 1"),
     ({"kinds": ("griffin",), "extra": {"alignment": "foo"}}, "--set alignment 'foo' is none of paper, code"),
     ({"kinds": ("griffin",), "extra": {"alignment": 1.0}}, "--set alignment 1.0 is none of paper, code"),
+    ({"kinds": ("eagle3",), "extra": {"alignment": "code"}}, "unknown --set of these kinds 'alignment'"),
+    ({"kinds": ("falcon", "eagle"), "extra": {"taps": "1,2"}}, "unknown --set of these kinds 'taps'"),
     (
         {"kinds": ("decision",), "extra": {"reads": "foo"}},
         "--set reads 'foo' is none of probabilities, state",

@@ -98,8 +98,9 @@ class TrainOrder:
 
     def _check_extra(self) -> None:
         usual = {key: value for name in self.kinds for key, value in self.find(name).defaults.extra.items()}
-        if strange := sorted(self.extra.keys() - OPTIONAL - usual.keys()):
-            raise unknown_name("--set of these kinds", strange[0], sorted(OPTIONAL | usual.keys()))
+        known = usual.keys() | {key for key, kinds in OPTIONAL.items() if kinds & {*self.kinds}}
+        if strange := sorted(self.extra.keys() - known):
+            raise unknown_name("--set of these kinds", strange[0], sorted(known))
         for key, value in self.extra.items():
             if isinstance(value, str) and isinstance(usual.get(key), int | float):
                 raise UsageError(f"--set {key} takes a number, not {value!r}")

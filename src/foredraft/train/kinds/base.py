@@ -20,7 +20,12 @@ from ..objectives import LABELS, OBJECTIVES, cross_entropy
 from ..teacher import TeacherOutputs, pull
 from .training_stages import Stage
 
-OPTIONAL = frozenset({"alignment", "begun_as", "exits", "taps", "width"})  # of `extra`, beside what has a default
+OPTIONAL = {  # words of `extra` without a default, and the kinds that know them
+    "alignment": {"griffin"},
+    "begun_as": {"fastdraft"},
+    "exits": {"s2d"},
+    "taps": {"eagle3", "forerunner", "koala-medusa", "medusa", "mlp-speculator"},
+}
 FIXED_LAYERS = frozenset(  # kinds that have no choice
     {"decision", "eesd", "falcon", "griffin", "kangaroo", "mlp-speculator", "sdsat"}
 )
