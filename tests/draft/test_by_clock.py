@@ -58,7 +58,7 @@ def test_batches_of_another_size_are_found_out_by_themselves() -> None:
     ]  # fmt: skip
 
 
-def test_what_loses_is_not_even_told_of_texts_that_end_before_it_is_tried_again() -> None:
+def test_what_loses_never_hears_of_texts_that_end_before_it_is_tried_again() -> None:
     """Sampled texts are compared apart; a rest is shorter by the texts that went unheard, and then drafts are tried."""
     rounds = Rounds(0.6)
     text = Sequence(9, [1], 1, SamplingParams(temperature=0.0, max_new_tokens=500), 0)

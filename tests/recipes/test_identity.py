@@ -11,20 +11,18 @@ import torch
 
 from foredraft import LLM, Method, SamplingParams
 from foredraft.draft.store import Datastore
-from foredraft.models.heads import read_spec
 from foredraft.recipes import Options
+from foredraft.recipes.methods.trained_heads import SHIPPED_KINDS
 from foredraft.recipes.retrieval.embedding import embed_store
 from foredraft.recipes.table import RECIPES
-from foredraft.recipes.trained import shipped
 
 from .conftest import QUESTIONS
 
 SHORT = 8  # tokens of an answer where every method of the table writes some; `slow` has twenty prompts of 64
 TIE = 1e-4  # a difference is allowed only where the target's two best logits are this near
-SHIPPED = {read_spec(folder).kind for folder in shipped()}
 # Methods over trained heads run here once their weights come with the package.
 EXACT = {name: row for name, row in RECIPES.items() if not row.visual and not row.judges}
-READY = [name for name, row in EXACT.items() if row.kind is None or row.kind in SHIPPED]
+READY = [name for name, row in EXACT.items() if row.kind is None or row.kind in SHIPPED_KINDS]
 METHODS: dict[str, tuple[str, Options]] = {name: (name, Options()) for name in READY} | {
     "suffix tree": ("suffix", Options(shape="tree")),
     "draft-model tree": ("draft-model", Options(shape="tree", drafter="layers:27")),

@@ -15,15 +15,15 @@ from foredraft.core.shapes.eagle2_tree import Eagle2Tree
 from foredraft.core.trees.host_builder import HostTreeBuilder, SteppedTops, top_chain
 from foredraft.core.verify import RULES, default_rule
 from foredraft.draft.neural.blocks.forerunner import BlockTops, ForerunnerDrafter, ForerunnerStepper
-from foredraft.draft.neural.blocks.target_texts import KnownTexts
+from foredraft.draft.neural.blocks.target_texts import KnownTexts, read_block
 from foredraft.engine import Engine, Method
 from foredraft.errors import UsageError
 from foredraft.models import ModelConfig, native, pack, random_decoder
 from foredraft.models.heads import DraftVocab, ForerunnerHead, HeadSpec, Identity, own_parameters, settle
-from foredraft.models.heads.blocks.forerunner import MATCHES, NOWHERE, Copied, matched_tokens, point
+from foredraft.models.heads.blocks.forerunner import MATCHES, NOWHERE, Block, Copied, matched_tokens, point
 from foredraft.models.layers.linear import TiledLinear
 from foredraft.runtime import TorchExecutor, executor_for
-from foredraft.runtime.native.copied_words import CopiedWords
+from foredraft.runtime.native.copied_words import CopiedWords, Copies
 from foredraft.train.kinds import KINDS
 from foredraft.train.kinds.forerunner import SWITCHES, level_logits, read_blocks, true_paths
 from foredraft.train.objectives import forward_kl, kl_and_acceptance, total_variation
@@ -219,8 +219,10 @@ def test_levels_of_the_library_are_the_steps_in_torch(copy: bool) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("level", NAMES)
 @pytest.mark.parametrize("copy", [True, False])
-def test_chains_of_the_library_are_the_steps_in_torch(copy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_of_the_library_are_the_steps_in_torch(copy: bool, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(level, monkeypatch)
     drafter, sequences = native_drafter(copy, Chain(3))
     rng = KeyedRng(*torch.zeros((3, 2), dtype=torch.int64))
     quick, rows = stepper(drafter, sequences), drafter.blocks(sequences)[0]
@@ -233,20 +235,53 @@ def test_chains_of_the_library_are_the_steps_in_torch(copy: bool, monkeypatch: p
     assert torch.equal(found[0], top_chain(SteppedTops(stepper(drafter, sequences)), 2, 3))
 
 
+def both_ways(drafter: ForerunnerDrafter, sequences: list[Sequence]) -> tuple[Block, Block]:
+    """What the library reads, and torch."""
+    states, size = drafter.states_of(sequences), drafter.size_for(drafter.shape)
+    assert drafter.reader is not None
+    texts = KnownTexts(drafter.head, drafter.target, sequences)
+    return drafter.blocks(sequences), read_block(drafter.head, states, texts, size)
+
+
 @needs_native
-def test_places_of_the_library_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of texts that repeat themselves: the same best places, the same tokens after them; scores as bf16 allows."""
+@pytest.mark.parametrize("level", NAMES)
+def test_blocks_of_the_library_are_those_of_torch(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two texts that repeat themselves: the same rows, the same best places, the same tokens after them, as far as
+    bf16 allows; what the slots hold stays as it was."""
+    use(level, monkeypatch)
     drafter, sequences = native_drafter(True, Chain(3))
-    head, target = drafter.head, drafter.target
-    native_way, torch_way = (KnownTexts(head, target, sequences, way) for way in (drafter.search, None))
-    asked = torch.randn((2, head.pointer.heads, head.pointer.dim), generator=torch.Generator().manual_seed(3))
-    monkeypatch.setattr(ForerunnerHead, "asked", lambda *any: asked)
-    found, wanted = (way.pointers(torch.empty(0), 3) for way in (native_way, torch_way))
-    there = wanted.score > NOWHERE / 2
-    assert torch.equal(found.score > NOWHERE / 2, there) and there.sum() == 6 + 16  # places before the newest token
-    assert (found.score - wanted.score)[there].abs().max() < 0.05 * wanted.score[there].abs().max()
-    assert (found.token[there] == wanted.token[there]).all(dim=1).float().mean() > 0.8  # near-ties may change places
-    assert (found.token[~there] == -1).all() and (found.token[0, :6] == wanted.token[0, :6]).all(dim=1).any()
+    before = drafter.target.snapshot(1).data
+    found, wanted = both_ways(drafter, sequences)
+    for one, other in zip(found[:2], wanted[:2], strict=True):
+        assert one.shape == other.shape
+        assert (one.float() - other.float()).abs().max() < 0.04 * other.float().abs().max()
+    assert found.pointers is not None and wanted.pointers is not None
+    score, true = found.pointers.score, wanted.pointers.score
+    there = true > NOWHERE / 2
+    assert torch.equal(score > NOWHERE / 2, there) and there.sum() == 6 + 16  # places before the newest token
+    assert (score - true)[there].abs().max() < 0.05 * true[there].abs().max()
+    same = (found.pointers.token == wanted.pointers.token).all(dim=2)
+    assert same[there].float().mean() > 0.8  # near-ties may change places
+    assert (found.pointers.token[~there] == -1).all() and same[0, :6].any()
+    assert torch.equal(drafter.target.snapshot(1).data, before) and drafter.target.length(0) == 6
+    assert (true[0, :6].max() - true[0, :6].min()) > 0.1  # what is asked for has a say
+
+
+@needs_native
+@pytest.mark.parametrize("off", ["correction", "copy"])
+def test_blocks_of_the_library_without_an_ingredient(off: str) -> None:
+    drafter, sequences = native_drafter(True, Chain(3), off)
+    found, wanted = both_ways(drafter, sequences)
+    assert (found.rows.float() - wanted.rows.float()).abs().max() < 0.04 * wanted.rows.float().abs().max()
+    assert found.shares.shape == wanted.shares.shape and (found.pointers is None) == (off == "copy")
+
+
+@needs_native
+def test_a_pending_token_outside_the_vocabulary_is_refused() -> None:
+    drafter, sequences = native_drafter(True, Chain(3))
+    sequences[1].tokens[-1] = 96
+    with pytest.raises(IndexError, match="vocabulary"):
+        drafter.blocks(sequences)
 
 
 def written(shape: Shape | None, temperature: float = 0.0, off: str = "", follows: bool = False) -> tuple[Any, int]:
@@ -300,7 +335,7 @@ def test_shapes_read_no_more_of_a_block_than_they_need() -> None:
 @pytest.mark.parametrize("level", NAMES)
 def test_copies_of_the_library_are_the_heads_own(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it makes of the top words is what `Pointer.mixed` makes of all: several pointers to one token, tokens that
-    are not among the words, a text without pointers, scores that lie as numpy has left them."""
+    are not among the words, a text without pointers."""
     head, _ = made()
     torch.manual_seed(2)
     logits, feature = torch.randn(6, 40), torch.randn(6, 32).bfloat16()
@@ -313,6 +348,6 @@ def test_copies_of_the_library_are_the_heads_own(level: str, monkeypatch: pytest
     plain = logits.log_softmax(-1).topk(6)
     values, ids = (part.numpy().reshape(3, 2, 6) for part in plain)
     copied, block = CopiedWords(use(level, monkeypatch), head.pointer), token[:, :, None].expand(-1, -1, 2).numpy()
-    copied.mix((values, ids), (logits, feature), words().index, np.asfortranarray(score), block, 1)
+    Copies(copied, score.numpy(), block).mix((values, ids), (logits, feature), words().index, 1)
     assert (ids.reshape(6, 6) == wanted.indices.numpy()).all()
     assert np.abs(values.reshape(6, 6) - wanted.values.numpy()).max() < 1e-4

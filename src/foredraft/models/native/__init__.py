@@ -2,7 +2,7 @@
 
 from .compiled import MOST, Compiled, compiled
 from .levels import LEVELS, SWITCH, Level, has_bf16_products
-from .structs import Copying, Correction, Layer, Options, Pass, Pointing, Source, Span, Tail, Weight
+from .structs import BlockRows, Copying, Correction, GreedyChain, Layer, Options, Pass, Source, Span, Tail, Weight
 from .tiles import COLUMNS, Tiles, fits
 
 __all__ = [
@@ -10,14 +10,15 @@ __all__ = [
     "LEVELS",
     "MOST",
     "SWITCH",
+    "BlockRows",
     "Compiled",
     "Copying",
     "Correction",
+    "GreedyChain",
     "Layer",
     "Level",
     "Options",
     "Pass",
-    "Pointing",
     "Source",
     "Span",
     "Tail",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .build import built
 from .levels import SWITCH, Level, levels
-from .structs import Copying, Correction, Options, Pass, Pointing, Weight
+from .structs import BlockRows, Copying, Correction, GreedyChain, Options, Pass, Weight
 
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
@@ -35,7 +35,8 @@ class Compiled:
         self._code.fd_layers.argtypes = [ctypes.POINTER(Pass)]
         self._code.fd_copy.argtypes = [ctypes.POINTER(Copying)]
         self._code.fd_correct.argtypes = [ctypes.POINTER(Correction)]
-        self._code.fd_point.argtypes = [ctypes.POINTER(Pointing)]
+        self._code.fd_block_rows.argtypes = [ctypes.POINTER(BlockRows)]
+        self._code.fd_greedy_chain.argtypes = [ctypes.POINTER(GreedyChain)]
         weight = ctypes.POINTER(Weight)
         self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int]
         self._code.fd_norm.argtypes = [_pointer, _pointer, _float, _int, _int, _pointer]
@@ -61,9 +62,15 @@ class Compiled:
         if not self._code.fd_correct(ctypes.byref(order)):
             raise IndexError("a token lies outside the vocabulary")
 
-    def point(self, order: Pointing) -> int:
-        """The places of a text that resemble its end; how many were found."""
-        return int(self._code.fd_point(ctypes.byref(order)))
+    def block_rows(self, order: BlockRows) -> None:
+        """The rows of a block drafter's round, and the places of texts that resemble their ends."""
+        if not self._code.fd_block_rows(ctypes.byref(order)):
+            raise IndexError("a token lies outside the vocabulary")
+
+    def greedy_chain(self, order: GreedyChain) -> None:
+        """Greedy chains of a block drafter."""
+        if not self._code.fd_greedy_chain(ctypes.byref(order)):
+            raise IndexError("a token lies outside the vocabulary")
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool) -> Tensor:
         """x [.., depth] -> [.., columns] in bf16, or in float32 where `wide`."""

@@ -89,7 +89,7 @@ struct Runner {
     }
 
     bf16* stored(int layer, int which, int slot, int head) const {
-        return p.store + (((long(layer) * 2 + which) * p.slots + slot) * p.kv_heads + head) * p.capacity * p.dim;
+        return p.stored(layer, which, slot) + long(head) * p.capacity * p.dim;
     }
 
     void turn_and_store(const Layer& layer, int index, bool attends) {
@@ -390,3 +390,6 @@ extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, in
 #include "copying.h"
 #include "correct.h"
 #include "pointing.h"
+
+#include "block_rows.h"
+#include "greedy_chain.h"

@@ -54,4 +54,9 @@ struct Pass {
     const bf16* rotations;  // [positions][2][dim]: cosines, and sines whose first half is negated
     bf16* store;            // [layers][2][slots][kv_heads][capacity][dim]
     const Span* span;
+
+    // Keys (0) or values (1) of a slot's first head; those of the next one lie `capacity` rows further on.
+    bf16* stored(int layer, int which, int slot) const {
+        return store + ((long(layer) * 2 + which) * slots + slot) * kv_heads * capacity * dim;
+    }
 };

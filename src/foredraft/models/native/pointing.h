@@ -29,8 +29,7 @@ inline float likeness(const Pointing& p, int64_t place) {
 }
 
 // How many were found.
-extern "C" int fd_point(const Pointing* given) {
-    const Pointing& p = *given;
+inline int find_places(const Pointing& p) {
     static thread_local Line<float> line;
     line.reserve(p.end + 1);
     float* scores = line.data;

@@ -105,12 +105,17 @@ class Copying(ctypes.Structure):
     ]
 
 
-class Pointing(ctypes.Structure):
+class BlockRows(ctypes.Structure):
     _fields_ = [
-        *_fields("layers heads dim matches count threads"),
-        ("end", ctypes.c_int64),
-        *_fields("", "keys"),
-        ("head_stride", ctypes.c_int64),
-        ("place_stride", ctypes.c_int64),
-        *_fields("", "asked text worth values places"),
+        *_fields("texts size hidden states layers heads dim places matches turns threads"),
+        *((name, _float) for name in ("eps", "scale", "asked_scale", "nothing")),
+        *_fields("none"),
+        ("token", Source),
+        *_fields("", "state state_scale query passes rows share_norm ask_norm shares"),
+        *_fields("", "text end rotations worth scores after"),
+        *((name, Weight) for name in ("fuse", "share", "ask")),
     ]
+
+
+class GreedyChain(ctypes.Structure):
+    _fields_ = _fields("length texts", "words correction copying level followed scores tokens")

@@ -10,7 +10,7 @@ from ..trained import shipped
 TRAIN = "foredraft train makes them; name them with --drafter FOLDER"
 SHIPPED = f"come with the package for smollm2 (eagle3 also for qwen-coder); for other models {TRAIN}"
 FOREIGN = "heads published for vLLM and speculators (P-EAGLE); name the folder with --drafter FOLDER"
-SHIPPED_KINDS = {folder.name for folder in shipped()}
+SHIPPED_KINDS = {folder.name for folder in shipped() if folder.parent.name == "smollm2"}
 
 
 def head_row(

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...models import native
 from ...models.heads import ForerunnerHead
 from ...models.layers.linear import TiledLinear
+from .copied_words import Copies
 from .executor import NativeExecutor
 
 Numbers = NDArray[Any]
@@ -61,10 +62,10 @@ class CorrectedLevels:
         order.token = native.Source.at(head.embedding, self._token.ctypes.data)
         return order
 
-    def root(self, rows: Tensor, shares: Tensor, ids: Tensor, least: float, k: int) -> Found:
-        """Begin a round: the backbone's rows [B, size, d] and what they share, [B, size, 2 inner]; no log-probability
-        is below `least`, ids are those of the words."""
-        self._rows, self._shares, self._ids = rows.contiguous(), shares.contiguous(), ids
+    def begin(self, rows: Tensor, shares: Tensor, ids: Tensor, index: Tensor, least: float) -> None:
+        """A round: the backbone's rows [B, size, d] and what they share, [B, size, 2 inner]; the ids of the words, and
+        the columns of ids; no log-probability is below `least`."""
+        self._rows, self._shares, self._ids, self.index = rows.contiguous(), shares.contiguous(), ids, index
         self._tail.ids, self._tail.least = ids.data_ptr(), least
         words = self._words
         self._tail.words, self._tail.words_bias = words.struct, None if words.bias is None else words.bias.data_ptr()
@@ -72,10 +73,39 @@ class CorrectedLevels:
         self._tail.logits, self._tail.features = self._logits.data_ptr(), self._features.data_ptr()
         self._wide, self._now = 1, 0
         self._states[0, : self._batch] = self._rows[:, 0]
-        return self._search(1, k)
+
+    def root(self, k: int) -> Found:
+        """The top words of a round that has begun."""
+        found = self._search(1, k)
+        self.executor.run_pairs(self._order)
+        return found
 
     def below(self, token: Numbers, above: Numbers, level: int, k: int) -> Found:
         """The same after nodes [B, w] of this level, whose parents are columns `above` of the level before."""
+        self._correct(token, above, level)
+        self.executor.code.correct(self._correction)
+        self._wide, self._now = token.shape[1], 1 - self._now
+        found = self._search(self._wide, k)
+        self.executor.run_pairs(self._order)
+        return found
+
+    def chain(self, length: int, copies: Copies | None) -> Tensor:
+        """The top token, the one after it, ..: [B, length]; for a round that has begun, in one call."""
+        assert length <= self._rows.shape[1]  # the library goes from row to row
+        tokens, who = np.empty((length, self._batch), dtype=np.int64), np.zeros((self._batch, 1), dtype=np.int64)
+        found = self._search(1, 1)
+        if length > 1:
+            self._correct(who, who, 1)
+        order = native.GreedyChain(length, self._batch, ctypes.addressof(self._order))
+        order.correction, order.tokens = ctypes.addressof(self._correction), tokens.ctypes.data
+        if copies is not None:
+            copies.ask(found, (self.logits, self.features), self.index, 0)
+            copies.enter(order)
+        self.executor.code.greedy_chain(order)
+        return torch.from_numpy(tokens.T)
+
+    def _correct(self, token: Numbers, above: Numbers, level: int) -> None:
+        """Describe the states of nodes of a level."""
         (batch, width), order = token.shape, self._correction
         count = batch * width
         self._token[:count], self._above[:count] = token.reshape(-1), (above + self._who * self._wide).reshape(-1)
@@ -83,23 +113,16 @@ class CorrectedLevels:
         order.rows, order.width, order.threads = count, width, torch.get_num_threads()
         order.above = native.Source(before.data_ptr(), self._above.ctypes.data, before.stride(0), len(before))
         order.share, order.row = self._shares[0, level].data_ptr(), self._rows[0, level].data_ptr()
-        order.share_stride, order.row_stride, order.state = (
-            self._shares.stride(0),
-            self._rows.stride(0),
-            after.data_ptr(),
-        )
-        self.executor.code.correct(order)
-        self._wide, self._now = width, 1 - self._now
-        return self._search(width, k)
+        order.share_stride, order.row_stride = self._shares.stride(0), self._rows.stride(0)
+        order.token.row, order.state = self._token.ctypes.data, after.data_ptr()
 
     def _search(self, width: int, k: int) -> Found:
-        """Features, logits and top words of the newest states."""
+        """Describe the search for the top words of the newest states; where these will be."""
         shape = (self._batch, width, min(k, len(self._ids)))
         values, places = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
         order, tail, rows = self._order, self._tail, self._batch * width
         order.rows, order.threads = rows, torch.get_num_threads()
         order.stream = native.Source.of(self._states[self._now])
         tail.top, tail.values, tail.places = shape[2], values.ctypes.data, places.ctypes.data
-        self.executor.run_pairs(order)
         self.logits, self.features = self._logits[:rows], self._features[:rows]
         return values, places

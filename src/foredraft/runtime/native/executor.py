@@ -129,17 +129,17 @@ class NativeExecutor(TorchExecutor):
         hidden = hidden.to(torch.bfloat16).contiguous()
         return self._run(placement, *self._entering(hidden), layers, taps, skip=skip)
 
-    @torch.no_grad()
-    def read_beside(self, rows: Rows, streams: Tensor, layers: Sequence[tuple[int, Layer]]) -> Tensor:
+    def orders_beside(self, layers: Sequence[tuple[int, Layer]]) -> Any:
+        """The passes of `read_beside`, one a layer, as far as all are alike; None where one is unknown here."""
         if not all(_known(layer, index) for index, layer in layers):
-            return super().read_beside(rows, streams, layers)
-        placement, streams = self.place(rows), streams.to(torch.bfloat16).contiguous()
-        for index, layer in layers:
-            streams, _ = self._run(
-                placement, native.Source.of(streams), NOTHING, range(index, index + 1), (), own=layer
-            )
-        self.rollback(rows.slots, [self.length(slot) for slot in rows.slots])
-        return streams
+            return None
+        orders = (native.Pass * len(layers))()
+        for i, (index, layer) in enumerate(layers):
+            order, own = native.Pass.from_buffer_copy(self._order), self._with_own(index, layer)
+            order.first_layer, order.last_layer = index, index + 1
+            order.layers, order.inner = ctypes.addressof(own), own[index].down.depth
+            orders[i] = order
+        return orders
 
     def _with_own(self, index: int, layer: Layer) -> Any:
         """The layers as the library reads them, with a drafter's in the place of one; kept, as it is every round's."""
@@ -237,7 +237,6 @@ class NativeExecutor(TorchExecutor):
         taps: Collection[int],
         tail: native.Tail | None = None,
         skip: Skip = None,
-        own: Layer | None = None,
         stores_only: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         given = token.data or token.weight
@@ -257,9 +256,6 @@ class NativeExecutor(TorchExecutor):
         order.tail = None if tail is None else ctypes.addressof(tail)
         if skip is not None:
             order.layers = ctypes.addressof(self._without(skip))
-        if own is not None:
-            mixed = self._with_own(layers.start, own)
-            order.layers, order.inner = ctypes.addressof(mixed), mixed[layers.start].down.depth
         self._code.layers(order)
         return out, tapped
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,19 +17,19 @@ from ....core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary, deepe
 from ....core.shapes.eagle2_tree import level_width
 from ....core.shapes.step import TopStep
 from ....core.trees.editing import part
-from ....core.trees.host_builder import Found, Front, Numbers, SteppedTops, Tops, top_chain
+from ....core.trees.host_builder import Found, Front, SteppedTops, Tops
 from ....errors import UsageError
 from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
-from ....models.heads.blocks.forerunner import Copied, Pointers
+from ....models.heads.blocks.forerunner import Block, Copied
 from ....models.layers.linear import TiledLinear
 from ....models.native import MOST
 from ....runtime import Output, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import GraphExecutor
+from ....runtime.native.block_rows import BlockReader, reads_natively
 from ....runtime.native.copied_words import CopiedWords
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
-from ....runtime.native.place_search import PlaceSearch
 from ....types import DraftBatch, Kind, Sequence, Verdict
 from ...base import Round
 from ..captured_drafts import OWNERS, READS, Asked, Draws, can_capture, cut_to_budgets, run_round, shape_for
@@ -40,9 +39,6 @@ from ..medusa import MedusaDrafter
 from ..pipelined import Last, Needs, Pipeline, begin_head
 from .fused_levels import FusedLevels, can_fuse
 from .target_texts import DeviceTexts, InsideTexts, KnownTexts, fits_round, read_block
-
-Block = tuple[Tensor, Pointers | None]  # the backbone's rows [B, k, d], and where they may copy from
-NEGLIGIBLE = -9.0  # pointers with less, a ten-thousandth of the words' probability, are not worth following
 
 
 class ForerunnerDrafter(MedusaDrafter):
@@ -65,9 +61,9 @@ class ForerunnerDrafter(MedusaDrafter):
         super().__init__(head, shape, vocabulary, name)  # type: ignore[arg-type]
         self.target, self.draft_vocab = target, draft_vocab
         self._levels: dict[int, CorrectedLevels] = {}
-        native = target.compiled if head.copies else None
-        self.search = None if native is None else PlaceSearch(native, head)
-        self.copied = None if native is None else CopiedWords(native.code, head.pointer)
+        native = target.compiled
+        self.reader = None if native is None or not reads_natively(native, head) else BlockReader(native, head)
+        self.copied = None if native is None or not head.copies else CopiedWords(native.code, head.pointer)
         self._owner = next(OWNERS)
         self._texts: DeviceTexts | None = None  # None = no round was captured yet
         self._coming: Tensor | None = None  # states of the round whose verdict is awaited
@@ -123,9 +119,11 @@ class ForerunnerDrafter(MedusaDrafter):
         return min(most, (deepest(shape) or most) + further)
 
     def blocks(self, sequences: Seq[Sequence]) -> Block:
-        """The backbone's rows after each sequence, [B, size, d], and where they may copy from."""
-        texts = KnownTexts(self.head, self.target, sequences, self.search)
-        return read_block(self.head, self.states_of(sequences), texts, self.size_for(self.shape))
+        """What the backbone says after each sequence."""
+        states, size = self.states_of(sequences), self.size_for(self.shape)
+        if self.reader is not None:
+            return self.reader.read([s.slot for s in sequences], [s.tokens for s in sequences], states, size)
+        return read_block(self.head, states, KnownTexts(self.head, self.target, sequences), size)
 
     def _captured(self, executor: GraphExecutor, sequences: Seq[Sequence]) -> DraftBatch | None:
         """The whole round as one CUDA graph; None where it must go step by step."""
@@ -191,9 +189,8 @@ class ForerunnerStepper:
     ) -> None:
         self.head, self.block, self.vocabulary = drafter.head, block, words
         self.words = drafter.head.head if drafter.draft_vocab is None else drafter.draft_vocab
-        self.rows, self.pointers = read
+        self.rows, self._shares, self.pointers = read
         self.batch, self.ids, self.device = len(self.rows), ids, drafter.target.device
-        self._shares = self.head.shares(self.rows.flatten(0, 1)).view(*self.rows.shape[:2], -1)
         self._rooms = (self.batch, max(drafter.shape.numbered, 1) + 1)  # nodes, root first
         self._depth, self._levels, self._copied_words = 0, drafter.levels(self.batch), drafter.copied
 
@@ -215,7 +212,8 @@ class ForerunnerStepper:
         """[B, length] the top tokens of greedy chains, and how many ids there are; None where drafts are drawn."""
         if self._levels is None or not self.block.all_greedy:
             return None
-        return top_chain(self.tops(), self.batch, length), len(self.vocabulary.index)
+        tops = BlockTops(self, self._levels, self._copied_words)
+        return tops.chain(length), len(self.vocabulary.index)
 
     def expand(self, frontier: Frontier) -> Step:
         self._depth += 1
@@ -286,37 +284,29 @@ class InsideStepper(ForerunnerStepper):
 class BlockTops:
     """The same in numpy, without steps: the library runs a level, and copies change a few of its words."""
 
-    _tokens: Numbers | None
-    _scores: Numbers | None
-
-    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels, pointer: CopiedWords | None) -> None:
-        self._stepper, self._levels = stepper, levels
-        self._ids = stepper.vocabulary.ids
-        self._tokens = self._scores = None
+    def __init__(self, stepper: ForerunnerStepper, levels: CorrectedLevels, copied: CopiedWords | None) -> None:
+        self._levels, self._copies = levels, None
         if stepper.pointers is not None:
-            assert pointer is not None  # a library that runs levels looks for places, too
-            self._pointer = pointer
-            score, token = stepper.pointers.score.numpy(), stepper.pointers.token.numpy()
-            loud = (score > NEGLIGIBLE).any(axis=0)
-            if loud.any():
-                self._tokens, self._scores = token[:, loud], score[:, None, loud]  # [B, M, size], [B, w, M]
-        self._who = np.arange(stepper.batch)[:, None]
+            assert copied is not None
+            self._copies = copied.of(stepper.pointers)
+        words = stepper.vocabulary
+        levels.begin(stepper.rows, stepper._shares, words.ids, words.index, IMPOSSIBLE)
 
     def root(self, k: int) -> Found:
-        stepper = self._stepper
-        found = self._levels.root(stepper.rows, stepper._shares, self._ids, IMPOSSIBLE, k)
-        return self._mixed(found, 0)
+        return self._mixed(self._levels.root(k), 0)
 
     def below(self, front: Front, k: int) -> Found:
-        level = front.level
-        if self._scores is not None and self._tokens is not None:
-            scores, foreseen = self._scores[self._who, front.above], self._tokens[:, :, level - 1]
-            self._scores = self._pointer.follow(scores, foreseen, front.token, level)
-        return self._mixed(self._levels.below(front.token, front.above, level, k), level)
+        if self._copies is not None:
+            self._copies.follow(front.above, front.token, front.level)
+        return self._mixed(self._levels.below(front.token, front.above, front.level, k), front.level)
+
+    def chain(self, length: int) -> Tensor:
+        """As `top_chain`, in one call."""
+        return self._levels.chain(length, self._copies)
 
     def _mixed(self, found: Found, level: int) -> Found:
         """The top words after pointers had their shares."""
-        if self._scores is not None and self._tokens is not None:
-            of, index = (self._levels.logits, self._levels.features), self._stepper.vocabulary.index
-            self._pointer.mix(found, of, index, self._scores, self._tokens, level)
+        if self._copies is not None:
+            of = self._levels.logits, self._levels.features
+            self._copies.mix(found, of, self._levels.index, level)
         return found

@@ -18,11 +18,10 @@ from torch import Tensor
 from ....kernels.drafting.copy_places import best_places, score_places
 from ....kernels.top_k_search import can_search
 from ....models.heads import ForerunnerHead
-from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Pointers, likeness, matched_tokens, point
+from ....models.heads.blocks.forerunner import NOWHERE, POINTERS, Block, Pointers, likeness, matched_tokens, point
 from ....runtime import Rows, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import BATCHES, GraphExecutor, fitting
-from ....runtime.native.place_search import PlaceSearch
 from ....runtime.row_layout import upload
 from ....types import Sequence
 from ..captured_drafts import READS
@@ -50,15 +49,14 @@ class Texts(Protocol):
         """Places that resemble what the features [B, d] of first rows ask for, each with the `size` tokens after it."""
 
 
-def read_block(head: ForerunnerHead, states: Tensor, texts: Texts, size: int) -> tuple[Tensor, Pointers | None]:
-    """The first rows of blocks after texts, [B, size, d], and where they may copy from; no row sees those after it.
+def read_block(head: ForerunnerHead, states: Tensor, texts: Texts, size: int) -> Block:
+    """The first `size` rows of blocks after texts; no row sees those after it.
     states: the target's before the pending tokens, all taps in a row."""
     rows = head.stream(texts.pending, states, size)
     position = texts.position
     rows = texts.beside(rows) if head.context else head.backbone(rows, position, OwnRows(len(rows)))
-    if not head.copies:
-        return rows, None
-    return rows, texts.pointers(head.features(rows[:, 0]), size)
+    shares = head.shares(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
+    return Block(rows, shares, texts.pointers(head.features(rows[:, 0]), size) if head.copies else None)
 
 
 class OwnRows:
@@ -76,11 +74,8 @@ class OwnRows:
 class KnownTexts:
     """As the host knows them: text after text."""
 
-    def __init__(
-        self, head: ForerunnerHead, target: TorchExecutor, sequences: Seq[Sequence], search: PlaceSearch | None = None
-    ) -> None:
-        """search: the library's way to look for places; None = in torch."""
-        self._head, self._target, self._sequences, self._search = head, target, sequences, search
+    def __init__(self, head: ForerunnerHead, target: TorchExecutor, sequences: Seq[Sequence]) -> None:
+        self._head, self._target, self._sequences = head, target, sequences
         ends = [[s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences]]
         self.pending, self.position = upload(ends, target.device).unbind(0)
 
@@ -93,9 +88,6 @@ class KnownTexts:
         layers, asked = self._head.context_layers, self._head.asked(features, self.position)
         found = []
         for s, one in zip(self._sequences, asked, strict=True):
-            if self._search is not None:
-                found.append(self._search.find(s.slot, s.tokens, one, size))
-                continue
             text = upload([s.tokens], asked.device)
             keys = [self._target.context(layer, s.slot)[0][None, None] for layer in layers]
             end = torch.full_like(text[:, :1], len(s.tokens) - 1)

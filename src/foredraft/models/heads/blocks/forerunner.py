@@ -15,7 +15,7 @@ drafted follows it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,14 @@ class Pointers:
 
     score: Tensor  # [N, M] float32
     token: Tensor  # [N, M, k] int64 target ids that follow each place; -1 where the text ends
+
+
+class Block(NamedTuple):
+    """What the backbone says after texts, in k levels."""
+
+    rows: Tensor  # [B, k, d]
+    shares: Tensor  # [B, k, ..] what corrections take from them
+    pointers: Pointers | None  # where they may copy from
 
 
 class ForerunnerHead(nn.Module):
