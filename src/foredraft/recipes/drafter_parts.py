@@ -31,7 +31,7 @@ from .recipe import Options, Parts, PartsFactory, draft_executor, stopped
 
 MakeParts = Callable[[PartsFactory, Options], Parts]
 HEADS = ("eagle3", "eagle", "fastdraft", "mlp-speculator")  # the first that is there
-QUICK_HEADS = ("forerunner", *HEADS)  # where calls cost more than rows, as on a GPU
+BEST_HEADS = ("forerunner", *HEADS)  # for shapes that go by whole levels
 
 
 def no_drafter(factory: PartsFactory, options: Options) -> Parts:

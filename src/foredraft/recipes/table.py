@@ -66,10 +66,9 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
     arms = [Arm(PromptLookup(length)), Arm(SuffixDrafter(length))]
     if options.store is not None:
         arms.append(Arm(RestDrafter(factory.stores(options.store), length, length, tree=False)))
-    heads = parts.HEADS if options.drafter is None else parts.QUICK_HEADS
-    kind, costs = factory.best_head(heads, options.drafter), Costs(measured)
+    kind, costs = factory.best_head(parts.BEST_HEADS, options.drafter), Costs(measured)
     if kind is not None or options.drafter is not None:
-        kind = kind or parts.HEADS[0]  # a folder without a head is refused below
+        kind = kind or parts.BEST_HEADS[0]  # a folder without a head is refused below
         ready = factory.head(kind, options.drafter, options.words)
         depth = min(length, AUTO_DEPTH, ready.longest)
         if factory.target.executor.capturing is not None:  # a chain can be recorded, the tree below cannot
@@ -83,7 +82,7 @@ def _auto(factory: PartsFactory, options: Options) -> Parts:
 
 def _by_clock(factory: PartsFactory) -> Parts:
     """Where passes are too quick to choose beside them: chains of the best head, or nothing, whatever is faster."""
-    kind = factory.best_head(parts.QUICK_HEADS, None)
+    kind = factory.best_head(parts.BEST_HEADS, None)
     if kind is None:
         log.info("plain decoding: a pass takes less time here than choosing among drafts would")
         return Parts(rule=SAMPLE_AND_MATCH)
