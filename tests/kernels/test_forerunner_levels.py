@@ -16,7 +16,7 @@ from foredraft.draft.neural.blocks.target_texts import _pointers
 from foredraft.kernels.norm import norm
 from foredraft.models import Decoder
 from foredraft.models.heads import ForerunnerHead
-from foredraft.models.heads.blocks.forerunner import NOWHERE, POINTERS, Copied, Pointers
+from foredraft.models.heads.blocks.forerunner import NOWHERE, POINTERS, Block, Copied, Pointers
 from foredraft.runtime import TorchExecutor
 from foredraft.runtime.cuda.executor import GraphExecutor
 from foredraft.types import SamplingParams
@@ -80,8 +80,9 @@ def test_levels_are_the_steps(width: int) -> None:
     assert isinstance(own.head, ForerunnerHead)
     rows, pointers = block(own.head.hidden_size)
     params = ParamBlock.of([SamplingParams()] * BATCH, VOCAB, torch.device(DEVICE))
-    steps = ForerunnerStepper(own, (0, 1), (rows, pointers), params, own.vocabulary)
-    fused = FusedLevels(own.head, rows, steps._shares, pointers, own.vocabulary, width)
+    shares = own.head.shares(rows.flatten(0, 1)).view(BATCH, SIZE, -1)
+    steps = ForerunnerStepper(own, (0, 1), Block(rows, shares, pointers), params, own.vocabulary)
+    fused = FusedLevels(own.head, rows, shares, pointers, own.vocabulary, width)
     expected, found = steps.root().top_rows(width), fused.root()
     base, wide, copied = -1, 1, 0
     for level in range(1, SIZE + 1):
