@@ -17,7 +17,7 @@ from foredraft.models.load import quantised
 from foredraft.models.load.folders import SINGLE
 from foredraft.models.load.gguf import convert_gguf, widen_gguf
 from foredraft.models.load.gguf_blocks import KINDS, tiles_of
-from foredraft.models.native.tiles import GRID4, GRID8
+from foredraft.models.native.tiles import ALL_GRIDS, FLAT_GRIDS
 from foredraft.runtime import Rows, TorchExecutor, executor_for
 from foredraft.runtime.native.executor import NativeExecutor
 
@@ -57,35 +57,37 @@ def test_the_formats_are_those_of_the_reader() -> None:
     assert {*SCALES, "F32", "F16", "BF16"} == set(KINDS)
 
 
-@pytest.mark.parametrize("words", [True, False])
 @pytest.mark.parametrize("kind", SCALES)
-def test_tiles_hold_what_the_file_holds(kind: str, words: bool) -> None:
+def test_tiles_hold_what_the_file_holds(kind: str) -> None:
     data, true = stored(kind)
-    tiles = tiles_of(kind, data, words)
+    tiles = tiles_of(kind, data)
     assert torch.equal(tiles.dense(), true.bfloat16())
     some = torch.randperm(ROWS)[:32]
     assert torch.equal(tiles.chosen(some).dense(), true.bfloat16()[some])
-    most = 1.12 if kind == "Q4_0" and not words else 1.06
-    assert tiles.codes.nbytes + tiles.scales.nbytes <= most * data.nbytes
+    assert tiles.codes.nbytes + tiles.scales.nbytes <= 1.06 * data.nbytes
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_plain_numbers_are_kept_in_bf16(kind: str) -> None:
     dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
     weight = torch.randn(ROWS, DEPTH).to(dtype)
-    assert torch.equal(tiles_of(kind, weight.view(torch.uint8).numpy(), True).dense(), weight.bfloat16())
+    assert torch.equal(tiles_of(kind, weight.view(torch.uint8).numpy()).dense(), weight.bfloat16())
 
 
+@pytest.mark.parametrize("grids", [0, FLAT_GRIDS, ALL_GRIDS])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 24, 53])
 @pytest.mark.parametrize("kind", SCALES)
-def test_products_are_those_of_the_dequantised_weight(code: native.Compiled, kind: str, rows: int) -> None:
+def test_products_are_those_of_the_dequantised_weight(code: native.Compiled, kind: str, rows: int, grids: int) -> None:
     data, true = stored(kind)
-    tiles = tiles_of(kind, data, not code.level.bf16_products)
-    if code.level.bf16_products and tiles.format in (GRID4, GRID8):
+    tiles = tiles_of(kind, data)
+    if code.level.bf16_tiles and tiles.format < grids:
         true = true.bfloat16()
-    product = TiledLinear.of_tiles([tiles], wide=True)
     torch.manual_seed(rows)
     x = torch.randn(rows, DEPTH).bfloat16()
+
+    def product(x: Tensor) -> Tensor:
+        return code.linear(x, tiles.struct, None, True, grids)
+
     expected, got = x.double() @ true.double().T, product(x)
     assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
     assert torch.equal(torch.cat([product(x[i : i + 1]) for i in range(rows)]), got), "a row's numbers are its own"
@@ -103,7 +105,7 @@ def check_by_any_threads(product: TiledLinear, x: Tensor, expected: Tensor) -> N
 
 def test_parts_of_several_formats_are_one_product(code: native.Compiled) -> None:
     kinds = ("Q4_K", "Q4_K", "Q6_K", "Q8_0", "Q5_0")
-    parts = [tiles_of(kind, stored(kind)[0], not code.level.bf16_products) for kind in kinds]
+    parts = [tiles_of(kind, stored(kind)[0]) for kind in kinds]
     x, whole = torch.randn(11, DEPTH).bfloat16(), TiledLinear.of_tiles(parts, wide=True)
     alone = torch.cat([TiledLinear.of_tiles([part], wide=True)(x) for part in parts], dim=1)
     check_by_any_threads(whole, x, alone)
@@ -125,9 +127,7 @@ def hard_rows(rows: int, depth: int) -> Tensor:
 def test_tiles_of_bytes_yield_the_bits_of_words(name: str, kind: str, columns: int, depth: int) -> None:
     """16-bit integers as two bytes each, by tile registers: sums are those of a level that has none, bit by bit."""
     depth += 0 if kind.endswith(("K", "XS")) else 32  # without super-blocks: an odd number of k-blocks
-    tiles = tiles_of(kind, stored(kind, columns, depth)[0], True)
-    if name == "amx" and tiles.format == GRID8:
-        pytest.skip("by tiles of bf16 there")
+    tiles = tiles_of(kind, stored(kind, columns, depth)[0])
     for rows in (*range(1, 18), 31, 33, 64):
         x = hard_rows(rows, depth)
         got, true = (library(which).linear(x, tiles.struct, None, True) for which in (name, "avx512vnni"))
@@ -140,7 +140,7 @@ def test_tiles_of_bytes_and_of_bf16_take_turns(name: str, monkeypatch: pytest.Mo
     code = use(name, monkeypatch)
     for depth, kinds in ((512, ("Q4_K", "BF16", "Q6_K", "Q8_0", "BF16", "Q5_0")), (96, ("Q4_1", "BF16", "Q8_0"))):
         plain = torch.randn(ROWS, depth).bfloat16().view(torch.uint8).numpy()
-        parts = [tiles_of(kind, plain if kind == "BF16" else stored(kind, ROWS, depth)[0], True) for kind in kinds]
+        parts = [tiles_of(kind, plain if kind == "BF16" else stored(kind, ROWS, depth)[0]) for kind in kinds]
         whole = TiledLinear.of_tiles(parts, wide=True)
         for rows in (3, 5, 21):
             x = hard_rows(rows, depth)
@@ -182,7 +182,7 @@ def test_a_quantised_file_runs_as_its_widened_folder(
 def test_rows_of_a_quantised_table_are_those_of_the_file(code: native.Compiled, kind: str) -> None:
     """Looked up here and by the library: an embedding is the only thing that a pass without layers hands on."""
     data, true = stored(kind)
-    table = QuantisedTable(tiles_of(kind, data, not code.level.bf16_products))
+    table = QuantisedTable(tiles_of(kind, data))
     ids = torch.tensor([[5, 47], [0, 5]])
     assert torch.equal(torch.nn.functional.embedding(ids, table), true.bfloat16()[ids])
     assert torch.equal(table[::7], true.bfloat16()[::7]) and torch.equal(table.float(), true.bfloat16().float())

@@ -14,7 +14,7 @@ from foredraft.models import native
 from foredraft.models.layers.linear import Linear, TiledLinear, can_tile
 from foredraft.models.native import Tiles
 from foredraft.models.native.levels import SWITCH
-from foredraft.models.native.tiles import BF16, CENTERED4, EIGHT, GRID4, GRID8, NIBBLES
+from foredraft.models.native.tiles import ALL_GRIDS, BF16, CENTERED4, EIGHT, GRID8, NIBBLES
 
 from ..kit.native_levels import NAMES, use
 
@@ -25,21 +25,6 @@ COLUMNS, DEPTH = 80, 96
 def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> native.Compiled:
     """The library, on each level of instructions that this processor has."""
     return use(str(request.param), monkeypatch)
-
-
-def in_bf16(code: native.Compiled, form: int) -> bool:
-    """Whether products are of bf16 numbers; those of flat forms are of 16-bit integers on every level (words.h)."""
-    return form == BF16 or (code.level.bf16_products and form in (GRID4, GRID8))
-
-
-def multiplied(code: native.Compiled, weight: Tensor, form: int) -> Tensor:
-    """The numbers that products use: those of the grid, rounded to bf16 where bf16 is multiplied."""
-    return weight.bfloat16().double() if in_bf16(code, form) else weight.double()
-
-
-def error_of(code: native.Compiled, form: int) -> float:
-    """Largest error of a product, as a share of the largest result; bf16 inputs themselves are off by up to 4e-3."""
-    return 1e-5 if code.level.bf16_products and in_bf16(code, form) else 1e-4
 
 
 def rough() -> Tensor:
@@ -79,19 +64,18 @@ CASES = [
     (rough, BF16),
     (eight_bits, GRID8),
     (eight_bits_by_row, GRID8),
-    (four_bits, GRID4),
+    (four_bits, NIBBLES),
     (four_bits_of_heads, CENTERED4),
 ]
 
 
-@pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize(("make", "form"), CASES)
-def test_storage_loses_nothing(make: Callable[[], Tensor], form: int, words: bool) -> None:
+def test_storage_loses_nothing(make: Callable[[], Tensor], form: int) -> None:
     torch.manual_seed(1)
     weight = make()
     weight[3] = 0.0  # a dead row lies on any grid
-    tiles = Tiles.of(weight, words)
-    assert tiles.format == (NIBBLES if words and form == GRID4 else form)
+    tiles = Tiles.of(weight)
+    assert tiles.format == form
     assert torch.equal(tiles.dense(), weight.bfloat16())
     chosen = torch.randperm(COLUMNS)[:32]
     assert torch.equal(tiles.chosen(chosen).dense(), weight.bfloat16()[chosen])
@@ -110,26 +94,35 @@ def test_one_number_off_the_grid_is_kept(make: Callable[[], Tensor]) -> None:
     assert torch.equal(tiles.dense(), weight.bfloat16()) and tiles.format == BF16
 
 
+@pytest.mark.parametrize("by_tiles", [False, True])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 70])
 @pytest.mark.parametrize(("make", "form"), CASES)
 def test_products_are_right_and_rows_do_not_know_each_other(
-    code: native.Compiled, make: Callable[[], Tensor], form: int, rows: int
+    code: native.Compiled, make: Callable[[], Tensor], form: int, rows: int, by_tiles: bool
 ) -> None:
+    """Of the grid's own numbers; of these rounded to bf16 where tiles of bf16 are asked for."""
     torch.manual_seed(3)
     plain = Linear(DEPTH, COLUMNS, torch.float32, "cpu", bias=True).requires_grad_(False)
     plain.weight.copy_(make())
     torch.nn.init.normal_(plain.bias)  # type: ignore[arg-type]
     assert can_tile(plain)
     narrow, wide = TiledLinear(plain), TiledLinear(plain, wide=True)
-    assert wide.tiles.format in (form, NIBBLES if form == GRID4 else form)
-    x = torch.randn(rows, DEPTH).bfloat16()
-    true = x.double() @ multiplied(code, plain.weight, form).T
+    assert wide.tiles.format == form
+    x, in_bf16 = torch.randn(rows, DEPTH).bfloat16(), form == BF16 or (by_tiles and code.level.bf16_tiles)
+    true = x.double() @ (plain.weight.bfloat16() if in_bf16 else plain.weight).double().T
     true += plain.bias.bfloat16().double()  # type: ignore[union-attr]
-    got = wide(x)
-    assert got.dtype == torch.float32 and (got - true).abs().max() < error_of(code, form) * true.abs().max()
-    assert torch.equal(narrow(x), got.bfloat16())
-    alone = torch.cat([wide(x[i : i + 1]) for i in range(rows)])
+
+    def product(x: Tensor) -> Tensor:
+        return code.linear(x, wide.struct, wide.bias, True, ALL_GRIDS if by_tiles else 0)
+
+    got = product(x)
+    worst = 1e-5 if in_bf16 and code.level.bf16_tiles else 1e-4  # bf16 inputs themselves are off by up to 4e-3
+    assert got.dtype == torch.float32 and (got - true).abs().max() < worst * true.abs().max()
+    alone = torch.cat([product(x[i : i + 1]) for i in range(rows)])
     assert torch.equal(alone, got), "bit by bit, whatever else is in the batch"
+    if by_tiles:
+        return
+    assert torch.equal(wide(x), got) and torch.equal(narrow(x), got.bfloat16())
     assert wide(x[:0]).shape == (0, COLUMNS) and wide(x[None]).shape == (1, rows, COLUMNS)
 
 

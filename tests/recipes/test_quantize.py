@@ -14,12 +14,12 @@ from foredraft.bench.pipeline import Order, run_bench
 from foredraft.errors import UsageError
 from foredraft.models import native
 from foredraft.models.layers.linear import TiledLinear
-from foredraft.models.native.tiles import GRID4, GRID8, NIBBLES, Tiles
+from foredraft.models.native.tiles import GRID8, NIBBLES, Tiles
 
 from ..bench.conftest import write_tokenizer
 from ..models.ggufs import write_gguf
 
-FORMS = {"int8": (GRID8,), "int4": (GRID4, NIBBLES)}
+FORMS = {"int8": (GRID8,), "int4": (NIBBLES,)}
 
 
 @pytest.fixture(scope="module")

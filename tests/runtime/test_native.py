@@ -18,7 +18,7 @@ from foredraft.models.heads.eagle import GriffinHead
 from foredraft.models.layers.linear import TiledLinear
 from foredraft.models.layers.skip_set import SkipSet
 from foredraft.runtime import FINAL, Rows, TorchExecutor, executor_for
-from foredraft.runtime.native.executor import NativeExecutor
+from foredraft.runtime.native.executor import FEW_SLOTS, NativeExecutor
 from foredraft.runtime.torch.executor import CHUNK
 
 from ..kit.native_levels import NAMES, use
@@ -132,9 +132,25 @@ def test_a_rows_numbers_are_its_own_affair(bits: int | None) -> None:
 
     executor.rollback([0], [0])
     executor.prefill([0, 1], [[*prompt[:20]], text(33, 7)])
-    executor.prefill([1, 0], [text(9, 8), [*prompt[20:], *run[:-1]]])
+    executor.prefill([1, 0], [text(9, 8), [*prompt[20:]]])
+    executor.forward(Rows.chains([0], [run[:-1]], CPU))  # not as a prompt, which is rounded in another way
+    executor.commit([0], [len(run) - 1])
     both = executor.forward(Rows.chains([1, 0], [text(11, 9), [run[-1], 3]], CPU)).logits
     assert torch.equal(both[11], true[-1]) and torch.equal(both[12], after[0])
+
+
+def test_few_slots_and_many_read_prompts_alike() -> None:
+    """Tile registers read prompts everywhere, and all rows where slots are many; an executor's name says so."""
+    few, _ = pair(LLAMA, bits=4)
+    many = NativeExecutor(few.decoder, FEW_SLOTS + 1, 128)
+    code = native.compiled()
+    assert code is not None and many.name == few.name + "-tiles" * code.level.bf16_tiles
+    seen, next_token = [], []
+    for executor in (few, many):
+        seen.append(executor.prefill([0], [text(45)], taps=(1, LAYERS))[0])
+        next_token.append(executor.forward(Rows.chains([0], [[7]], CPU)).logits)
+    assert all(torch.equal(seen[0][tap], seen[1][tap]) for tap in (1, LAYERS))
+    assert near(*next_token) and torch.equal(*next_token) != code.level.bf16_tiles
 
 
 @pytest.mark.parametrize("bits", [None, 4])

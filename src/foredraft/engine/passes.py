@@ -60,7 +60,7 @@ def _score(executor: Executor, piece: Piece, taps: Collection[int]) -> States:
     parts = []
     for begin in range(piece.begin, piece.end, SCORED):
         end = min(begin + SCORED, piece.end)
-        out = executor.forward(Rows.chains([slot], [text[begin:end]], executor.device), taps)
+        out = executor.forward(Rows.chains([slot], [text[begin:end]], executor.device, prompt=True), taps)
         request.prompt_logprobs += logprobs_of(out.logits, out.index[0], text[begin + 1 : end + 1], top or 0)
         parts.append({tap: out.hidden[tap] for tap in taps})
         executor.commit([slot], [end - begin])

@@ -15,7 +15,7 @@ from ..provenance import device, provenance, write_json
 from ..runtime.profiler import QUICK, Grid, measure
 from .loading import Loaded
 
-FORMAT = 2  # goes up when passes come to cost something else: older profiles are not looked at any more
+FORMAT = 3  # goes up when passes come to cost something else: older profiles are not looked at any more
 REACH = 4  # times the batch size that was measured: beyond it the last slope is no good estimate
 
 

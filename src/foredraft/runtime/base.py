@@ -42,14 +42,18 @@ class Rows:
     depth: Tensor  # [T] int64, distance from the end of the committed text: 0 = the next position
     parent: Tensor | None = None  # [T] int64 scratch row above, -1 = committed text; None = each slot grows a chain
     block: int = 1  # rows of a slot that see one another, counted in such blocks from its last; in torch alone
+    prompt: bool = False  # an executor may round these in another way than rows that are drafted or verified
 
     @classmethod
-    def chains(cls, slots: Sequence[int], tokens: Sequence[Sequence[int]], device: torch.device) -> Rows:
+    def chains(
+        cls, slots: Sequence[int], tokens: Sequence[Sequence[int]], device: torch.device, prompt: bool = False
+    ) -> Rows:
         """Known tokens, one run per slot: prompts, and text that a drafter has not read yet."""
         flat = [token for run in tokens for token in run]
         depth = [i for run in tokens for i in range(len(run))]
         counts = tuple(len(run) for run in tokens)
-        return cls(tuple(slots), counts, torch.tensor(flat, device=device), torch.tensor(depth, device=device))
+        token, place = torch.tensor(flat, device=device), torch.tensor(depth, device=device)
+        return cls(tuple(slots), counts, token, place, prompt=prompt)
 
     @classmethod
     def trees(cls, slots: Sequence[int], root: Tensor, drafts: DraftBatch) -> Rows:

@@ -74,9 +74,8 @@ class TiledLinear(nn.Module):
         assert code is not None
         self.code, self.wide = code, wide  # wide: results in float32, for logits
         self.bias = None if linear.bias is None else linear.bias.detach().to(torch.bfloat16)
-        how = not code.level.bf16_products, code.level.rounds
-        weight, kind = linear.weight, native.Tiles
-        self.tiles = kind.of(weight, *how) if bits is None else kind.rounded(weight, bits, *how)
+        rounds, kind = code.level.rounds, native.Tiles
+        self.tiles = kind.of(linear.weight, rounds) if bits is None else kind.rounded(linear.weight, bits, rounds)
         self.struct = self.tiles.struct
 
     @classmethod

@@ -29,7 +29,7 @@ from torch import Tensor
 from .. import native
 from ..native import tiles as forms
 from ..native.blocks import SUPER, Blocks
-from ..native.tiles import GRID4, GRID8, Tiles, in_order, pack_bytes, pack_halves
+from ..native.tiles import GRID8, Tiles, in_order, pack_bytes
 
 Bytes = NDArray[Any]  # uint8, but for scales with a sign
 
@@ -160,14 +160,13 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 KINDS = (*READERS, "Q8_0", *PLAIN)
 
 
-def tiles_of(kind: str, data: Bytes, words: bool) -> Tiles:
-    """Rows [rows, bytes] of a format; without `words` in the forms that bf16 tiles multiply, where there are such."""
+def tiles_of(kind: str, data: Bytes) -> Tiles:
+    """Rows [rows, bytes] of a format."""
     if kind in PLAIN:
         return _plain_tiles(torch.from_numpy(data).view(PLAIN[kind]).to(torch.bfloat16))
     if kind == "Q8_0":
         return _q8_0(data)
-    blocks = READERS[kind](data)
-    return _grid4(blocks) if not words and kind in ("Q4_0", "Q4_1") else blocks.tiles()
+    return READERS[kind](data).tiles()
 
 
 def fields_of_q8_0(data: Bytes) -> tuple[Tensor, Tensor]:
@@ -182,14 +181,6 @@ def _q8_0(data: Bytes) -> Tiles:
     scales = d.float().view(rows // native.COLUMNS, native.COLUMNS, count)
     scales = scales.transpose(1, 2).contiguous()[:, :, None]
     return Tiles(GRID8, rows, count * 32, pack_bytes(in_order(codes)), scales)
-
-
-def _grid4(blocks: Blocks) -> Tiles:
-    (rows, depth), d = blocks.codes.shape, blocks.d
-    least = d * -8 if blocks.m is None else blocks.m  # exact: a power of two
-    scales = torch.stack((d, least), dim=2).view(rows // native.COLUMNS, native.COLUMNS, -1, 2)
-    order = in_order(blocks.codes.view(rows, -1, 32))
-    return Tiles(GRID4, rows, depth, pack_halves(order), scales.permute(0, 2, 3, 1).contiguous())
 
 
 def _plain_tiles(weight: Tensor) -> Tiles:

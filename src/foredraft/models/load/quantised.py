@@ -29,7 +29,7 @@ from .gguf import GgufFile, open_gguf, row_order
 from .gguf_blocks import KINDS, Bytes, tiles_of
 from .weight_names import Slot, gguf_to_hf, slots
 
-VERSION = 2  # rises with the layouts of formats.h
+VERSION = 3  # rises with the layouts of formats.h
 PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight", "embedding")
 ROWS_AT_ONCE = 1024  # so that memory stays low
 Rows = tuple[Any, Tensor | None]  # a tensor of the file, and the order of its rows that we want
@@ -40,9 +40,9 @@ class Unsupported(Exception):
     """A weight that the library cannot hold as it is stored."""
 
 
-def tile_path(folder: Path, level: native.Level) -> Path:
-    """Where the tiles of a folder lie; a few formats look different where bf16 tiles are multiplied."""
-    return folder / f"tiles-{VERSION}{'-bf16' if level.bf16_products else ''}.bin"
+def tile_path(folder: Path) -> Path:
+    """Where the tiles of a folder lie."""
+    return folder / f"tiles-{VERSION}.bin"
 
 
 def load_quantised(folder: Path, find_source: Callable[[], Path | None], progress: Progress = silent) -> Decoder | None:
@@ -53,7 +53,7 @@ def load_quantised(folder: Path, find_source: Callable[[], Path | None], progres
     code = native.compiled()
     if code is None:
         return None
-    path, config = tile_path(folder, code.level), ModelConfig.from_folder(folder)
+    path, config = tile_path(folder), ModelConfig.from_folder(folder)
     if not path.exists():
         source = find_source()
         if source is None:
@@ -61,7 +61,7 @@ def load_quantised(folder: Path, find_source: Callable[[], Path | None], progres
         try:
             with locked(path):
                 if not path.exists():
-                    _write(open_gguf(source), config, path, not code.level.bf16_products, progress)
+                    _write(open_gguf(source), config, path, progress)
         except Unsupported as error:
             log.warning("%s is widened to bf16, which takes more memory and time: %s", source.name, error)
             return None
@@ -101,7 +101,7 @@ def _table(tiles: Tiles) -> Tensor:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def _write(file: GgufFile, config: ModelConfig, path: Path, words: bool, progress: Progress) -> None:
+def _write(file: GgufFile, config: ModelConfig, path: Path, progress: Progress) -> None:
     sources = {hf: tensor for name, tensor in file.tensors.items() if (hf := gguf_to_hf(name))}
     wanted: dict[str, list[tuple[Slot, str]]] = {}
     for hf, slot in slots(config).items():
@@ -116,7 +116,7 @@ def _write(file: GgufFile, config: ModelConfig, path: Path, words: bool, progres
             ordered = sorted(parts, key=lambda part: part[0].start)
             rows: list[Rows] = [(sources[hf], row_order(file, hf, config)) for _, hf in ordered]
             if name.endswith(PRODUCTS):
-                about[name] = _write_product(writer, name, rows, words)
+                about[name] = _write_product(writer, name, rows)
             else:
                 writer.add(name, (_plain(tensor, order) for tensor, order in rows))
         writer.close(about)
@@ -126,14 +126,13 @@ def _write(file: GgufFile, config: ModelConfig, path: Path, words: bool, progres
     progress(f"packing {file.path.name}", len(wanted), len(wanted))
 
 
-def _write_product(writer: TileWriter, name: str, rows: list[Rows], words: bool) -> list[tuple[int, int, int]]:
+def _write_product(writer: TileWriter, name: str, rows: list[Rows]) -> list[tuple[int, int, int]]:
     """Neighbouring tensors of one format as one; (format, columns, depth) of each."""
     runs = [(kind, list(run)) for kind, run in groupby(rows, key=lambda part: str(part[0].tensor_type.name))]
     if len(runs) > 1 and "qkv" not in name:
         raise Unsupported(f"the parts of {name} have different formats")
     return [
-        _write_tiles(writer, f"{name}.{number}", _tiles(kind, run, name, words))
-        for number, (kind, run) in enumerate(runs)
+        _write_tiles(writer, f"{name}.{number}", _tiles(kind, run, name)) for number, (kind, run) in enumerate(runs)
     ]
 
 
@@ -153,7 +152,7 @@ def _write_tiles(writer: TileWriter, name: str, parts: Iterator[Tiles]) -> tuple
     return sizes[0][0], sum(size[1] for size in sizes), sizes[0][2]
 
 
-def _tiles(kind: str, run: list[Rows], name: str, words: bool) -> Iterator[Tiles]:
+def _tiles(kind: str, run: list[Rows], name: str) -> Iterator[Tiles]:
     """Tensors of a format, some rows at a time."""
     if kind not in KINDS:
         raise Unsupported(f"{name} is {kind}")
@@ -162,7 +161,7 @@ def _tiles(kind: str, run: list[Rows], name: str, words: bool) -> Iterator[Tiles
         if len(data) % native.COLUMNS:
             raise Unsupported(f"{name} has {len(data)} rows, no multiple of {native.COLUMNS}")
         for at in range(0, len(data), ROWS_AT_ONCE):
-            yield tiles_of(kind, np.ascontiguousarray(data[at : at + ROWS_AT_ONCE]).view(np.uint8), words)
+            yield tiles_of(kind, np.ascontiguousarray(data[at : at + ROWS_AT_ONCE]).view(np.uint8))
 
 
 def _plain(tensor: Any, order: Tensor | None) -> Tensor:

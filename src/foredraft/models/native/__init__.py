@@ -3,12 +3,15 @@
 from .compiled import MOST, Compiled, compiled
 from .levels import LEVELS, SWITCH, Level, has_bf16_products
 from .structs import BlockRows, Copying, Correction, GreedyChain, Layer, Options, Pass, Source, Span, Tail, Weight
-from .tiles import COLUMNS, Tiles, fits
+from .tiles import ALL_GRIDS, COLUMNS, FLAT_GRIDS, NO_GRIDS, Tiles, fits
 
 __all__ = [
+    "ALL_GRIDS",
     "COLUMNS",
+    "FLAT_GRIDS",
     "LEVELS",
     "MOST",
+    "NO_GRIDS",
     "SWITCH",
     "BlockRows",
     "Compiled",

@@ -8,7 +8,7 @@ struct BlockRows {
     int32_t heads, dim, places, matches, turns;   // of what is asked for; best places; tokens that may agree; rotations
     int32_t threads;
     float eps, scale, asked_scale, nothing;  // of norms, tokens, what is asked for; the score of a missing place
-    int32_t none;
+    int32_t tiles;
     Source token;                            // [texts] pending ones
     const bf16* state;                       // [texts, states]
     const float* state_scale;                // [states]
@@ -43,7 +43,7 @@ static void begin_rows(const BlockRows& b) {
         for (int i = 0; i < b.states; i += 16)
             narrow16(to + d + i, mul(widen16(b.state + long(t) * b.states + i), load(b.state_scale + i)));
     }
-    fd_linear(read, b.texts, &b.fuse, nullptr, joined, 0, b.threads);
+    fd_linear(read, b.texts, &b.fuse, nullptr, joined, 0, b.tiles, b.threads);
     for (int r = 0; r < b.texts * b.size; r++)
         for (int i = 0; i < d; i += 16) {
             const bf16 *own = joined + long(r / b.size) * d + i, *query = b.query + r % b.size * d + i;
@@ -59,7 +59,7 @@ static const float* what_is_asked(const BlockRows& b) {
     static thread_local Line<float> all_asked;
     bf16 *read = scratch(reads, size_t(b.texts) * d), *ask = scratch(asks, size_t(b.texts) * wide);
     for (int t = 0; t < b.texts; t++) norm(b.rows + long(t) * b.size * d, b.ask_norm, b.eps, d, read + long(t) * d);
-    fd_linear(read, b.texts, &b.ask, nullptr, ask, 0, b.threads);
+    fd_linear(read, b.texts, &b.ask, nullptr, ask, 0, b.tiles, b.threads);
     act* turned = scratch(turns, b.dim);
     float* asked = scratch(all_asked, size_t(b.texts) * wide);
     for (int head = 0; head < b.texts * b.heads; head++) {
@@ -104,6 +104,6 @@ extern "C" int fd_block_rows(const BlockRows* given) {
     const int rows = b.texts * b.size;
     bf16* read = scratch(reads, size_t(rows) * b.hidden);
     fd_norm(b.rows, b.share_norm, b.eps, rows, b.hidden, read);
-    fd_linear(read, rows, &b.share, nullptr, b.shares, 0, b.threads);
+    fd_linear(read, rows, &b.share, nullptr, b.shares, 0, b.tiles, b.threads);
     return 1;
 }

@@ -38,7 +38,7 @@ class Compiled:
         self._code.fd_block_rows.argtypes = [ctypes.POINTER(BlockRows)]
         self._code.fd_greedy_chain.argtypes = [ctypes.POINTER(GreedyChain)]
         weight = ctypes.POINTER(Weight)
-        self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int]
+        self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int, _int]
         self._code.fd_norm.argtypes = [_pointer, _pointer, _float, _int, _int, _pointer]
         self._code.fd_largest.argtypes = [_pointer, _int, _int, _int, _pointer, _pointer, _int]
         search = self._code.fd_likeliest
@@ -72,14 +72,14 @@ class Compiled:
         if not self._code.fd_greedy_chain(ctypes.byref(order)):
             raise IndexError("a token lies outside the vocabulary")
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool) -> Tensor:
-        """x [.., depth] -> [.., columns] in bf16, or in float32 where `wide`."""
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool, tiles: int = 0) -> Tensor:
+        """x [.., depth] -> [.., columns] in bf16, or in float32 where `wide`. `tiles`: as of a `Pass`."""
         rows = x.reshape(-1, weight.depth).contiguous()
         out = torch.empty((len(rows), weight.columns), dtype=torch.float32 if wide else torch.bfloat16)
         address = None if bias is None else bias.data_ptr()
         threads = torch.get_num_threads()
         if len(rows):
-            self._code.fd_linear(rows.data_ptr(), len(rows), weight, address, out.data_ptr(), int(wide), threads)
+            self._code.fd_linear(rows.data_ptr(), len(rows), weight, address, out.data_ptr(), int(wide), tiles, threads)
         return out.view(*x.shape[:-1], weight.columns)
 
     def find_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@
 #pragma once
 
 struct Correction {
-    int32_t rows, hidden, inner, threads, width, none;  // width: rows of a sequence, which lie one after another
+    int32_t rows, hidden, inner, threads, width, tiles;  // width: rows of a sequence, which lie one after another; tiles: as of a pass
     float eps, scale;
     Source above, token;
     const bf16* norm;
@@ -30,7 +30,7 @@ struct Corrector {
 
     void run() {
         const int d = c.hidden, blocks = c.inner / COLUMNS;
-        room.rounds = true;
+        room.rounds = true, room.tiles = c.tiles;
         shares++->each_of(c.rows, c.threads, [&](int r) {
             static thread_local Line<bf16> room_for_row;
             room_for_row.reserve(d);

@@ -277,6 +277,7 @@ struct Runner {
 
     void run() {
         room.rounds = p.tail ? p.tail->words.columns : !p.stores_only;
+        room.tiles = p.tiles;
         for (int index = p.first_layer; index < p.last_layer; index++) {
             const Layer& layer = p.layers[index];
             const bool attends = !p.stores_only || index + 1 < p.last_layer;
@@ -336,7 +337,7 @@ extern "C" int fd_layers(const Pass* pass) {
 }
 
 // x [rows, depth] times weight', plus bias: into bf16 or float32.
-extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const bf16* bias, void* to, int wide, int threads) {
+extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const bf16* bias, void* to, int wide, int tiles, int threads) {
     const Weight& w = *weight;
     static thread_local Line<act> padded;
     const size_t whole = (rows + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
@@ -351,7 +352,7 @@ extern "C" void fd_linear(const bf16* x, int rows, const Weight* weight, const b
     };
     Shares shares;
     Pool::own().run(threads, [&] {
-        room.rounds = true;
+        room.rounds = true, room.tiles = tiles;
         begin_tiles(rows);
         bool prepared = false;
         shares.take(blocks, UNIT, threads, [&](int begin, int end) {

@@ -53,7 +53,8 @@ struct Room {  // where a thread works
 #if defined(__AVX512VNNI__)
     Rounded rounded;
 #endif
-    bool rounds = true;  // of use in product.h
+    bool rounds = true;  // of use in product.h, as the next
+    int tiles = GRID8;
 };
 
 constexpr int UNIT = 2;  // blocks of columns that are best taken together

@@ -4,8 +4,6 @@
 // lanes: lane 2 c + i of row p is column c at k = 2 p + i, as products of pairs want it.
 //   BF16:    lanes as bf16
 //   GRID8:   lanes as int8; scales [16] float32:                              w = scale * code
-//   GRID4:   lane j in the low half of byte j, lane 16 + j in the high half; scales [2][16] half precision:
-//                                                                             w = step * code + least
 //   EIGHT:   see eight.h
 // The rest are formats of GGUF (forms.h), their codes n bits wide and from 0 on, in lines of 32 words of 16 bits, so that a
 // shift and a mask widen 32 codes: lane 2 c + i of a line belongs to column c, k = 2 p + i.
@@ -16,12 +14,13 @@
 //   flat, for every k-block of 32: half-precision d, and m where there is a least value:   w = d * x (+ m)
 //   super, for eight k-blocks: half-precision d (and dmin), then for every group of 32 or of 16 k a byte s (and m), or both in
 //   one byte (Q2_K: s the low half):                                                        w = (d * s) * x (- dmin * m)
-// w of GRID4 and GRID8 is rounded to bf16 where tiles of bf16 are multiplied (product.h); elsewhere (words.h) nothing is.
+// w of a grid is rounded to bf16 where tiles of bf16 are multiplied (product.h); elsewhere (words.h) nothing is. By which of the two
+// a pass goes is one number, `tiles`: formats below it go by tiles, at least those below GRID8.
 #pragma once
 #include <cstdint>
 
 enum Format : int32_t {
-    BF16, GRID8, GRID4, EIGHT,
+    BF16, EIGHT, GRID8,
     NIBBLES,                                 // flat: Q4_1
     CENTERED4, CENTERED5, FLAT5, CURVED4,    // flat: Q4_0, Q5_0, Q5_1, IQ4_NL
     SUPER2, SUPER3, SUPER4, SUPER5, SUPER6, CURVED4_SUPER  // Q2_K to Q6_K, IQ4_XS

@@ -128,24 +128,11 @@ template <class Form> void write_column(const uint8_t* codes, const uint8_t* sca
             if (q % 2) narrow16(to + k * DEPTH + q / 2 * 16, load(out));
         });
 }
-// Two codes a byte, as bf16 tiles want them: GRID4 of formats.h.
-inline void write_column_of_grid4(const uint8_t* codes, const uint8_t* scales, int c, int blocks, bf16* to) {
-    alignas(64) float step[16], least[16], out[DEPTH];
-    for (int k = 0; k < blocks; k++, codes += TILE / 2, scales += 64, to += DEPTH) {
-        store(step, halves(scales)), store(least, halves(scales + 32));
-        for (int i = 0; i < DEPTH; i++) {
-            const int lane = 2 * c + i % 2;
-            out[i] = step[c] * (codes[i / 2 * 16 + lane % 16] >> lane / 16 * 4 & 15) + least[c];
-        }
-        narrow16(to, load(out)), narrow16(to + 16, load(out + 16));
-    }
-}
 // Row `column` of a weight [columns, depth]: what a token's embedding is where the table is quantised.
 inline void write_row(const Weight& w, long column, bf16* to) {
     const int blocks = w.depth / DEPTH;
     const long block = column / COLUMNS;
     const int c = column % COLUMNS;
-    if (w.format == GRID4) write_column_of_grid4(w.codes + block * blocks * (TILE / 2), w.scales + block * blocks * 64, c, blocks, to);
     by_form(w.format, [&](auto form) {
         using Form = decltype(form);
         write_column<Form>(w.codes + block * blocks * Form::CODES, w.scales + block * Form::scale_bytes(blocks), c, blocks, to);

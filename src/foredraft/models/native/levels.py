@@ -22,7 +22,7 @@ class Level:
     name: str
     needs: frozenset[str]
     flags: tuple[str, ...]
-    bf16_products: bool = False  # weights on a grid go by tiles of bf16 (product.h); else by 16-bit integers (words.h)
+    bf16_tiles: bool = False  # for weights on a grid, in some passes (product.h); else 16-bit integers (words.h)
     rounds: bool = False  # products of 8-bit integers, for drafters (eight.h)
     automatic: bool = True  # whether it is taken where FOREDRAFT_NATIVE names none
 
@@ -34,12 +34,12 @@ _BF16 = _VNNI | {"avx512_bf16"}
 _V4 = ("-march=x86-64-v4", "-mavx512vnni")
 _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 _TILES = (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
-_BY_WORDS = "-DGRIDS_BY_WORDS"  # weights on a grid of 8 bits too, with no rounding to bf16
+_BY_WORDS = "-DGRIDS_BY_WORDS"  # weights on a grid in all passes, with no rounding to bf16
 
 X86 = (  # the best first
-    # Tiles of bf16 for weights on a grid and in bf16, tiles of bytes (bytes.h) for GGUF's K formats. The second level
-    # has bytes for grids of 8 bits too: quicker for up to eight rows, slower for 16 and more (docs/notes/any-cpu.md).
-    Level("amx", _AMX, _TILES, True, True),
+    # Prompts, and the passes of many texts, by tiles of bf16; else 16-bit integers (docs/notes/any-cpu.md). The second
+    # level has these everywhere.
+    Level("amx", _AMX, _TILES, bf16_tiles=True, rounds=True),
     Level("amx-int8", _AMX, (*_TILES, _BY_WORDS), rounds=True, automatic=False),
     # No level of bf16 products without tiles: on a processor that has both, 16-bit integers took a half (one row) to a
     # quarter (eight) of their time.

@@ -45,6 +45,7 @@ struct Pass {
     int32_t rows, hidden, heads, kv_heads, dim, inner, first_layer, last_layer, slots, capacity, spans, threads;
     float eps;
     int32_t stores_only;  // whether nothing leaves the last layer but the keys and values that it stores
+    int32_t tiles, none;  // formats below this one go by tiles of bf16, where there are such (formats.h)
     const Layer* layers;
     const Tail* tail;     // null = none
     Source stream, token;  // what enters the first layer; the tokens beside it where that is PAIRED

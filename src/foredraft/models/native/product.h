@@ -1,5 +1,6 @@
-// Products with weights that lie in tiles, in bf16 or on a grid of few levels that yields the very same bf16 numbers; weights in
-// other formats go by words of 16 bits (words.h), or by tiles of bytes (bytes.h) where the processor has these and rows are several.
+// Products with weights that lie in tiles, in bf16 or on a grid that is unpacked to bf16. That takes as long for one row as for
+// sixteen, so a pass of few texts takes weights on a grid by words of 16 bits instead (words.h), or by tiles of bytes (bytes.h)
+// where rows are several; a prompt goes by tiles of bf16, and so may the passes of many texts.
 #pragma once
 #include "bytes.h"
 #include "eight.h"
@@ -7,78 +8,89 @@
 #include "tile.h"
 #include "words.h"
 
-constexpr int CODE_BYTES[] = {2 * TILE, TILE, TILE / 2, TILE}, SCALE_BYTES[] = {0, 4 * COLUMNS, 4 * COLUMNS, 4 * COLUMNS};
 constexpr int LAG = 2;     // k-blocks between unpacking and multiplying, which go on side by side
 constexpr int RING = 4;    // unpacked k-blocks that are kept, where a column block is wanted once
 
-// Every scale twice, for the two lanes of its column: columns 0 .. 7 and 8 .. 15.
-struct Lanes {
-    __m512 low, high;
-    explicit Lanes(__m512 scale) {
-        const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-        low = _mm512_permutexvar_ps(twice, scale);
-        high = _mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(8)), scale);
+inline __m512 upper(__m512i words) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(words, 16)); }  // of every 32-bit lane
+
+// What the sixteen codes of a form stand for.
+template <class Form> INLINED inline __m512 numbers() {
+    if (Form::CURVED) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)CURVE_VALUES)));
+    return _mm512_sub_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_ps(Form::CENTER));
+}
+
+// A step has 11 bits and a code at most 8, those of super-blocks 17 and 6: their product is exact, so one rounding or two make
+// no difference.
+template <class Form> struct Unpacked {
+    static constexpr int CODES = Form::CODES;
+    static long scale_bytes(int blocks) { return Form::scale_bytes(blocks); }
+    static void unpack(bf16* to, const uint8_t* codes, const uint8_t* scales, int k) {
+        codes += long(k) * CODES;
+        __m512 step[Form::GROUPS], least[Form::GROUPS];
+        UNROLLED for (int g = 0; g < Form::GROUPS; g++) step[g] = Form::step(scales, k, g), least[g] = Form::least(scales, k, g);
+        each<DEPTH / 2>([&](auto p) INLINED {
+            constexpr int GROUP = p * Form::GROUPS / (DEPTH / 2);
+            const auto value = [&](__m512 x) INLINED {
+                return Form::HAS_LEAST ? _mm512_fmadd_ps(x, step[GROUP], least[GROUP]) : _mm512_mul_ps(x, step[GROUP]);
+            };
+            if constexpr (Form::BITS == 4) {  // only 4 bits of an index count
+                const __m512i line = _mm512_loadu_si512(codes + p / 4 * LINE);
+                const auto number = [&](int at) INLINED { return _mm512_permutexvar_ps(_mm512_srli_epi32(line, at), numbers<Form>()); };
+                narrow_pairs(to + p * 32, value(number(p % 4 * 4)), value(number(p % 4 * 4 + 16)));
+            } else {
+                const __m512i words = Form::template word<p>(codes);
+                const auto number = [&](__m512i high) INLINED { return _mm512_sub_ps(upper(high), _mm512_set1_ps(Form::CENTER)); };
+                narrow_pairs(to + p * 32, value(number(_mm512_slli_epi32(words, 16))), value(number(words)));
+            }
+        });
     }
 };
-
-inline __m512 whole16(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
-
-inline void unpack8(bf16* to, const uint8_t* codes, const uint8_t* scales) {
-    const Lanes scale(_mm512_loadu_ps(scales));
-    auto value = [](const uint8_t* at) { return whole16(_mm_loadu_si128((const __m128i*)at)); };
-    for (int p = 0; p < DEPTH / 2; p++, codes += 32, to += 32)
-        narrow32(to, _mm512_mul_ps(value(codes), scale.low), _mm512_mul_ps(value(codes + 16), scale.high));
-}
-
-inline void unpack_eight(bf16* to, const uint8_t* codes, const uint8_t* scales) {  // fours of a column into twice two
-    const Lanes scale(_mm512_loadu_ps(scales));
-    for (int g = 0; g < DEPTH / 4; g++, codes += 64) {
-        const __m512i fours = _mm512_xor_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(-128));
-        for (const __m512i half : {fours, _mm512_srli_epi32(fours, 16)}) {
-            const __m256i twos = _mm512_cvtepi32_epi16(half);
-            narrow32(to, _mm512_mul_ps(whole16(_mm256_castsi256_si128(twos)), scale.low),
-                     _mm512_mul_ps(whole16(_mm256_extracti128_si256(twos, 1)), scale.high));
-            to += 32;
+struct Eights {  // fours of a column, one upon another, into twice two
+    static constexpr int CODES = TILE;
+    static long scale_bytes(int blocks) { return blocks * 64L; }
+    static void unpack(bf16* to, const uint8_t* codes, const uint8_t* scales, int k) {
+        const __m512 scale = _mm512_loadu_ps(scales + k * 64L);
+        codes += long(k) * CODES;
+        for (int g = 0; g < DEPTH / 4; g++, codes += 64) {
+            const __m512i fours = _mm512_xor_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(-128));
+            const auto value = [&](int up) INLINED {
+                return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(fours, up), 24)), scale);
+            };
+            narrow_pairs(to + g * 64, value(24), value(16));
+            narrow_pairs(to + g * 64 + 32, value(8), value(0));
         }
     }
-}
-
-// A step has 11 bits and a code 4: their product is exact, so one rounding or two make no difference.
-inline void unpack4(bf16* to, const uint8_t* codes, const uint8_t* scales) {
-    const Lanes step(_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)scales)));
-    const Lanes least(_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(scales + 2 * COLUMNS))));
-    const __m512 number = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (int p = 0; p < DEPTH / 2; p++, codes += 16, to += 32) {
-        const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)codes));  // only 4 bits of an index count
-        const __m512 low = _mm512_permutexvar_ps(both, number), high = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), number);
-        narrow32(to, _mm512_fmadd_ps(low, step.low, least.low), _mm512_fmadd_ps(high, step.high, least.high));
-    }
-}
-
-inline const uint8_t* codes_of(const Weight& w, int block, int k) {
-    return w.codes + (long(block) * (w.depth / DEPTH) + k) * CODE_BYTES[w.format];
-}
-inline const uint8_t* scales_of(const Weight& w, int block, int k) {
-    return w.scales + (long(block) * (w.depth / DEPTH) + k) * SCALE_BYTES[w.format];
+};
+// f(form) for the form of a format that is unpacked.
+template <class F> inline void by_unpacked(int format, F f) {
+    if (format == EIGHT) return f(Eights());
+    by_form(format, [&](auto form) { f(Unpacked<decltype(form)>()); });
 }
 
 // Unpack a tile, and ask memory for the same tile of the column block that will be wanted next.
-inline void unpack(const Weight& w, int block, int next, int k, bf16* to) {
-    const char* codes = (const char*)codes_of(w, next, k);
-    for (int line = 0; line < CODE_BYTES[w.format]; line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
-    _mm_prefetch((const char*)scales_of(w, next, k), _MM_HINT_T1);
-    const auto how = w.format == GRID8 ? unpack8 : w.format == GRID4 ? unpack4 : unpack_eight;
-    how(to, codes_of(w, block, k), scales_of(w, block, k));
+template <class Form> void unpack(const Weight& w, int block, int next, int k, bf16* to) {
+    const int blocks = w.depth / DEPTH;
+    const long codes = long(blocks) * Form::CODES, scales = Form::scale_bytes(blocks);
+    for (int line = 0; line < Form::CODES; line += 64) _mm_prefetch((const char*)w.codes + next * codes + k * Form::CODES + line, _MM_HINT_T1);
+    _mm_prefetch((const char*)w.scales + next * scales + k * scales / blocks, _MM_HINT_T1);
+    Form::unpack(to, w.codes + block * codes, w.scales + block * scales, k);
+}
+using Unpack = void (*)(const Weight&, int, int, int, bf16*);
+inline Unpack unpack_of(int format) {
+    Unpack found = nullptr;
+    by_unpacked(format, [&](auto form) { found = unpack<decltype(form)>; });
+    return found;
 }
 
 // Where a thread works: unpacked tiles of up to four column blocks, and their sums.
 struct alignas(64) Room {
     float sums[4][ROWS][COLUMNS];
-    Line<bf16> tiles[4];
+    Line<bf16> unpacked[4];
     Rounded rounded;
     ByteRows words;
     ByteRoom bytes;
     bool rounds = true;  // whether rows are rounded where a weight allows it
+    int tiles = GRID8;   // formats below this one go by tiles of bf16
 };
 
 template <int R, int N, class Emit> void emit_sums(int row, int rows, Room& room, Emit emit) {
@@ -93,11 +105,12 @@ template <int R, int N>
 void unpack_and_add(const bf16* a, long lda, int rows, const Weight& w, const int* blocks, int ring, Room& room) {
     const int depth = w.depth / DEPTH;
     const bf16* b[N];
+    const Unpack unpack = unpack_of(w.format);
     Tiles<R, N>::clear();
     for (int k = 0; k < depth + LAG; k++) {
-        for (int n = 0; n < N && k < depth; n++) unpack(w, blocks[n], blocks[N + n], k, room.tiles[n].data + k % ring * TILE);
+        for (int n = 0; n < N && k < depth; n++) unpack(w, blocks[n], blocks[N + n], k, room.unpacked[n].data + k % ring * TILE);
         if (k < LAG) continue;
-        for (int n = 0; n < N; n++) b[n] = room.tiles[n].data + (k - LAG) % ring * TILE;
+        for (int n = 0; n < N; n++) b[n] = room.unpacked[n].data + (k - LAG) % ring * TILE;
         Tiles<R, N>::add(a + (k - LAG) * DEPTH, lda, rows, b, 1);
     }
 }
@@ -111,11 +124,11 @@ constexpr int UNIT = 4;  // blocks of columns that are best taken together
 
 // The rest by words or bytes: nothing is unpacked to bf16 for them.
 #if defined(GRIDS_BY_WORDS)
-constexpr int LEAST_WORDS = GRID8;
+constexpr int MOST_TILES = GRID8;
 #else
-constexpr int LEAST_WORDS = NIBBLES;
+constexpr int MOST_TILES = CURVED4_SUPER + 1;
 #endif
-inline bool by_tiles(int format) { return format < NIBBLES && format != LEAST_WORDS; }
+inline bool by_tiles(int format, const Room& room) { return format < GRID8 || format < std::min(room.tiles, MOST_TILES); }
 inline bool by_bytes(int rows) { return BYTE_TILES && rows >= BYTE_ROWS; }
 
 // Bring rows to the form that products with `w` want; done once, before products with any of its columns.
@@ -123,7 +136,7 @@ inline void prepare(const bf16* a, long lda, int rows, const Weight& w, Room& ro
     bool words = false;
     for (const Weight* part = &w; part; part = part->more) {
         if (part->format == EIGHT && room.rounds) room.rounded.take(a, lda, rows, w.depth);
-        words = words || !by_tiles(part->format);
+        words = words || !by_tiles(part->format, room);
     }
     if (words) by_bytes(rows) ? room.words.take_bytes(a, lda, rows, w.depth) : room.words.take(a, lda, rows, w.depth);
 }
@@ -136,13 +149,13 @@ void product_by_tiles(const bf16* a, long lda, int rows, const Weight& w, int be
     const bool triple = rows > 2 * ROWS && rows <= 3 * ROWS;
     const int wide = rows <= ROWS ? 4 : triple ? 1 : 2, step = triple ? 3 * ROWS : 2 * ROWS;
     const int ring = rows <= step ? RING : w.depth / DEPTH;
-    for (int n = 0; n < wide && w.format != BF16; n++) room.tiles[n].reserve(size_t(ring) * TILE);
+    for (int n = 0; n < wide && w.format != BF16; n++) room.unpacked[n].reserve(size_t(ring) * TILE);
     for (int j = begin; j < end; j += wide) {
         int blocks[8];  // these and the next; the last may come twice
         const bf16* b[4];
         for (int n = 0; n < 2 * wide; n++) blocks[n] = block(j + n < end ? j + n : end - 1);
         for (int n = 0; n < wide; n++) {
-            b[n] = w.format == BF16 ? (const bf16*)codes_of(w, blocks[n], 0) : room.tiles[n].data;
+            b[n] = w.format == BF16 ? (const bf16*)w.codes + long(blocks[n]) * (w.depth / DEPTH) * TILE : room.unpacked[n].data;
         }
         auto each = [&](int row, int n, __m512 sum) { if (j + n < end) emit(row, j + n, sum); };
         for (int row = 0; row < rows; row += step) {
@@ -171,7 +184,7 @@ void product_by_tiles(const bf16* a, long lda, int rows, const Weight& w, int be
 template <class Block, class Emit>
 void product(const bf16* a, long lda, int rows, const Weight& w, int begin, int end, Block block, Room& room, Emit emit) {
     by_parts(w, begin, end, block, emit, [&](const Weight& part, int from, int upto, auto which, auto to) {
-        if (by_tiles(part.format)) {
+        if (by_tiles(part.format, room)) {
             if (BYTE_TILES && byte_shape) begin_tiles(rows);
             return product_by_tiles(a, lda, rows, part, from, upto, which, room, to);
         }

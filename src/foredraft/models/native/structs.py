@@ -70,7 +70,7 @@ class Pass(ctypes.Structure):
     _fields_ = [
         *_fields("rows hidden heads kv_heads dim inner first_layer last_layer slots capacity spans threads"),
         ("eps", _float),
-        *_fields("stores_only", "layers tail"),
+        *_fields("stores_only tiles none", "layers tail"),
         ("stream", Source),
         ("token", Source),
         *_fields("", "output taps position rotations store span"),
@@ -79,7 +79,7 @@ class Pass(ctypes.Structure):
 
 class Correction(ctypes.Structure):
     _fields_ = [
-        *_fields("rows hidden inner threads width none"),
+        *_fields("rows hidden inner threads width tiles"),
         ("eps", _float),
         ("scale", _float),
         ("above", Source),
@@ -109,7 +109,7 @@ class BlockRows(ctypes.Structure):
     _fields_ = [
         *_fields("texts size hidden states layers heads dim places matches turns threads"),
         *((name, _float) for name in ("eps", "scale", "asked_scale", "nothing")),
-        *_fields("none"),
+        *_fields("tiles"),
         ("token", Source),
         *_fields("", "state state_scale query passes rows share_norm ask_norm shares"),
         *_fields("", "text end rotations worth scores after"),

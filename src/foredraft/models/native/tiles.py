@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from .blocks import Blocks
 
 COLUMNS, DEPTH = 16, 32  # of a tile
-BF16, GRID8, GRID4, EIGHT, NIBBLES = range(5)
-CENTERED4, CENTERED5, FLAT5, CURVED4, SUPER2, SUPER3, SUPER4, SUPER5, SUPER6, CURVED4_SUPER = range(5, 15)
-LANES = (torch.bfloat16, torch.int8, torch.uint8, torch.uint8)  # of the first four
+BF16, EIGHT, GRID8, NIBBLES, CENTERED4, CENTERED5, FLAT5, CURVED4 = range(8)
+SUPER2, SUPER3, SUPER4, SUPER5, SUPER6, CURVED4_SUPER = range(8, 14)
+LANES = (torch.bfloat16, torch.uint8, torch.int8)  # of the first three
+# `tiles` of a pass: formats below it are multiplied by tiles of bf16, where there are such.
+NO_GRIDS, FLAT_GRIDS, ALL_GRIDS = GRID8, SUPER2, CURVED4_SUPER + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +72,24 @@ class Tiles:
     rounds: bool = True  # whether the library has products that round their inputs to 8 bits
 
     @classmethod
-    def of(cls, weight: Tensor, words: bool = False, rounds: bool = True) -> Tiles:
-        """The smallest form that yields the weight's bf16 numbers again, bit by bit.
-
-        `words`: for processors without bf16 products (words.h), which read 4-bit codes in another order.
-        """
+    def of(cls, weight: Tensor, rounds: bool = True) -> Tiles:
+        """The smallest form that yields the weight's bf16 numbers again, bit by bit."""
         blocks = weight.detach().to(torch.float32).reshape(len(weight), -1, DEPTH)
-        if found := _grid4(blocks, words) or _grid8(blocks) or _centered4(blocks):
+        if found := _grid4(blocks) or _grid8(blocks) or _centered4(blocks):
             return replace(found, rounds=rounds)
         plain = in_order(blocks.to(torch.bfloat16))
         none = torch.empty((*plain.shape[:2], 0, COLUMNS))
         return cls(BF16, len(weight), weight.shape[1], plain.flatten(2).view(torch.uint8), none)
 
     @classmethod
-    def rounded(cls, weight: Tensor, bits: int, words: bool = False, rounds: bool = True) -> Tiles:
+    def rounded(cls, weight: Tensor, bits: int, rounds: bool = True) -> Tiles:
         """The nearest numbers on a grid of 8 or 4 bits, a step (and a least value) for every 32: lossy."""
         blocks = weight.detach().to(torch.float32).reshape(len(weight), -1, DEPTH)
         if bits == 8:
             return replace(_tiles8(blocks, (blocks.abs().amax(dim=2) / 127).half().float()), rounds=rounds)
         least, most = blocks.aminmax(dim=2)
         least = least.half().float()
-        return _tiles4(blocks, ((most - least) / 15).half().float(), least, words)
+        return _tiles4(blocks, ((most - least) / 15).half().float(), least)
 
     @property
     def nbytes(self) -> int:
@@ -113,8 +112,6 @@ class Tiles:
         scales = scales.to(torch.float32)[..., None]  # [columns, k-blocks, kinds, 1]
         if self.format in (GRID8, EIGHT):
             codes = (codes * scales[:, :, 0]).to(torch.bfloat16)
-        elif self.format == GRID4:
-            codes = (codes * scales[:, :, 0] + scales[:, :, 1]).to(torch.bfloat16)
         return codes.reshape(len(columns), self.depth)
 
     def chosen(self, columns: Tensor) -> Tiles:
@@ -123,10 +120,9 @@ class Tiles:
             return self._blocks(columns).tiles()
         picked, scales = self._picked(columns)
         codes, blocks = in_order(picked), scales.view(len(columns) // COLUMNS, COLUMNS, *scales.shape[1:])
-        pack = pack_halves if self.format == GRID4 else pack_bytes
         form = GRID8 if self.format == EIGHT else self.format
         scales = blocks.permute(0, 2, 3, 1).contiguous()
-        found = Tiles(form, len(columns), self.depth, pack(codes), scales, self.rounds)
+        found = Tiles(form, len(columns), self.depth, pack_bytes(codes), scales, self.rounds)
         return found.rounding() if self.format == EIGHT else found
 
     def rounding(self) -> Tiles:
@@ -149,9 +145,6 @@ class Tiles:
         if self.format == EIGHT:
             fours = lanes.view(*lanes.shape[:2], DEPTH // 4, COLUMNS, 4)[block, :, :, own]
             pairs = (fours ^ 128).view(torch.int8)
-        elif self.format == GRID4:  # columns 0 .. 7 lie in the low halves, 8 .. 15 in the high ones
-            both = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS // 2, 2)[block, :, :, own % (COLUMNS // 2)]
-            pairs = both >> (own // (COLUMNS // 2) * 4).to(torch.uint8)[:, None, None, None] & 15
         else:
             pairs = lanes.view(*lanes.shape[:2], DEPTH // 2, COLUMNS, 2)[block, :, :, own]
         return pairs.reshape(len(columns), -1, DEPTH)
@@ -210,12 +203,6 @@ def _shifts(width: int) -> Tensor:
     return torch.arange(0, 16, width, dtype=torch.int32)[:, None]
 
 
-def pack_halves(order: Tensor) -> Tensor:
-    """Codes from 0 to 15 in order, two a byte."""
-    low, high = order.flatten(3).chunk(2, dim=3)
-    return (low | high << 4).flatten(2)
-
-
 def _beside(scale: Tensor) -> Tensor:
     """[columns, k-blocks] -> [column blocks, k-blocks, 16]."""
     return scale.view(-1, COLUMNS, scale.shape[1]).transpose(1, 2).contiguous()
@@ -239,25 +226,24 @@ def _tiles8(blocks: Tensor, step: Tensor) -> Tiles:
     return Tiles(GRID8, len(blocks), blocks[0].numel(), order, _beside(step)[:, :, None])
 
 
-def _grid4(blocks: Tensor, words: bool) -> Tiles | None:
+def _grid4(blocks: Tensor) -> Tiles | None:
     """step * code + least with codes from 0 to 15; step and least are half-precision numbers of every 32 weights."""
     least, most = blocks.aminmax(dim=2)
     step = ((most - least) / 15).half().float()
     if not torch.equal(least.half().float(), least):
         return None
     same = _same(_codes4(blocks, step, least) * step[..., None] + least[..., None], blocks)
-    return _tiles4(blocks, step, least, words) if same else None
+    return _tiles4(blocks, step, least) if same else None
 
 
 def _codes4(blocks: Tensor, step: Tensor, least: Tensor) -> Tensor:
     return ((blocks - least[..., None]) / step.clamp(min=1e-30)[..., None]).round_().clamp_(0, 15)
 
 
-def _tiles4(blocks: Tensor, step: Tensor, least: Tensor, words: bool) -> Tiles:
+def _tiles4(blocks: Tensor, step: Tensor, least: Tensor) -> Tiles:
     order = in_order(_codes4(blocks, step, least).to(torch.uint8))
     scales = torch.stack((_beside(step), _beside(least)), dim=2).half()
-    form, packed = (NIBBLES, pack_lines(order, 4)) if words else (GRID4, pack_halves(order))
-    return Tiles(form, len(blocks), blocks[0].numel(), packed, scales)
+    return Tiles(NIBBLES, len(blocks), blocks[0].numel(), pack_lines(order, 4), scales)
 
 
 def _centered4(blocks: Tensor) -> Tiles | None:

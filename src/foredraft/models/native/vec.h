@@ -77,7 +77,11 @@ inline Floats signed_bytes(const uint8_t* x) {
 }
 #if defined(__AVX512BF16__)
 inline void narrow16(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
-inline void narrow32(bf16* to, Floats low, Floats high) { _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
+inline void narrow_pairs(bf16* to, Floats first, Floats second) {  // one of each in turn
+    const __m512i turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+                                           19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(turns, (__m512i)_mm512_cvtne2ps_pbh(second, first)));
+}
 inline Floats round16(Floats x) {  // to bf16 and back
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
 }
@@ -90,7 +94,9 @@ inline __m512i bf16_bits(Floats x) {  // rounded to even; what is not a number s
     return _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), nan, _mm512_set1_epi32(0x7fc0));
 }
 inline void narrow16(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(bf16_bits(x))); }
-inline void narrow32(bf16* to, Floats low, Floats high) { narrow16(to, low), narrow16(to + 16, high); }
+inline void narrow_pairs(bf16* to, Floats first, Floats second) {
+    _mm512_storeu_si512(to, _mm512_or_si512(bf16_bits(first), _mm512_slli_epi32(bf16_bits(second), 16)));
+}
 inline Floats round16(Floats x) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(x), 16)); }
 #endif
 // Of 16 pairs of bf16: the first of each, the second of each.

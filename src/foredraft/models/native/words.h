@@ -311,7 +311,7 @@ void product_by_words(const WordRows& x, int rows, const Weight& w, int begin, i
         }
 }
 
-inline bool by_words(int format) { return format == GRID8 || format >= NIBBLES; }
+inline bool by_words(int format) { return format >= GRID8; }
 
 // Columns of rows times a weight of one format.
 template <class Block, class Emit>

@@ -58,7 +58,7 @@ class CorrectedLevels:
         head, part = self.head, self.head.correction
         order = native.Correction(hidden=head.hidden_size, eps=part.eps, scale=1.0 / head.unit)
         order.node, order.down, order.norm = part.node.struct, part.down.struct, part.above_norm.data_ptr()
-        order.inner = order.down.depth
+        order.inner, order.tiles = order.down.depth, self._order.tiles
         order.token = native.Source.at(head.embedding, self._token.ctypes.data)
         return order
 

@@ -2,6 +2,8 @@
 
 A row's numbers depend on its own text alone: not on the rows beside it, on the shape of the draft, on how a prompt was
 cut or on the number of threads. Greedy drafts are therefore judged by the very logits that plain decoding would see.
+With tile registers prompts go by other products than what is written after them (`Rows.prompt`): unpacking weights to
+bf16 takes as long for one row as for sixteen, and an executor of many slots does so for all rows.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ MLPS = {Layer.mlp: 1, Adapter.mlp: 0}
 PRODUCTS = ("qkv", "out", "gate_up", "down")
 NORMS = ("attn_norm", "token_norm", "mlp_norm", "q_norm", "k_norm")
 NOTHING = native.Source()
+FEW_SLOTS = 16  # one row by tiles takes twice the time of words, sixteen three quarters (SmolLM2, two cores)
 MOST_CHANNELS = 256  # of a head: the library's room for keys and values (MAX_DIM in softmax.h)
 
 
@@ -53,7 +56,9 @@ class NativeExecutor(TorchExecutor):
         super().__init__(decoder, max_slots, max_length, max_scratch, padded=True)  # needs no mask buffers
         code = native.compiled()
         assert code is not None
-        self.name = f"native-cpu-bf16-{code.level.name}"
+        tiles = max_slots > FEW_SLOTS and code.level.bf16_tiles  # for all rows, not for prompts alone
+        self.name = f"native-cpu-bf16-{code.level.name}{'-tiles' * tiles}"
+        self._grids = native.FLAT_GRIDS if tiles else native.NO_GRIDS
         self._code = code
         self._layers = (native.Layer * self.num_layers)(*(_described(cast(Layer, layer)) for layer in decoder.layers))
         self._skipping: dict[SkipSet, Any] = {}
@@ -248,6 +253,8 @@ class NativeExecutor(TorchExecutor):
         for tap, state in tapped.items():
             addresses[tap] = state.data_ptr()
         order = native.Pass.from_buffer_copy(self._order)
+        if placement.rows.prompt:
+            order.tiles = native.ALL_GRIDS
         order.rows, order.first_layer, order.last_layer = len(out), layers.start, layers.stop
         order.spans, order.threads = len(spans.array), torch.get_num_threads()
         order.stream, order.token, order.stores_only = stream, token, stores_only
@@ -263,7 +270,7 @@ class NativeExecutor(TorchExecutor):
         """A pass as far as all are alike."""
         c, store = self.decoder.config, self.kv_cache.data
         sizes = (0, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size)
-        order = native.Pass(*sizes, 0, 0, store.shape[2], store.shape[4], 0, 0, c.norm_eps)
+        order = native.Pass(*sizes, 0, 0, store.shape[2], store.shape[4], 0, 0, c.norm_eps, 0, self._grids)
         order.layers, order.store = ctypes.addressof(self._layers), store.data_ptr()
         order.rotations = self.decoder.rotations.data_ptr()
         return order

@@ -114,7 +114,7 @@ class TorchExecutor:
         parts: list[dict[int, list[Tensor]]] = [{tap: [] for tap in taps} for _ in slots]
         for who, runs in chunks_of(tokens, CHUNK):
             chosen = [slots[b] for b in who]
-            out = self.forward(Rows.chains(chosen, runs, self.device), taps, logits=False)
+            out = self.forward(Rows.chains(chosen, runs, self.device, prompt=True), taps, logits=False)
             self.commit(chosen, [len(run) for run in runs])
             for tap in taps:
                 for b, states in zip(who, torch.split(out.hidden[tap], [len(run) for run in runs]), strict=True):
