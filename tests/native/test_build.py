@@ -91,20 +91,20 @@ def test_the_error_of_a_failed_build_goes_to_a_file(home: Path, monkeypatch: pyt
 def test_levels_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "")
     assert levels() == [level for level in possible() if level.automatic]
-    assert not {"amx-int8", "amx-int8-emulated"} & {level.name for level in levels()}, "only where they are asked for"
+    assert "amx-emulated" not in {level.name for level in levels()}, "only where it is asked for"
     monkeypatch.setenv(SWITCH, "avx2")
     assert levels() == [level for level in possible() if level.name == "avx2"]
-    monkeypatch.setenv(SWITCH, "amx-int8-emulated")
-    assert levels() == [level for level in possible() if level.name == "amx-int8-emulated"]
+    monkeypatch.setenv(SWITCH, "amx-emulated")
+    assert levels() == [level for level in possible() if level.name == "amx-emulated"]
     monkeypatch.setenv(SWITCH, "sse9")
     with pytest.raises(UsageError, match="none of 0, amx"):
         levels()
 
 
 def test_zig_is_told_the_same_level() -> None:
-    reported = build._for_zig(LEVELS["amx-int8"].flags)
-    assert reported == ("-mcpu=x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8", "-DGRIDS_BY_WORDS")
-    assert build._for_zig(LEVELS["amx-int8-emulated"].flags)[1:] == ("-DEMULATED_TILES", "-DGRIDS_BY_WORDS")
+    reported = build._for_zig(LEVELS["amx"].flags)
+    assert reported == ("-mcpu=x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8",)
+    assert build._for_zig(LEVELS["amx-emulated"].flags)[1:] == ("-DEMULATED_TILES", "-DGRIDS_BY_WORDS")
     assert build._for_zig(()) == () and isinstance(AVX2, Level)
 
 
@@ -121,7 +121,7 @@ void use(const TileShape& shape, char* at) {
 def test_the_compiler_knows_the_tile_instructions(tmp_path: Path) -> None:
     """What runs where there are no tile registers is their emulation; here the real ones are at least compiled."""
     (tmp_path / "use.cpp").write_text(INSTRUCTIONS)
-    command = [GCC or CLANG or "", "-std=c++2a", "-I", str(build.HERE), *LEVELS["amx-int8"].flags, "-S", "use.cpp"]
+    command = [GCC or CLANG or "", "-std=c++2a", "-I", str(build.HERE), *LEVELS["amx"].flags, "-S", "use.cpp"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = " ".join((tmp_path / "use.s").read_text().split())

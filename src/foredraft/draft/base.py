@@ -96,6 +96,7 @@ class Drafter(Protocol):
     topology: Topology
     nodes: int  # most nodes that it ever drafts for a sequence
     taps: frozenset[int] = frozenset()  # target states that it wants to see (runtime.FINAL, or a layer's entry)
+    reads_text: bool = True  # whether it must read, before it drafts, what was written since it drafted last
     max_length: int = 1 << 30  # longest text that it can follow; sequences beyond it go on without drafts
     moved: int = 0  # bytes of target states that it had to fetch from another device so far
     draft_words: int = 0  # most tokens that its distributions give mass to, where it draws; 0 = it does not say
@@ -162,6 +163,7 @@ class WrappedDrafter(Drafter):
         self.inner = inner
         self.name, self.kinds, self.topology = inner.name, inner.kinds, inner.topology
         self.nodes, self.taps, self.max_length = inner.nodes, inner.taps, inner.max_length
+        self.reads_text = inner.reads_text
         self.cost_aware, self.shares = inner.cost_aware, inner.shares
         self.draft_words, self.siblings = inner.draft_words, inner.siblings
 

@@ -238,8 +238,8 @@ class AutoDrafter(Team):
         candidates = [self.values.of_lookup(i, sequence, *each, batch) for i, each in found.items() if each[0]]
         lookups = tuple(candidates)
         for i, arm in enumerate(self.arms):
-            fresh = state.last_try.get(i) != state.rounds
-            unread = 0 if i in state.last_try else len(sequence.tokens)
+            fresh = arm.drafter.reads_text and state.last_try.get(i) != state.rounds
+            unread = len(sequence.tokens) if arm.drafter.reads_text and i not in state.last_try else 0
             if not arm.free and (one := self.values.of_model(i, sequence, lookups, fresh, batch, unread)) is not None:
                 candidates.append(one)
         best = max((c for c in candidates if c.count > 0), key=lambda c: c.rate, default=None)

@@ -20,6 +20,8 @@ from .kept_features import accepted_rows
 class MedusaDrafter(Drafter):
     """Remembers the target's state before the pending token of every sequence and lets the shape grow from it."""
 
+    reads_text = False
+
     def __init__(self, head: RecurrentHead, shape: Shape, vocabulary: Vocabulary, name: str) -> None:
         self.name, self.head, self.shape, self.vocabulary = name, head, shape, vocabulary
         self.kinds: frozenset[Kind] = frozenset({shape.kind})

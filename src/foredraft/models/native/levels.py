@@ -37,17 +37,15 @@ _TILES = (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 _BY_WORDS = "-DGRIDS_BY_WORDS"  # weights on a grid in all passes, with no rounding to bf16
 
 X86 = (  # the best first
-    # Prompts, and the passes of many texts, by tiles of bf16; else 16-bit integers (docs/notes/any-cpu.md). The second
-    # level has these everywhere.
+    # Prompts, and the passes of many texts, by tiles of bf16; else 16-bit integers (docs/notes/any-cpu.md).
     Level("amx", _AMX, _TILES, bf16_tiles=True, rounds=True),
-    Level("amx-int8", _AMX, (*_TILES, _BY_WORDS), rounds=True, automatic=False),
     # No level of bf16 products without tiles: on a processor that has both, 16-bit integers took a half (one row) to a
     # quarter (eight) of their time.
     Level("avx512vnni", _VNNI, _V4, rounds=True),
     Level("avx512", _AVX512, _V4[:1]),
     Level("avx2", _AVX2, ("-march=x86-64-v3",)),
     Level(
-        "amx-int8-emulated", _VNNI, (*_V4, "-DEMULATED_TILES", _BY_WORDS), rounds=True, automatic=False
+        "amx-emulated", _VNNI, (*_V4, "-DEMULATED_TILES", _BY_WORDS), rounds=True, automatic=False
     ),  # slow; for tests alone
 )
 ARM = (Level("neon", frozenset(), ()),)
