@@ -24,7 +24,7 @@ class Noting(Drafter):
 
     name, kinds, topology, nodes = "noting", frozenset({Kind.SAMPLED_IID}), Topology.TREE, 7
     taps, max_length, cost_aware, gives_states = frozenset({3}), 99, True, True  # type: ignore[assignment]
-    moved, draft_words, siblings, shares, beside = 5, 6, 8, True, 9
+    moved, draft_words, siblings, shares, beside, reads_text = 5, 6, 8, True, 9, False
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
