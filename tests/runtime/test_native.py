@@ -106,10 +106,15 @@ def test_agrees_with_torch(family: str, length: int) -> None:
         assert got.shape == true.shape and near(got, true)
 
 
+@pytest.mark.parametrize("slots", [2, FEW_SLOTS + 1])
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_a_rows_numbers_are_its_own_affair(bits: int | None) -> None:
-    """Chain or tree, together or one by one, beside others or alone, whatever way the prompt was cut: the same bits."""
-    executor, _ = pair(LLAMA, bits=bits)
+def test_a_rows_numbers_are_its_own_affair(bits: int | None, slots: int) -> None:
+    """Chain or tree, together or one by one, beside others or alone, whatever way the prompt was cut: the same bits.
+
+    Read as a prompt, too, unless tile registers read prompts alone.
+    """
+    executor, _ = pair(LLAMA, slots, bits=bits)
+    as_written = bits is None or "-amx" not in executor.name or executor.name.endswith("-tiles")
     prompt, run = text(45), text(40, 1)
     executor.prefill([0], [prompt])
     one_by_one = []
@@ -132,9 +137,10 @@ def test_a_rows_numbers_are_its_own_affair(bits: int | None) -> None:
 
     executor.rollback([0], [0])
     executor.prefill([0, 1], [[*prompt[:20]], text(33, 7)])
-    executor.prefill([1, 0], [text(9, 8), [*prompt[20:]]])
-    executor.forward(Rows.chains([0], [run[:-1]], CPU))  # not as a prompt, which is rounded in another way
-    executor.commit([0], [len(run) - 1])
+    executor.prefill([1, 0], [text(9, 8), [*prompt[20:], *(run[:-1] if as_written else [])]])
+    if not as_written:
+        executor.forward(Rows.chains([0], [run[:-1]], CPU))
+        executor.commit([0], [len(run) - 1])
     both = executor.forward(Rows.chains([1, 0], [text(11, 9), [run[-1], 3]], CPU)).logits
     assert torch.equal(both[11], true[-1]) and torch.equal(both[12], after[0])
 

@@ -42,11 +42,8 @@ class BlockReader:
         head, eps = self._head, self._head.config.norm_eps
         order = native.BlockRows(hidden=head.hidden_size, states=len(self._scale), eps=eps, scale=1.0 / head.unit)
         order.state_scale, order.query, order.fuse = self._scale.data_ptr(), self._query.data_ptr(), _of(head.fuse)
-        order.passes, order.layers, order.tiles = (
-            ctypes.addressof(self._passes),
-            len(self._passes),
-            self._passes[0].tiles,
-        )
+        order.passes, order.layers = ctypes.addressof(self._passes), len(self._passes)
+        order.tiles = self._passes[0].tiles
         if head.corrects:
             order.share, order.share_norm = _of(head.correction.row), head.correction.row_norm.data_ptr()
         if head.copies:
