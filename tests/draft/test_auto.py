@@ -227,6 +227,23 @@ def test_the_round_in_which_a_prompt_is_read_says_nothing_about_levels() -> None
     assert wrote == text[4:64] and found < 25 and drafter.values.timings["slow"].level_seconds < 0.01
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_a_head_need_not_read_is_not_counted(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [0, 1, 2, 3, *passes(PromptLookup(1), 80)[1]]
+    drafter, asked = AutoDrafter([Arm(Scripted("head", text, 9), 4)], FLAT, clock=lambda: 0.0), list[tuple[bool, int]]()
+    drafter.arms[0].drafter.reads_text = reads
+    price = drafter.values.of_model
+
+    def of_model(i: int, sequence: Sequence, lookups: Any, fresh: bool, batch: int, unread: int = 0) -> Any:
+        asked.append((fresh, unread))
+        return price(i, sequence, lookups, fresh, batch, unread)
+
+    monkeypatch.setattr(drafter.values, "of_model", of_model)
+    assert passes(drafter)[1] == text[4:64]
+    assert asked and asked[0] == ((True, 4) if reads else (False, 0))
+    assert reads or not any(fresh or unread for fresh, unread in asked)
+
+
 def test_a_tree_that_sizes_itself_knows_what_its_levels_take() -> None:
     """Free levels and free rows: the tree grows. Costly rows: it does not, and the text is the same."""
     texts, sizes = [], []
