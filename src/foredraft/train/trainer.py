@@ -21,6 +21,7 @@ from ..errors import UsageError
 from ..models import Decoder
 from ..models.decoder import FINAL
 from ..models.heads import Identity, as_stored, read_weights
+from ..runtime.process_group import join_group
 from .batch_attention import any_length
 from .corpus import Corpus
 from .kinds import ContextKind, Kind, Settings
@@ -66,8 +67,7 @@ class Process:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:
             return cls()
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        join_group(device.type == "cuda")
         return cls(torch.distributed.get_rank(), world)
 
     @property

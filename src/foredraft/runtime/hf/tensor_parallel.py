@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...errors import ForedraftError, UsageError
 from ..base import Output, Rows
+from ..process_group import join_group
 from .executor import HFExecutor, Snapshot
 
 log = logging.getLogger(__name__)
@@ -180,5 +181,4 @@ def _join() -> None:
         raise ForedraftError(f"process {here} has no GPU of its own: there are {torch.cuda.device_count()}")
     if cuda:
         torch.cuda.set_device(here)
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
+    join_group(cuda)
