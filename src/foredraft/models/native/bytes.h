@@ -1,10 +1,11 @@
-// The products of words.h by tiles of bytes, for several rows. A row's 16-bit number is 256 times one signed byte plus another;
-// products of both with the codes, as signed bytes too, are whole numbers whose sum is the whole number of words.h, which then
-// goes into the same float32 sum by the same operations. So a row gets the same bits here and there, whatever rows are beside it.
+// The products of words.h by tiles of bytes, for several rows. A row's 12-bit number is sixteen times one signed byte plus another;
+// products of both with the codes, as bytes too, are whole numbers whose sum is the whole number of words.h, which then goes into
+// the same float32 sum by the same operations. So a row gets the same bits here and there, whatever rows are beside it.
 //
 // A tile product takes a panel of rows, two lines of bytes each, against a group of k (32, or 16 where scales are as fine) of a
 // block of columns: a tile of lines that hold four k of each column. In which order k comes is all the same if rows and
 // weights have it alike; here line 2 q + s has k = 8 q + 2 s + {0, 4, 1, 5}, which a shift and a mask make of packed nibbles.
+// Where codes are nibbles, one line of bytes holds a row, and one product does it (nibbles.h).
 #pragma once
 #include "tile.h"
 #include "words.h"
@@ -14,21 +15,37 @@ constexpr int BYTE_LINES = 8;  // fours of a k-block
 constexpr int CHUNK = 16;      // k-blocks whose codes are kept spread out, for all rows: as many as stay in the nearest cache
 constexpr int BEHIND = 2;      // groups of k between a product and the use of its sums: it takes long, others go on meanwhile
 
-// Rows [panels][k-blocks][MANY][2][32]: high bytes and low bytes of a row's k-block.
+// Rows [sixteens of rows][k-blocks][16][2][32]: high bytes and low bytes of a row's k-block.
 struct ByteRows : WordRows {
     Line<int8_t> bytes;
-    static constexpr int PANEL = MANY * 2 * DEPTH;
+    static constexpr int ROW = 2 * DEPTH, SIXTEEN = ROWS * ROW;
 
     void take_bytes(const act* a, long lda, int rows, int depth) {
-        bytes.reserve(panels(rows) * (depth / DEPTH) * PANEL);
-        auto put = [&](long block, int row, const int16_t* codes) { split(codes, &bytes[block * PANEL + row * 2 * DEPTH]); };
-        take_blocks(a, lda, rows, depth, put);
+        const size_t count = depth / DEPTH, sixteens = (rows + ROWS - 1) / ROWS;
+        bytes.reserve(sixteens * count * SIXTEEN);
+        blocks.reserve(sixteens * (ROWS / MANY) * count);  // whole sixteens: what a row lacks is read, not used
+        take_rows(a, lda, rows, depth, PutBytes{bytes.data, long(count)});
     }
+    // A panel's first k-block; the next lies SIXTEEN further on.
+    const int8_t* panel(int number, int count) const { return &bytes[place(number, count)]; }
 
   private:
-    static void split(const int16_t* codes, int8_t* to) {  // 256 high + low, low from -128 on: high is rounded, not cut
-        const __m512i x = _mm512_load_si512(codes), half = _mm512_set1_epi16(128);
-        const __m512i both = _mm512_xor_si512(_mm512_add_epi16(x, half), half);
+    static long place(long panel, long count) { return panel * MANY / ROWS * count * SIXTEEN + panel * MANY % ROWS * ROW; }
+    struct PutBytes {
+        int8_t* bytes;
+        long count;
+        void put(long block, int row, Words codes) const {
+            split(codes, bytes + place(block / count, count) + block % count * SIXTEEN + row * ROW);
+        }
+        void row(long block, int row, const int16_t* codes) const { put(block, row, load_words(codes)); }
+        void panel(long block, const Ints (&low)[MANY], const Ints (&high)[MANY]) const {
+            int8_t* to = bytes + place(block / count, count) + block % count * SIXTEEN;
+            UNROLLED for (int r = 0; r < MANY; r++) split(words_of(low[r], high[r]), to + r * ROW);
+        }
+    };
+    static void split(Words x, int8_t* to) {  // 16 high + low, low from -8 on: high is rounded, not cut
+        const __m512i high = _mm512_srai_epi16(_mm512_add_epi16(x, _mm512_set1_epi16(8)), 4);
+        const __m512i both = blended(_mm512_sub_epi16(x, up<4>(high)), up<8>(high), 0xff);
         const __m128i order = _mm_setr_epi8(0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15);  // of eight k: low, then high
         const __m512i eights = _mm512_shuffle_epi8(both, _mm512_broadcast_i32x4(order));
         _mm512_store_si512(to, _mm512_permutexvar_epi64(_mm512_setr_epi64(1, 3, 5, 7, 0, 2, 4, 6), eights));
@@ -57,25 +74,34 @@ template <class Form, int WHICH> inline Words fours(const uint8_t* codes) {
     }
 }
 
-struct alignas(64) ByteBlock {  // of 16 columns
-    uint8_t lines[BYTE_LINES][LINE];
+// Codes of 16 columns that have been spread out, with their scales as floats.
+template <int LINES> struct alignas(64) SpreadBlock {
+    uint8_t lines[LINES][LINE];
     float step[2][COLUMNS], least[2][COLUMNS];
 };
-template <class Form> INLINED inline void spread(const Column& column, unsigned k, ByteBlock& to) {
-    const uint8_t* codes = column.codes + long(k) * Form::CODES;
-    each<BYTE_LINES>([&](auto line) INLINED { _mm512_store_si512(to.lines[line], fours<Form, line>(codes)); });
-    each<Form::CODES / LINE>([&](auto line) INLINED { _mm_prefetch((const char*)codes + column.codes_ahead + line * LINE, _MM_HINT_T0); });
+using ByteBlock = SpreadBlock<BYTE_LINES>;
+struct ByteRoom {  // where a thread works: codes of two blocks of columns, whole numbers of a few groups of k, sums
+    union {
+        ByteBlock blocks[CHUNK][2];
+        SpreadBlock<2 * BYTE_LINES> nibbles[CHUNK];
+    };
+    alignas(64) int32_t wholes[2 * BEHIND][2][ROWS][COLUMNS];
+    Line<float> sums;  // [panels][2 blocks][MANY][16]
+    ByteRoom() {}
+};
+
+template <class Form, class Block> INLINED inline void keep_scales(const Column& column, unsigned k, Block& to) {
     UNROLLED for (int group = 0; group < Form::GROUPS; group++) {
         store(to.step[group], Form::step(column.scales, k, group));
         if (Form::HAS_LEAST) store(to.least[group], Form::least(column.scales, k, group));
     }
 }
-
-struct ByteRoom {  // where a thread works: codes of two blocks of columns, whole numbers of a few groups of k, sums
-    ByteBlock blocks[CHUNK][2];
-    alignas(64) int32_t wholes[2 * BEHIND][2][ROWS][COLUMNS];
-    Line<float> sums;  // [panels][2 blocks][MANY][16]
-};
+template <class Form> INLINED inline void spread(const Column& column, unsigned k, ByteBlock& to) {
+    const uint8_t* codes = column.codes + long(k) * Form::CODES;
+    each<BYTE_LINES>([&](auto line) INLINED { _mm512_store_si512(to.lines[line], fours<Form, line>(codes)); });
+    each<Form::CODES / LINE>([&](auto line) INLINED { _mm_prefetch((const char*)codes + column.codes_ahead + line * LINE, _MM_HINT_T0); });
+    keep_scales<Form>(column, k, to);
+}
 
 // Sums and left factors have two lines for every row. A thread's tiles keep this shape from one product to the next.
 inline void begin_byte_tiles(int rows, int groups) {
@@ -117,7 +143,7 @@ void add_bytes(const int8_t* x, const Block* block, const Column (&column)[2], u
     auto multiply = [&](auto turn, unsigned g) INLINED {
         constexpr int GROUP = turn % GROUPS;
         const ByteBlock* w = room.blocks[g / GROUPS % CHUNK];
-        multiply_group<turn>(x + g / GROUPS * ByteRows::PANEL + GROUP * LINES * 4, w[0].lines[GROUP * LINES], w[1].lines[GROUP * LINES],
+        multiply_group<turn>(x + g / GROUPS * ByteRows::SIXTEEN + GROUP * LINES * 4, w[0].lines[GROUP * LINES], w[1].lines[GROUP * LINES],
                              room.wholes[g % (2 * BEHIND)]);
     };
     auto take = [&](auto turn, unsigned g) INLINED {
@@ -130,7 +156,7 @@ void add_bytes(const int8_t* x, const Block* block, const Column (&column)[2], u
         UNROLLED for (int r = 0; r < R; r++) {
             const Floats unit = all(own.step[r]), total = all(own.total[PART][r]);
             UNROLLED for (int n = 0; n < 2; n++) {
-                const Ints whole = plus(doubled<8>(load_ints(wholes[n][2 * r])), load_ints(wholes[n][2 * r + 1]));
+                const Ints whole = plus(doubled<4>(load_ints(wholes[n][2 * r])), load_ints(wholes[n][2 * r + 1]));
                 sum[n][r] = fma(to_floats(whole), mul(step[n], unit), sum[n][r]);
                 if (Form::HAS_LEAST) sum[n][r] = fma(least[n], total, sum[n][r]);
             }
@@ -170,19 +196,11 @@ void product_by_bytes(const ByteRows& x, int rows, const Weight& w, int begin, i
                 const auto add = rows - panel * MANY > HALF ? add_bytes<Form, MANY> : add_bytes<Form, HALF>;
                 const long at = long(panel) * blocks;
                 const int upto = k + chunk < blocks ? k + chunk : blocks;
-                add(&x.bytes[at * ByteRows::PANEL], &x.blocks[at], both, k, upto, panel == 0, room, &room.sums[panel * SUMS]);
+                add(x.panel(panel, blocks), &x.blocks[at], both, k, upto, panel == 0, room, &room.sums[panel * SUMS]);
             }
         for (int panel = 0; panel < panels; panel++)
             for (int i = 0; i < 2 * MANY; i++)
                 if (const int row = panel * MANY + i % MANY, one = j + i / MANY; row < rows && one < end)
                     emit(row, one, load(&room.sums[panel * SUMS + i * 16]));
     }
-}
-
-// Columns of at least BYTE_ROWS rows times a weight of one format.
-template <class Block, class Emit>
-void product_of_bytes(const ByteRows& x, int rows, const Weight& w, int begin, int end, ByteRoom& room, Block block, Emit emit) {
-    const Which which(block);
-    const Taker to(emit);
-    by_form(w.format, [&](auto form) { product_by_bytes<decltype(form)>(x, rows, w, begin, end, room, which, to); });
 }

@@ -68,13 +68,15 @@ template <int C, int A, int B> inline void multiply_bf16() {
         std::memcpy(own.data[C][m], sums, own.shape.bytes[C]);
     }
 }
-template <int C, int A, int B> inline void multiply_bytes() {
+template <class Byte, int C, int A, int B> inline void multiply_fours() {
     Registers& own = registers();
     own.expect_product(C, A, B);
     for (int m = 0; m < own.shape.rows[C]; m++)
         for (int n = 0; n < own.shape.bytes[C] / 4; n++) {
             int32_t sum = own.at<int32_t>(C, m, n);
-            for (int k = 0; k < own.shape.bytes[A]; k++) sum += own.at<int8_t>(A, m, k) * own.at<int8_t>(B, k / 4, 4 * n + k % 4);
+            for (int k = 0; k < own.shape.bytes[A]; k++) sum += own.at<int8_t>(A, m, k) * own.at<Byte>(B, k / 4, 4 * n + k % 4);
             std::memcpy(own.data[C][m] + 4 * n, &sum, 4);
         }
 }
+template <int C, int A, int B> inline void multiply_bytes() { multiply_fours<int8_t, C, A, B>(); }
+template <int C, int A, int B> inline void multiply_by_unsigned() { multiply_fours<uint8_t, C, A, B>(); }

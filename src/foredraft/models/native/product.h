@@ -2,9 +2,9 @@
 // sixteen, so a pass of few texts takes weights on a grid by words of 16 bits instead (words.h), or by tiles of bytes (bytes.h)
 // where rows are several; a prompt goes by tiles of bf16, and so may the passes of many texts.
 #pragma once
-#include "bytes.h"
 #include "eight.h"
 #include "line.h"
+#include "nibbles.h"
 #include "tile.h"
 #include "words.h"
 

@@ -28,11 +28,15 @@ template <int T> inline void load_tile(const void* from, long stride) {
 template <int T> inline void store_tile(void* to, long stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
-// C [rows][16] += A [rows][k] x B [k][16]: pairs of bf16 into float32, fours of signed bytes into 32-bit integers.
+// C [rows][16] += A [rows][k] x B [k][16]: pairs of bf16 into float32, fours of bytes into 32-bit integers, signed ones or those of
+// B without a sign.
 template <int C, int A, int B> inline void multiply_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B> inline void multiply_bytes() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B> inline void multiply_by_unsigned() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 #endif

@@ -155,11 +155,13 @@ INLINED inline void max_of_each(const Floats (&x)[8], float* to) {
 INLINED inline void sum_of_each(const Ints (&x)[8], int32_t* to) {
     _mm256_storeu_si256((__m256i*)to, reduced(x, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }));
 }
+inline Words words_of(Ints low, Ints high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(low)), _mm512_cvtsepi32_epi16(high), 1);
+}
 // Sixteen words and sixteen more of each of eight rows, by pairs: to[pair][row].
 INLINED inline void keep_pairs(const Ints (&low)[8], const Ints (&high)[8], int32_t* to) {
     __m512i x[8], y[8];
-    UNROLLED for (int r = 0; r < 8; r++)
-        x[r] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(low[r])), _mm512_cvtsepi32_epi16(high[r]), 1);
+    UNROLLED for (int r = 0; r < 8; r++) x[r] = words_of(low[r], high[r]);
     UNROLLED for (int r = 0; r < 8; r += 2) y[r] = _mm512_unpacklo_epi32(x[r], x[r + 1]), y[r + 1] = _mm512_unpackhi_epi32(x[r], x[r + 1]);
     UNROLLED for (int p = 0; p < 4; p++) {  // pairs p, 4 + p, 8 + p and 12 + p: rows 0 to 3, then 4 to 7
         const __m512i* from = y + p / 2;

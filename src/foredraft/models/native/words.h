@@ -1,13 +1,13 @@
-// Products with weights on a grid (forms.h): a row's numbers become 16-bit whole numbers with a step for every 32, which is finer than bf16
-// (an error of 2^-16 of the largest of the 32). Codes are widened to 16 bits in registers and multiplied in pairs; sums of 32 are
-// whole numbers, exact in any order, and go into float32 sums block by block, k ascending.
+// Products with weights on a grid (forms.h): a row's numbers become whole numbers of 12 bits with a step for every 32, which brings
+// less error than bf16 does (docs/notes/any-cpu.md). Codes are widened to 16 bits in registers and multiplied in pairs; sums of 32
+// are whole numbers, exact in any order, and go into float32 sums block by block, k ascending.
 // A row's result depends on nothing but the row: not on the rows or columns beside it.
 #pragma once
 #include "act.h"
 #include "forms.h"
 #include "line.h"
 
-constexpr float MOST_WORD = 32512;  // 127 * 256: with 8-bit codes, a sum of 32 products stays below 2^31
+constexpr float MOST_WORD = 2039;  // 16 * 127 + 7: sixteen times a signed byte, and a nibble (bytes.h)
 
 #if defined(__AVX512F__)
 constexpr int MANY = 8;  // rows at a time (a panel), and whether by two blocks of columns: as many sums as registers hold
@@ -31,54 +31,58 @@ struct WordRows {
 
     void take(const act* a, long lda, int rows, int depth) {
         pairs.reserve(panels(rows) * (depth / DEPTH) * PAIRS * MANY);
-        auto put = [&](long block, int row, const int16_t* codes) {
-            for (int pair = 0; pair < PAIRS; pair++) std::memcpy(&pairs[(block * PAIRS + pair) * MANY + row], codes + 2 * pair, 4);
-        };
-#if defined(__AVX512F__)
-        if (rows > 2) return take_panels(a, lda, rows, depth, put);
-#endif
-        take_blocks(a, lda, rows, depth, put);
+        take_rows(a, lda, rows, depth, PutPairs{pairs.data});
     }
 
     static constexpr int PAIRS = DEPTH / 2;
     static size_t panels(int rows) { return size_t(rows + MANY - 1) / MANY; }
 
   protected:
-    // put(k-block of a panel, row of the panel, 32 codes) for all rows.
-    template <class Put> void take_blocks(const act* a, long lda, int rows, int depth, const Put& put) {
+    // put.row(k-block of a panel, row of the panel, 32 codes) for all rows, or put.panel(k-block of a panel, the first 16 codes of
+    // all its rows, their other 16).
+    template <class Put> void take_rows(const act* a, long lda, int rows, int depth, const Put& put) {
         const int count = depth / DEPTH;
         blocks.reserve(panels(rows) * count);
+#if defined(__AVX512F__)
+        if (rows > 2) return take_panels(a, lda, rows, count, put);
+#endif
         for (int r = 0; r < rows; r++)
-            for (int k = 0; k < count; k++) {
-                alignas(64) int16_t codes[DEPTH];
-                const long block = long(r / MANY) * count + k;
-                take_block(a + r * lda + k * DEPTH, block, r % MANY, codes);
-                put(block, r % MANY, codes);
-            }
+            for (int k = 0; k < count; k++) put_row(a + r * lda + k * DEPTH, long(r / MANY) * count + k, r % MANY, put);
     }
 
   private:
+    struct PutPairs {
+        int32_t* pairs;
+        void row(long block, int row, const int16_t* codes) const {
+            for (int pair = 0; pair < PAIRS; pair++) std::memcpy(&pairs[(block * PAIRS + pair) * MANY + row], codes + 2 * pair, 4);
+        }
+#if defined(__AVX512F__)
+        void panel(long block, const Ints (&low)[MANY], const Ints (&high)[MANY]) const {
+            keep_pairs(low, high, &pairs[block * PAIRS * MANY]);
+        }
+#endif
+    };
+    template <class Put> void put_row(const act* a, long block, int row, const Put& put) {
+        alignas(64) int16_t codes[DEPTH];
+        take_block(a, block, row, codes);
+        put.row(block, row, codes);
+    }
 #if defined(__AVX512F__)
     // All rows of a panel together: a quarter of the time. A last panel has its last row several times.
-    template <class Put> void take_panels(const act* a, long lda, int rows, int depth, const Put& put) {
-        const int count = depth / DEPTH;
-        blocks.reserve(panels(rows) * count);
+    template <class Put> void take_panels(const act* a, long lda, int rows, int count, const Put& put) {
         for (int first = 0; first < rows; first += MANY) {
             const act* row[MANY];
             for (int r = 0; r < MANY; r++) row[r] = a + long(first + r < rows ? first + r : rows - 1) * lda;
             for (int k = 0; k < count; k++) {
                 const long block = long(first / MANY) * count + k;
-                if (take_panel(row, k, block)) continue;
-                for (int r = 0; r < MANY; r++) {
-                    alignas(64) int16_t codes[DEPTH];
-                    take_block(row[r] + k * DEPTH, block, r, codes);
-                    put(block, r, codes);
-                }
+                Ints low[MANY], high[MANY];
+                if (take_panel(row, k, blocks[block], low, high)) put.panel(block, low, high);
+                else for (int r = 0; r < MANY; r++) put_row(row[r] + k * DEPTH, block, r, put);
             }
         }
     }
     // Whether all numbers are finite; if not, nothing is done.
-    bool take_panel(const act* const (&row)[MANY], int k, long block) {
+    INLINED static bool take_panel(const act* const (&row)[MANY], int k, Block& to, Ints (&first)[MANY], Ints (&second)[MANY]) {
         Floats low[MANY], high[MANY], most[MANY];
         uint32_t lost = 0;
         UNROLLED for (int r = 0; r < MANY; r++) {
@@ -90,15 +94,12 @@ struct WordRows {
         alignas(64) float largest[MANY], by[MANY];
         alignas(64) int32_t sums[3][MANY];
         max_of_each(most, largest);
-        Block& to = blocks[block];
         for (int r = 0; r < MANY; r++) by[r] = largest[r] > 0 ? MOST_WORD / largest[r] : 0.0f, to.step[r] = largest[r] / MOST_WORD;
-        Ints first[MANY], second[MANY];
         UNROLLED for (int r = 0; r < MANY; r++) first[r] = to_ints(mul(low[r], all(by[r]))), second[r] = to_ints(mul(high[r], all(by[r])));
         sum_of_each(first, sums[1]), sum_of_each(second, sums[2]);
         for (int r = 0; r < MANY; r++) sums[0][r] = sums[1][r] + sums[2][r];
         for (int i = 0; i < 3; i++)
             for (int r = 0; r < MANY; r++) to.total[i][r] = to.step[r] * float(sums[i][r]), to.minus[i][r] = -sums[i][r];
-        keep_pairs(first, second, &pairs[block * PAIRS * MANY]);
         return true;
     }
 #endif
