@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ..core.shapes.step import Frontier, Step, Stepper
-from ..core.trees.host_builder import Found, Front, Tops, tops_of
+from ..core.trees.host_builder import Found, Front, Grown, Tops, TreeOrder, tops_of, whole_tree
 from ..types import DraftBatch
 from .calibration import Curve
 
@@ -20,6 +20,7 @@ class CalibratedStepper:
         self.batch, self.ids, self.device = stepper.batch, stepper.ids, stepper.device
         self._stepper, self._curve = stepper, curve
         self._given: list[Tensor] = []  # [B, w, k] log-probabilities of all nodes as they are made
+        self._of_chosen: list[Tensor] = []  # [1, N] those of a tree that was made in one piece
 
     def root(self) -> Step:
         return self._calibrated(self._stepper.root())
@@ -28,7 +29,7 @@ class CalibratedStepper:
         return self._calibrated(self._stepper.expand(frontier))
 
     def tops(self) -> Tops:
-        return CalibratedTops(tops_of(self._stepper), self._curve, self._given)
+        return CalibratedTops(tops_of(self._stepper), self._curve, self._given, self._of_chosen)
 
     def given_for(self, drafts: DraftBatch) -> tuple[Tensor, Tensor]:
         """[B, N] log-probabilities as the drafter gave them, and whether each node is the top one after its parent.
@@ -37,6 +38,8 @@ class CalibratedStepper:
         """
         assert drafts.source is not None, "a builder numbers its nodes"
         made = drafts.source
+        if self._of_chosen:
+            return self._of_chosen[0], made % drafts.branching == 0
         given = torch.cat([level.flatten(1) for level in self._given], dim=1)
         return given.gather(1, made), made % self._given[0].shape[2] == 0
 
@@ -66,12 +69,20 @@ class CalibratedTops:
     tops: Tops
     curve: Curve
     given: list[Tensor]
+    of_chosen: list[Tensor]
 
     def root(self, k: int) -> Found:
         return self._calibrated(self.tops.root(k))
 
     def below(self, front: Front, k: int) -> Found:
         return self._calibrated(self.tops.below(front, k))
+
+    def tree(self, order: TreeOrder) -> Grown | None:
+        """In one piece; None where what is calibrated cannot do that."""
+        grown = whole_tree(self.tops, replace(order, pieces=self.curve.pieces()))
+        if grown is not None:
+            self.of_chosen.append(grown[1])
+        return grown
 
     def _calibrated(self, found: Found) -> Found:
         self.given.append(torch.from_numpy(found[0]))

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.trees.host_builder import Pieces
 from ..types import DraftBatch
 from .constants import CALIBRATION_FADE, CALIBRATION_WEIGHTS, FADE_ALL
 
@@ -111,6 +112,10 @@ class Curve:
         piece = POINT_ARRAY.searchsorted(given) + self.first[:, :, : given.shape[2]]
         found: Numbers = self.slope[piece] * given + self.offset[piece]
         return found
+
+    def pieces(self) -> Pieces:
+        """Those of a round's only sequence."""
+        return Pieces(POINT_ARRAY, self.slope, self.offset)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from ..core.rng.keyed import Rng
 from ..core.shapes.eagle2_tree import Eagle2Tree
 from ..core.shapes.step import Stepper
 from ..core.trees.builder import TreeBuilder
+from ..core.trees.host_builder import Prices
 from ..types import Budget, DraftBatch
 from .calibrated import CalibratedStepper
 from .calibration import Calibration
@@ -86,3 +87,6 @@ class PricedTree(Eagle2Tree):
         gains = np.exp(-np.sort(-builder.within(budgets).cpu().numpy(), axis=1)[:, : self.nodes])
         count = rates(gains, self._seconds(gains.shape[1], builder.levels)).argmax(axis=1).tolist()
         return [b._replace(nodes=min(b.nodes, n)) for b, n in zip(budgets, count, strict=True)]
+
+    def prices(self) -> Prices:
+        return Prices(self.verify, self.first, self.level, _CHILDREN)

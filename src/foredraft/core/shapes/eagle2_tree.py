@@ -17,7 +17,7 @@ from ...types import Budget, DraftBatch, Kind, Topology
 from ...types.drafts import empty_drafts
 from ..rng.keyed import Rng
 from ..trees.builder import TreeBuilder
-from ..trees.host_builder import on_host
+from ..trees.host_builder import Prices, on_host
 from .base import Chain, Shape
 from .eagle2_growth import Growth
 from .step import Step, Stepper
@@ -89,3 +89,7 @@ class Eagle2Tree:
     def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]:
         """What of the grown tree may be handed over."""
         return budgets
+
+    def prices(self) -> Prices | None:
+        """The same two decisions for one sequence in numbers, where they go by seconds."""
+        return None

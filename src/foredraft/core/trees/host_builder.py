@@ -41,6 +41,42 @@ class Growing(Protocol):
 
     def goes_on(self, builder: TreeBuilder, value: Tensor, level: int) -> bool: ...
     def within(self, builder: TreeBuilder, budgets: Seq[Budget]) -> Seq[Budget]: ...
+    def prices(self) -> Prices | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a tree's size is decided by, in the place of `goes_on` and `within`."""
+
+    verify: Numbers  # [nodes + 1] float64 seconds of a pass over 0 .. nodes drafts
+    first: float  # seconds of the first level ...
+    further: float  # ... and of each after it
+    children: Numbers  # [2] float64: how much of a node's value its two top children are hoped to have
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A calibration, piecewise linear in log-probabilities: [2 * (P + 1)] pieces of top tokens, then of others."""
+
+    point: Numbers  # [P] float32, rising
+    slope: Numbers
+    offset: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOrder:
+    """The tree that one sequence may have, for tops that grow a whole one."""
+
+    width: int
+    depth: int
+    nodes: int  # of which `most` may be handed over
+    most: int
+    kind: Kind
+    prices: Prices | None  # None = as many nodes as there may be
+    pieces: Pieces | None = None  # None = a drafter's probabilities are right
+
+
+Grown = tuple[DraftBatch, Tensor]  # and [1, N] log-probabilities as the drafter gave them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +97,7 @@ class Front:
 
 
 class Tops(Protocol):
-    """The most likely tokens after nodes, in numpy."""
+    """The most likely tokens after nodes, in numpy. One that can grow the tree of one sequence has a `tree` besides."""
 
     def root(self, k: int) -> Found: ...
     def below(self, front: Front, k: int) -> Found: ...
@@ -85,6 +121,12 @@ class SteppedTops:
 def tops_of(stepper: Stepper) -> Tops:
     make: Callable[[], Tops] | None = getattr(stepper, "tops", None)
     return SteppedTops(stepper) if make is None else make()
+
+
+def whole_tree(tops: Tops, order: TreeOrder) -> Grown | None:
+    """The tree in one piece, where tops can do that."""
+    make: Callable[[TreeOrder], Grown | None] | None = getattr(tops, "tree", None)
+    return None if make is None else make(order)
 
 
 def top_chain(tops: Tops, batch: int, length: int) -> Tensor:
@@ -193,9 +235,14 @@ def on_host(grow: Grow) -> Grow:
 
 
 def grow_on_host(shape: Growing, stepper: Stepper, budgets: Seq[Budget]) -> DraftBatch:
-    """The chosen tree of a shape; every level is read for all sequences."""
+    """The chosen tree of a shape; every level is read for all sequences, or all at once for one."""
     depth = min(shape.depth, max(budget.depth for budget in budgets))
-    builder, tops = HostTreeBuilder(stepper, shape.width, depth), tops_of(stepper)
+    tops, most = tops_of(stepper), min(shape.nodes, budgets[0].nodes)
+    if len(budgets) == 1:
+        order = TreeOrder(shape.width, depth, shape.nodes, most, shape.kind, shape.prices())
+        if (grown := whole_tree(tops, order)) is not None:
+            return grown[0]
+    builder = HostTreeBuilder(stepper, shape.width, depth)
     front = builder.grow(None, tops.root(shape.width))
     while front.level < depth and shape.goes_on(builder, torch.from_numpy(front.value), front.level + 1):
         front = builder.grow(front, tops.below(front, shape.width))

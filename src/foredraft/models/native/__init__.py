@@ -2,7 +2,20 @@
 
 from .compiled import MOST, Compiled, compiled
 from .levels import LEVELS, SWITCH, Level, has_bf16_products
-from .structs import BlockRows, Copying, Correction, GreedyChain, Layer, Options, Pass, Source, Span, Tail, Weight
+from .structs import (
+    BlockRows,
+    Copying,
+    Correction,
+    GreedyChain,
+    Layer,
+    Options,
+    Pass,
+    Source,
+    Span,
+    Tail,
+    ValueTree,
+    Weight,
+)
 from .tiles import ALL_GRIDS, COLUMNS, FLAT_GRIDS, NO_GRIDS, Tiles, fits
 
 __all__ = [
@@ -26,6 +39,7 @@ __all__ = [
     "Span",
     "Tail",
     "Tiles",
+    "ValueTree",
     "Weight",
     "compiled",
     "fits",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .build import built
 from .levels import SWITCH, Level, levels
-from .structs import BlockRows, Copying, Correction, GreedyChain, Options, Pass, Weight
+from .structs import BlockRows, Copying, Correction, GreedyChain, Options, Pass, ValueTree, Weight
 
 MOST = 16  # entries of a row that `largest` and `likeliest` look for
 log = logging.getLogger("foredraft")
@@ -37,6 +37,7 @@ class Compiled:
         self._code.fd_correct.argtypes = [ctypes.POINTER(Correction)]
         self._code.fd_block_rows.argtypes = [ctypes.POINTER(BlockRows)]
         self._code.fd_greedy_chain.argtypes = [ctypes.POINTER(GreedyChain)]
+        self._code.fd_value_tree.argtypes = [ctypes.POINTER(ValueTree)]
         weight = ctypes.POINTER(Weight)
         self._code.fd_linear.argtypes = [_pointer, _int, weight, _pointer, _pointer, _int, _int, _int]
         self._code.fd_norm.argtypes = [_pointer, _pointer, _float, _int, _int, _pointer]
@@ -71,6 +72,12 @@ class Compiled:
         """Greedy chains of a block drafter."""
         if not self._code.fd_greedy_chain(ctypes.byref(order)):
             raise IndexError("a token lies outside the vocabulary")
+
+    def value_tree(self, order: ValueTree) -> int:
+        """A block drafter's tree for one text; how many nodes it has."""
+        if (count := self._code.fd_value_tree(ctypes.byref(order))) < 0:
+            raise IndexError("a token lies outside the vocabulary")
+        return int(count)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool, tiles: int = 0) -> Tensor:
         """x [.., depth] -> [.., columns] in bf16, or in float32 where `wide`. `tiles`: as of a `Pass`."""

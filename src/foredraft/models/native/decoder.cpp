@@ -1,6 +1,8 @@
 // Layers of a Llama-like decoder over packed rows, in one call: norms, merged products, rotary positions, attention over
 // the store, SwiGLU. Streams are bf16 and rounded where the torch decoder rounds them. Compiled where it is used.
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -394,3 +396,4 @@ extern "C" void fd_norm(const bf16* x, const bf16* gain, float eps, int rows, in
 
 #include "block_rows.h"
 #include "greedy_chain.h"
+#include "value_tree.h"

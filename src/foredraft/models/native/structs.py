@@ -119,3 +119,13 @@ class BlockRows(ctypes.Structure):
 
 class GreedyChain(ctypes.Structure):
     _fields_ = _fields("length texts", "words correction copying level followed scores tokens")
+
+
+class ValueTree(ctypes.Structure):
+    _fields_ = [
+        *_fields("width depth nodes most found pointers points none", "words correction copying level followed scores"),
+        *_fields("", "point slope offset verify children"),
+        ("first", ctypes.c_double),
+        ("further", ctypes.c_double),
+        *_fields("", "token parent deep nth source levels value given"),
+    ]

@@ -47,6 +47,11 @@ class Copies:
         self._order = native.Copying(hidden=len(words.gate))
         self._order.gate = words.gate.ctypes.data
 
+    @property
+    def count(self) -> int:
+        """Pointers."""
+        return int(self._scores.shape[2])
+
     def follow(self, above: Numbers, drafted: Numbers, level: int) -> None:
         """Go on to nodes [B, w] whose tokens were `drafted` below columns `above` of the level before."""
         left, kept = self._words.followed[level]
@@ -72,7 +77,7 @@ class Copies:
         order.text_stride, order.pointer_stride = (stride // token.itemsize for stride in token.strides)
         order.values, order.ids = values.ctypes.data, ids.ctypes.data
 
-    def enter(self, chain: native.GreedyChain) -> None:
-        """Have a chain go on from what was described."""
-        chain.copying, chain.scores = ctypes.addressof(self._order), self._scores.ctypes.data
-        chain.level, chain.followed = self._words.level.ctypes.data, self._words.followed.ctypes.data
+    def enter(self, order: native.GreedyChain | native.ValueTree) -> None:
+        """Have the library go on from what was described."""
+        order.copying, order.scores = ctypes.addressof(self._order), self._scores.ctypes.data
+        order.level, order.followed = self._words.level.ctypes.data, self._words.followed.ctypes.data

@@ -91,18 +91,28 @@ class CorrectedLevels:
 
     def chain(self, length: int, copies: Copies | None) -> Tensor:
         """The top token, the one after it, ..: [B, length]; for a round that has begun, in one call."""
-        assert length <= self._rows.shape[1]  # the library goes from row to row
-        tokens, who = np.empty((length, self._batch), dtype=np.int64), np.zeros((self._batch, 1), dtype=np.int64)
-        found = self._search(1, 1)
-        if length > 1:
+        tokens = np.empty((length, self._batch), dtype=np.int64)
+        order = native.GreedyChain(length, self._batch)
+        self.begin_levels(order, 1, length, copies)
+        order.tokens = tokens.ctypes.data
+        self.executor.code.greedy_chain(order)
+        return torch.from_numpy(tokens.T)
+
+    def begin_levels(
+        self, order: native.GreedyChain | native.ValueTree, k: int, depth: int, copies: Copies | None
+    ) -> int:
+        """Have the library go on from a round that has begun, level by level down to `depth`. Words that it will look
+        for after every node: k, if there are as many."""
+        assert depth <= self._rows.shape[1]  # it goes from row to row
+        who = np.zeros((self._batch, 1), dtype=np.int64)
+        found = self._search(1, k)
+        if depth > 1:
             self._correct(who, who, 1)
-        order = native.GreedyChain(length, self._batch, ctypes.addressof(self._order))
-        order.correction, order.tokens = ctypes.addressof(self._correction), tokens.ctypes.data
+        order.words, order.correction = ctypes.addressof(self._order), ctypes.addressof(self._correction)
         if copies is not None:
             copies.ask(found, (self.logits, self.features), self.index, 0)
             copies.enter(order)
-        self.executor.code.greedy_chain(order)
-        return torch.from_numpy(tokens.T)
+        return found[0].shape[2]
 
     def _correct(self, token: Numbers, above: Numbers, level: int) -> None:
         """Describe the states of nodes of a level."""

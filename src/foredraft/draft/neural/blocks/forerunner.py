@@ -17,7 +17,7 @@ from ....core.shapes.base import Chain, Frontier, Shape, Step, Vocabulary, deepe
 from ....core.shapes.eagle2_tree import level_width
 from ....core.shapes.step import TopStep
 from ....core.trees.editing import part
-from ....core.trees.host_builder import Found, Front, SteppedTops, Tops
+from ....core.trees.host_builder import Found, Front, Grown, SteppedTops, Tops, TreeOrder
 from ....errors import UsageError
 from ....kernels.top_k_search import IMPOSSIBLE
 from ....models.heads import DraftVocab, ForerunnerHead
@@ -28,6 +28,7 @@ from ....runtime import Output, TorchExecutor
 from ....runtime.cuda.captured_passes import CapturedPasses
 from ....runtime.cuda.executor import GraphExecutor
 from ....runtime.native.block_rows import BlockReader, reads_natively
+from ....runtime.native.block_tree import grow_tree
 from ....runtime.native.copied_words import CopiedWords
 from ....runtime.native.corrected_levels import CorrectedLevels, corrects_natively
 from ....types import DraftBatch, Kind, Sequence, Verdict
@@ -303,6 +304,10 @@ class BlockTops:
     def chain(self, length: int) -> Tensor:
         """As `top_chain`, in one call."""
         return self._levels.chain(length, self._copies)
+
+    def tree(self, order: TreeOrder) -> Grown:
+        """The tree of one sequence, in one call."""
+        return grow_tree(self._levels, order, self._copies)
 
     def _mixed(self, found: Found, level: int) -> Found:
         """The top words after pointers had their shares."""
