@@ -130,10 +130,9 @@ class Calibration:
 
     def curve(self, ids: Seq[int], width: int) -> Curve:
         """For sequences `ids`, and at most `width` tokens after a node."""
-        heights = [[_at(knots, log_odds(q)) for q in POINTS] for knots in map(_heights, self.everyone)]
-        own = [self.own[each].shift if each in self.own else 0.0 for each in ids]
-        pieces = [piece for shift in own for line in heights for piece in _pieces(line, shift)]
-        slope, offset = np.array(pieces, dtype=np.float32).T
+        heights = np.array([_heights(knots) for knots in self.everyone]) @ _SHARES + _BEYOND
+        own = np.array([self.own[each].shift if each in self.own else 0.0 for each in ids])
+        slope, offset = _pieces(heights + own[:, None, None])
         first = [[[(len(POINTS) + 1) * (2 * b + (k > 0)) for k in range(width)]] for b in range(len(ids))]
         return Curve(np.array(first), slope, offset)
 
@@ -192,15 +191,19 @@ def _at(heights: Seq[float], odds: float) -> float:
     return y + (next_y - y) * (odds - x) / (next_x - x)
 
 
-def _pieces(heights: Seq[float], shift: float) -> list[tuple[float, float]]:
-    """(slope, offset) of calibrated over given log-probability: left of the first point, between points, right of the
-    last. Slope 1 on the left end, constant on the right end."""
-    logs = [-math.log1p(math.exp(-max(height + shift, -60.0))) for height in heights]
-    pieces = [(1.0, logs[0] - LOG_POINTS[0])]
-    for x, next_x, y, next_y in zip(LOG_POINTS, LOG_POINTS[1:], logs, logs[1:], strict=False):
-        slope = (next_y - y) / (next_x - x)
-        pieces.append((slope, y - slope * x))
-    return [*pieces, (0.0, logs[-1])]
+# Between knots and beyond them `_at` is linear in their heights: its values at POINTS are heights @ _SHARES + _BEYOND.
+_BEYOND = np.array([_at([0.0] * len(KNOTS), log_odds(q)) for q in POINTS])
+_SHARES = np.array([[_at(unit, log_odds(q)) for q in POINTS] for unit in np.eye(len(KNOTS)).tolist()]) - _BEYOND
+
+
+def _pieces(heights: Numbers) -> tuple[Numbers, Numbers]:
+    """Slopes and offsets of calibrated over given log-probability, of curves [.., P] one after another: left of the
+    first point, between points, right of the last. Slope 1 on the left end, constant on the right end."""
+    logs, ends = -np.log1p(np.exp(-np.maximum(heights, -60.0))), np.ones((*heights.shape[:-1], 1))
+    slope = np.concatenate((ends, np.diff(logs) / np.diff(LOG_POINTS), 0.0 * ends), axis=-1)
+    at = np.concatenate((logs, logs[..., -1:]), axis=-1)  # a point of each piece
+    offset = at - slope * np.array((*LOG_POINTS, LOG_POINTS[-1]))
+    return slope.astype(np.float32).ravel(), offset.astype(np.float32).ravel()
 
 
 def _sigmoid(x: float) -> float:

@@ -113,6 +113,7 @@ class Costs:
         self._all, self._sizes = _Drift(), dict[int, _Drift]()
         self._cache: dict[tuple[float, int, float], float] = {}
         self._by_drafts: dict[tuple[int, int], Numbers] = {}
+        self._usual: dict[tuple[int, int], tuple[Numbers, list[int]]] = {}  # as profiled, and sizes of these passes
         self._timed = 0
 
     def seconds(self, rows: float, context: float = 512, batch: float = 1) -> float:
@@ -125,9 +126,17 @@ class Costs:
     def by_drafts(self, most: int, batch: int) -> Numbers:
         """Seconds per sequence of a pass over 0 .. most drafts, and the pending token, of each of `batch` sequences."""
         if (most, batch) not in self._by_drafts:
-            seconds = [self.seconds(n + 1, batch=batch) / batch for n in range(most + 1)]
-            self._by_drafts[most, batch] = np.array(seconds)
+            usual, sizes = self._profiled(most, batch)
+            off = {size: math.exp(self._shift(size)) for size in set(sizes)}
+            self._by_drafts[most, batch] = usual * np.array([off[size] for size in sizes])
         return self._by_drafts[most, batch]
+
+    def _profiled(self, most: int, batch: int) -> tuple[Numbers, list[int]]:
+        if (most, batch) not in self._usual:
+            rows = range(1, most + 2)
+            usual = np.array([self.profile.seconds(n, batch=batch) / batch for n in rows])
+            self._usual[most, batch] = usual, [_size(n * batch) for n in rows]
+        return self._usual[most, batch]
 
     def untimed(self) -> DraftTiming:
         """Of a drafter with a model before any round was timed."""
@@ -145,9 +154,12 @@ class Costs:
             self._by_drafts.clear()
 
     def _corrected(self, rows: float, context: float, batch: float) -> float:
-        own = self._sizes.get(_size(rows * batch), _Drift())
-        shift = (own.total + COST_WEIGHT * self._all.mean) / (own.weight + COST_WEIGHT)
-        return self.profile.seconds(rows, context, batch) * math.exp(shift)
+        return self.profile.seconds(rows, context, batch) * math.exp(self._shift(_size(rows * batch)))
+
+    def _shift(self, size: int) -> float:
+        """Of passes of this size, as a logarithm."""
+        own = self._sizes.get(size, _Drift())
+        return (own.total + COST_WEIGHT * self._all.mean) / (own.weight + COST_WEIGHT)
 
 
 @dataclass(slots=True)
