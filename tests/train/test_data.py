@@ -110,7 +110,7 @@ def test_answers_of_chats_count_and_loops_do_not(tokenizer: Tokenizer) -> None:
 
 def step_rows(corpus: Corpus, step: int, rank: int = 0, world: int = 1) -> set[int]:
     """First tokens of a step's rows."""
-    return {int(i) for ids, _ in corpus.batch(step, 4, 1, rank, world) for i in ids[:, 0]}
+    return {int(i) for part in corpus.batch(step, 4, 1, rank, world) for i in part.ids[:, 0]}
 
 
 def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -124,7 +124,7 @@ def test_corpora_round_trip_and_split(tmp_path: Path, tokenizer: Tokenizer) -> N
     lines = {row.tobytes() for row in held.ids}
     assert len(lines) == 8 and not any(row.tobytes() in lines for row in rest.ids)
     assert step_rows(rest, 3) == step_rows(rest, 3) != step_rows(rest, 4)
-    widths = [ids.shape[1] for ids, _ in rest.batch(3, 8, seed=1)]
+    widths = [part.ids.shape[1] for part in rest.batch(3, 8, seed=1)]
     assert widths == sorted(widths) and widths[-1] <= rest.ids.shape[1]
     assert not step_rows(rest, 0, 0, 2) & step_rows(rest, 0, 1, 2)
     with pytest.raises(UsageError, match="no training text"):
@@ -232,7 +232,7 @@ def test_a_file_that_is_named_twice_is_read_twice_a_pass(tmp_path: Path) -> None
     files = [tmp_path / "a.npz", tmp_path / "b.npz", tmp_path / "b.npz"]
     corpus = load_corpus(files, None)  # type: ignore[arg-type]
     assert len(corpus) == 8
-    seen = [int(i) for step in range(3) for ids, _ in corpus.batch(step, 4, seed=0) for i in ids[:, 0]]
+    seen = [int(i) for step in range(3) for part in corpus.batch(step, 4, seed=0) for i in part.ids[:, 0]]
     assert sorted(seen) == [1] * 4 + [2] * 8
     training, _ = corpus.split(2)
     assert len(training) == 6 and sorted(training._order().tolist()).count(5) == training.times[5]

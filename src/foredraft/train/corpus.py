@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -29,6 +30,14 @@ PART_ROWS = 64  # rows of like length that are read together: fewer, and a GPU w
 WORTH = 16384  # tokens of padding that a further part must save: about what its launches cost a small model
 PLAIN_ROW = 256  # tokens of a row of plain text
 BLOCK = 32  # widths of batches: few different ones, so that memory and plans are used again
+
+
+class Part(NamedTuple):
+    """Rows of a step that are read together."""
+
+    ids: Tensor  # [n, T] int64
+    written: Tensor  # [n, T] bool
+    rows: np.ndarray  # [n] their numbers in the corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +101,9 @@ class Corpus:
         """What stands before a row's first written token."""
         return self.ids[row, : self.written[row].argmax()].tobytes()
 
-    def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """(ids [n, T] int64, written [n, T] bool) of the parts of a step: rows of like length together, no wider than
-        they need, so that little is padding. All of a step's parts together are a fair sample of the texts.
+    def batch(self, step: int, rows: int, seed: int, rank: int = 0, world: int = 1) -> list[Part]:
+        """The parts of a step: rows of like length together, no wider than they need, so that little is padding. All
+        of a step's parts together are a fair sample of the texts.
 
         Passes follow one another, each in its own order. A step's rows depend on nothing but these numbers, so a run
         that was cut off goes on with the right ones.
@@ -112,10 +121,10 @@ class Corpus:
         equal = np.array_split(mine, -(-rows // PART_ROWS))
         return [self._part(one) for part in equal for one in cut_by_length(part, self.lengths[part])]
 
-    def _part(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _part(self, rows: np.ndarray) -> Part:
         width = -(-max(int(self.lengths[rows].max()), 2) // BLOCK) * BLOCK
         ids, written = self.ids[rows, :width], self.written[rows, :width]
-        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(written)
+        return Part(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(written), rows)
 
     def frequent(self, count: int, vocab_size: int) -> tuple[Tensor, float]:
         """The ids that the target writes most, the most frequent first, and the share of its text that they cover."""

@@ -1,16 +1,28 @@
-"""Teacher outputs: the target's states and distributions over a batch of texts. Nothing is stored."""
+"""Teacher outputs: the target's states and distributions over a batch of texts.
+
+The target does not change, and a small head learns from a text in less time than the target takes to read it. So what
+it says is kept from the first pass over the texts on, where memory has room for all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..models import Decoder
 from ..models.decoder import FINAL
 from .batch_attention import Causal, Keeping, KeysAndValues
+from .corpus import Corpus, Part
+
+SHARE = 0.85  # of the memory that is free once a few parts of steps have taken theirs
+FIRST = 3  # the part with which keeping begins: the memory that steps need is known by then
+log = logging.getLogger("foredraft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +135,77 @@ class Teacher:
         known = self.index[best].view(batch, length)
         context = attend.seen if isinstance(attend, Keeping) else {}
         return TeacherOutputs(ids, written.to(target.device), shaped, self.words, self.rows, known, context)
+
+
+class KeptOutputs:
+    """Of the rows of one corpus: [tokens + 1, ..] of each kind, row after row without padding, and zeros at the end."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._lengths = torch.from_numpy(corpus.lengths.astype(np.int64))
+        self._begin = self._lengths.cumsum(0) - self._lengths
+        self._known = np.zeros(len(corpus), dtype=bool)
+        self._kept: list[Tensor] | None = None  # as `_columns` has them; None = nothing was seen yet
+        self._parts, self._fits = 0, True
+
+    def find(self, part: Part, like: TeacherOutputs | None) -> TeacherOutputs | None:
+        """What was said of these rows, if that is known of all of them. `like`: any outputs of the same teacher."""
+        if self._kept is None or like is None or not self._known[part.rows].all():
+            return None
+        place = self._places(part)
+        found = iter([kept[place] for kept in self._kept])
+        ids, written = (x.to(place.device) for x in (part.ids, part.written))
+        states, best = {tap: next(found) for tap in like.states}, next(found)
+        context: dict[int, KeysAndValues] = {
+            layer: (next(found).transpose(1, 2), next(found).transpose(1, 2)) for layer in like.context
+        }
+        return TeacherOutputs(ids, written, states, like.words, like.rows, best, context)
+
+    def keep(self, part: Part, outputs: TeacherOutputs) -> None:
+        """Take up what was said of rows."""
+        self._parts += 1
+        columns = list(_columns(outputs))
+        if self._kept is None and self._fits and self._parts >= FIRST:
+            self._kept = self._room(columns)
+        if self._kept is None:
+            return
+        place = self._places(part).flatten()
+        for kept, column in zip(self._kept, columns, strict=True):
+            kept.index_copy_(0, place, column.flatten(0, 1))
+            kept[-1] = 0  # where padding went
+        self._known[part.rows] = True
+
+    def _places(self, part: Part) -> Tensor:
+        """[B, T] where the tokens of rows lie; padding lies at the end."""
+        rows, column = torch.from_numpy(part.rows), torch.arange(part.ids.shape[1])
+        place = self._begin[rows][:, None] + column
+        place = torch.where(column < self._lengths[rows][:, None], place, int(self._lengths.sum()))
+        device = "cpu" if self._kept is None else self._kept[0].device
+        return place.to(device, non_blocking=True)
+
+    def _room(self, columns: list[Tensor]) -> list[Tensor] | None:
+        """Zeros for all rows, if there is memory for that."""
+        tokens = int(self._lengths.sum()) + 1
+        size = sum(tokens * column[0, 0].numel() * column.element_size() for column in columns)
+        self._fits = size <= SHARE * free_bytes(columns[0].device)
+        if not self._fits:
+            log.info("the target reads every text again: to keep what it says takes %.1f GB", size / 1e9)
+            return None
+        return [column.new_zeros((tokens, *column.shape[2:])) for column in columns]
+
+
+def _columns(outputs: TeacherOutputs) -> Iterator[Tensor]:
+    """[B, T, ..] each."""
+    yield from outputs.states.values()
+    yield outputs.best
+    for pair in outputs.context.values():
+        yield from (each.transpose(1, 2) for each in pair)  # [B, Hkv, T, D] of the attention
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # no such figure on this system
+        return 0

@@ -23,11 +23,11 @@ from ..models.decoder import FINAL
 from ..models.heads import Identity, as_stored, read_weights
 from ..runtime.process_group import join_group
 from .batch_attention import any_length
-from .corpus import Corpus
+from .corpus import Corpus, Part
 from .kinds import ContextKind, Kind, Settings
 from .simulation.simulate import Simulation
 from .student import Pretrained, Student
-from .teacher import Teacher, TeacherOutputs
+from .teacher import KeptOutputs, Teacher, TeacherOutputs
 from .training_loop import Listener, StepTrainer, TrainingLoop, ignore
 
 CHECKPOINT = "checkpoint.pt"
@@ -154,7 +154,8 @@ class Trainer(StepTrainer):
         from_earlier = [(kind, settings, (begin or {}).get(kind.name)) for kind, settings in kinds]
         self.taps = {tap for kind, own, earlier in from_earlier for tap in checked_taps(kind, target, own, earlier)}
         self.layers = {i for kind, own, earlier in from_earlier for i in context_layers(kind, target, own, earlier)}
-        look = self._held_outputs(0, min(8, len(self.held)))
+        self._kept: dict[int, KeptOutputs] = {}  # by corpus
+        self._look = look = self._held_outputs(0, min(8, len(self.held)))
         self.students = [
             Student.create(kind, settings, target, identity, look, earlier) for kind, settings, earlier in from_earlier
         ]
@@ -193,9 +194,9 @@ class Trainer(StepTrainer):
         self, corpus: Corpus, students: list[Student], step: int, progress: float, losses: dict[str, Tensor]
     ) -> None:
         parts = corpus.batch(step, self.plan.rows, self.plan.seed, self.process.rank, self.process.world)
-        tokens = [int(written.sum()) for _, written in parts]
-        for (ids, written), count in zip(parts, tokens, strict=True):
-            outputs = self.outputs(ids, written)
+        tokens = [int(part.written.sum()) for part in parts]
+        for part, count in zip(parts, tokens, strict=True):
+            outputs = self._outputs_of(corpus, part)
             for student in students:
                 losses[student.kind.name] += student.accumulate(outputs, progress, count / max(sum(tokens), 1))
 
@@ -228,6 +229,15 @@ class Trainer(StepTrainer):
                 result, name = student.simulate(outputs, self.plan.try_length), student.kind.name
                 if result is not None:
                     self.simulations[name] = self.simulations[name] + result if name in self.simulations else result
+
+    def _outputs_of(self, corpus: Corpus, part: Part) -> TeacherOutputs:
+        """What the target says of rows, now or when they came by before."""
+        kept = self._kept.setdefault(id(corpus), KeptOutputs(corpus))
+        found = kept.find(part, self._look)
+        if found is None:
+            found = self.outputs(part.ids, part.written)
+            kept.keep(part, found)
+        return found
 
     def outputs(self, ids: Tensor, written: Tensor) -> TeacherOutputs:
         """One pass of the target, with all that any student reads."""
