@@ -20,7 +20,7 @@ from ..models.decoder import FINAL
 from .batch_attention import Causal, Keeping, KeysAndValues
 from .corpus import Corpus, Part
 
-SHARE = 0.85  # of the memory that is free once a few parts of steps have taken theirs
+SHARE = {"cuda": 0.75, "cpu": 0.5}  # of the memory that is free once a few parts of steps have taken theirs
 FIRST = 3  # the part with which keeping begins: the memory that steps need is known by then
 log = logging.getLogger("foredraft")
 
@@ -186,7 +186,8 @@ class KeptOutputs:
         """Zeros for all rows, if there is memory for that."""
         tokens = int(self._lengths.sum()) + 1
         size = sum(tokens * column[0, 0].numel() * column.element_size() for column in columns)
-        self._fits = size <= SHARE * free_bytes(columns[0].device)
+        device = columns[0].device
+        self._fits = size <= SHARE.get(device.type, 0.0) * free_bytes(device)
         if not self._fits:
             log.info("the target reads every text again: to keep what it says takes %.1f GB", size / 1e9)
             return None

@@ -171,7 +171,9 @@ class Trainer(StepTrainer):
 
     def run(self, listen: Listener = ignore, limit_seconds: float | None = None) -> bool:
         """Train to the end, or until the time is up; whether the end was reached."""
-        return self.loop.run(listen, limit_seconds)
+        done = self.loop.run(listen, limit_seconds)
+        self._kept.clear()  # what measures the heads needs room, too
+        return done
 
     @any_length
     def train_step(self, step: int, progress: float) -> None:

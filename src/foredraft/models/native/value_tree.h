@@ -54,7 +54,7 @@ struct TreeGrower {
         for (int i = 0; i < rows * k; i++) {
             const int parent = front.empty() ? -1 : front[i / k];
             const float own = calibrated(found[i], i % k == 0), value = parent < 0 ? own : made[parent].value + own;
-            made.push_back({ids[i], parent, levels, value, found[i]});
+            made.push_back({ids[i], parent, levels, value == value ? value : -__builtin_inff(), found[i]});
         }
         choose_front(begin);
         return true;
