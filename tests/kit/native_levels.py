@@ -23,3 +23,9 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> native.Compiled:
     found = library(name)
     monkeypatch.setattr(native, "compiled", lambda: found)
     return found
+
+
+def worst_share(code: native.Compiled) -> float:
+    """How far a product may be off as a share of the greatest: by the rounding of rows to 16 bits, or to 12 where tile
+    registers multiply them. What enters in bf16 is off by up to 4e-3 itself."""
+    return 1e-3 if code.level.name.startswith("amx") else 1e-4

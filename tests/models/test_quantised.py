@@ -21,7 +21,7 @@ from foredraft.models.native.tiles import ALL_GRIDS, FLAT_GRIDS
 from foredraft.runtime import Rows, TorchExecutor, executor_for
 from foredraft.runtime.native.executor import NativeExecutor
 
-from ..kit.native_levels import NAMES, library, use
+from ..kit.native_levels import NAMES, library, use, worst_share
 from .ggufs import write_gguf
 
 ROWS, DEPTH = 48, 512
@@ -89,7 +89,7 @@ def test_products_are_those_of_the_dequantised_weight(code: native.Compiled, kin
         return code.linear(x, tiles.struct, None, True, grids)
 
     expected, got = x.double() @ true.double().T, product(x)
-    assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (got - expected).abs().max() < worst_share(code) * expected.abs().max()
     assert torch.equal(torch.cat([product(x[i : i + 1]) for i in range(rows)]), got), "a row's numbers are its own"
 
 
@@ -125,13 +125,14 @@ def hard_rows(rows: int, depth: int) -> Tensor:
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx")])
 def test_tiles_of_bytes_yield_the_bits_of_words(name: str, kind: str, columns: int, depth: int) -> None:
-    """16-bit integers as two bytes each, by tile registers: sums are those of a level that has none, bit by bit."""
+    """Integers as two bytes each, by tile registers: sums are those of single rows, which go by words, bit by bit."""
     depth += 0 if kind.endswith(("K", "XS")) else 32  # without super-blocks: an odd number of k-blocks
     tiles = tiles_of(kind, stored(kind, columns, depth)[0])
     for rows in (*range(1, 18), 31, 33, 64):
         x = hard_rows(rows, depth)
-        got, true = (library(which).linear(x, tiles.struct, None, True) for which in (name, "avx512vnni"))
-        assert torch.equal(got, true), rows
+        code = library(name)
+        true = torch.cat([code.linear(row, tiles.struct, None, True) for row in x.split(1)])
+        assert torch.equal(code.linear(x, tiles.struct, None, True), true), rows
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("amx")])

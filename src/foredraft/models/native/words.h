@@ -1,5 +1,5 @@
-// Products with weights on a grid (forms.h): a row's numbers become whole numbers of 12 bits with a step for every 32, which brings
-// less error than bf16 does (docs/notes/any-cpu.md). Codes are widened to 16 bits in registers and multiplied in pairs; sums of 32
+// Products with weights on a grid (forms.h): a row's numbers become 16-bit whole numbers with a step for every 32, which is finer than bf16
+// (an error of 2^-16 of the largest of the 32, 2^-12 where tiles of bytes multiply them). Codes are widened to 16 bits in registers and multiplied in pairs; sums of 32
 // are whole numbers, exact in any order, and go into float32 sums block by block, k ascending.
 // A row's result depends on nothing but the row: not on the rows or columns beside it.
 #pragma once
@@ -7,7 +7,8 @@
 #include "forms.h"
 #include "line.h"
 
-constexpr float MOST_WORD = 2039;  // 16 * 127 + 7: sixteen times a signed byte, and a nibble (bytes.h)
+// 127 * 256: with 8-bit codes, a sum of 32 products stays below 2^31. Or 16 * 127 + 7: sixteen times a signed byte and a nibble.
+constexpr float MOST_WORD = BYTE_TILES ? 2039 : 32512;
 
 #if defined(__AVX512F__)
 constexpr int MANY = 8;  // rows at a time (a panel), and whether by two blocks of columns: as many sums as registers hold
