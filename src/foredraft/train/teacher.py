@@ -140,7 +140,9 @@ class Teacher:
 class KeptOutputs:
     """Of the rows of one corpus: [tokens + 1, ..] of each kind, row after row without padding, and zeros at the end."""
 
-    def __init__(self, corpus: Corpus) -> None:
+    def __init__(self, corpus: Corpus, processes: int = 1) -> None:
+        """`processes` keep rows of their own; on a CPU they share its memory."""
+        self._processes = processes
         self._lengths = torch.from_numpy(corpus.lengths.astype(np.int64))
         self._begin = self._lengths.cumsum(0) - self._lengths
         self._known = np.zeros(len(corpus), dtype=bool)
@@ -187,7 +189,8 @@ class KeptOutputs:
         tokens = int(self._lengths.sum()) + 1
         size = sum(tokens * column[0, 0].numel() * column.element_size() for column in columns)
         device = columns[0].device
-        self._fits = size <= SHARE.get(device.type, 0.0) * free_bytes(device)
+        sharing = self._processes if device.type == "cpu" else 1
+        self._fits = size * sharing <= SHARE.get(device.type, 0.0) * free_bytes(device)
         if not self._fits:
             log.info("the target reads every text again: to keep what it says takes %.1f GB", size / 1e9)
             return None

@@ -234,7 +234,9 @@ class Trainer(StepTrainer):
 
     def _outputs_of(self, corpus: Corpus, part: Part) -> TeacherOutputs:
         """What the target says of rows, now or when they came by before."""
-        kept = self._kept.setdefault(id(corpus), KeptOutputs(corpus))
+        if id(corpus) not in self._kept:
+            self._kept[id(corpus)] = KeptOutputs(corpus, self.process.world)
+        kept = self._kept[id(corpus)]
         found = kept.find(part, self._look)
         if found is None:
             found = self.outputs(part.ids, part.written)

@@ -103,7 +103,8 @@ class CorrectedLevels:
     ) -> int:
         """Have the library go on from a round that has begun, level by level down to `depth`. Words that it will look
         for after every node: k, if there are as many."""
-        assert depth <= self._rows.shape[1]  # it goes from row to row
+        assert depth <= self._rows.shape[1]  # it goes from row to row,
+        assert k * self._batch <= len(self._token)  # and reads as many nodes a level as it looks for words
         who = np.zeros((self._batch, 1), dtype=np.int64)
         found = self._search(1, k)
         if depth > 1:
